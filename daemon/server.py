@@ -96,6 +96,8 @@ class Daemon:
             ConfigError, StorageIOError: as `serve`.
         """
         settings = self.settings
+        for number in (signal.SIGTERM, signal.SIGINT):  # first: whoever can connect can already end it in good order
+            asyncio.get_running_loop().add_signal_handler(number, self._stage.signalled)
         with ExitStack() as opened:
             page = None if settings.metrics is None else Page.bind(*settings.metrics)  # first: it leaves no file behind
             if page is not None:
@@ -105,8 +107,6 @@ class Daemon:
                 opened.callback(self._remove_folder_of_socket)
             listener = listen(settings.socket, settings.socket_group)
             opened.callback(stop_listening, listener, settings.socket)
-            for number in (signal.SIGTERM, signal.SIGINT):
-                asyncio.get_running_loop().add_signal_handler(number, self._stage.signalled)
             watch = None if page is None else Watch(page, self._stage)
             if watch is not None:
                 opened.callback(watch.close)

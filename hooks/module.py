@@ -31,7 +31,6 @@ class ModuleScope(tiered_offload):
     _warns_if_compiled = False  # a compiled caller breaks its graph at the module, which is compiled inside: as wanted
 
     def run(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """See `Around`."""
         if self._stays_out():
             return call(*args, **kwargs)
         with self:

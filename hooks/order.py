@@ -129,7 +129,6 @@ class PackLog(NotedLog):
     # --- backward -----------------------------------------------------------------------------------------------
 
     def come_in(self, index: int, record: Record) -> None:
-        """See `NotedLog.come_in`."""
         super().come_in(index, record)
         if self.recording is not None:
             self.recording.booked(index, record.key)

@@ -88,7 +88,6 @@ class RecordedScope:
 
     @uncompiled
     def pack(self, tensor: torch.Tensor) -> RecordedTensor | SavedTensor | Kept | HeldTensor:
-        """See `OffloadScope.pack`."""
         if HOOKS_ARE_CALLED_BELOW and not tensor.requires_grad and is_below_autograd():
             return HeldTensor(self.pack, tensor)
         if self._owners is not None:
@@ -130,7 +129,6 @@ class RecordedScope:
         return graph
 
     def settle(self, *, failed: bool) -> None:
-        """See `OffloadScope.settle`."""
         try:
             self.scope.settle(failed=failed)
             if self._owners is not None:
@@ -158,7 +156,6 @@ class GraphRecording:
         self._number = log.number
 
     def booked(self, index: int, record: int) -> None:
-        """See `LogRecording`."""
         self.recorder.booked(self._number, index, record)
 
 
@@ -190,7 +187,6 @@ class RecordedTensor:
 
     @uncompiled
     def unpack(self) -> torch.Tensor:
-        """See `SavedTensor.unpack`."""
         self._owners.look_before_unpack()
         began = _now()
         try:

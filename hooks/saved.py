@@ -104,7 +104,6 @@ class RejoinedTensor(SavedTensor):
 
     @uncompiled
     def unpack(self) -> torch.Tensor:
-        """See `SavedTensor.unpack`."""
         version = self._guard._version
         if version != self.version:
             raise ModifiedInPlaceError(describe(self.layout), self.version, version)

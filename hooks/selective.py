@@ -266,7 +266,6 @@ class _Replay(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """See `_Hold`."""
         return True
 
     def __enter__(self) -> Any:

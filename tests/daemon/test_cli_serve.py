@@ -8,6 +8,8 @@ import os
 import signal
 import socket
 import stat
+import subprocess
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -16,7 +18,7 @@ import torch
 
 from tests.daemon import wire
 from tests.daemon.clients import client_of, report_of
-from tests.daemon.conftest import END_SECONDS, DaemonProcess, StartDaemon, tierstore
+from tests.daemon.conftest import END_SECONDS, DaemonProcess, StartDaemon, environment_of_tests, tierstore
 from tierstore import TierStore
 
 MIB = 2**20
@@ -195,6 +197,24 @@ def test_signal_exits_0_and_leaves_nothing(start_daemon: StartDaemon, number: in
     assert daemon.stop(number) == 0, daemon.log
     assert not daemon.socket.exists()
     assert list(daemon.path.iterdir()) == []
+
+
+def test_signal_before_it_listens_exits_0_and_leaves_nothing(tmp_path: Path, short_directory: Path) -> None:
+    address = short_directory / "s"
+    program = f"""if True:
+        import os, signal, sys
+        from tierstore.cli import main
+
+        sys.addaudithook(lambda event, _: event == "socket.bind" and os.kill(os.getpid(), signal.SIGTERM))
+        sys.argv = ["tierstore", "serve", "--path", {str(tmp_path)!r}, "--socket", {str(address)!r}]
+        main()
+    """
+    ended = subprocess.run(
+        [sys.executable, "-c", program], env=environment_of_tests(), check=False, timeout=END_SECONDS
+    )
+    assert ended.returncode == 0
+    assert not address.exists()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_daemon_never_maps_torch(start_daemon: StartDaemon) -> None:

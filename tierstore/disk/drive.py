@@ -125,7 +125,6 @@ class QueuedDrive:
                 return await self.disk.read(key, destination)
 
     async def discard(self, keys: Sequence[int]) -> None:
-        """See `DiskTier.discard`."""
         await self.disk.discard(keys)
         self._full_until = 0.0
 

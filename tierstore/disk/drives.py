@@ -135,7 +135,6 @@ class Drives:
             raise CorruptDataError(key, error.place, error.expected, error.found) from error
 
     def confirms(self, key: int, memory: memoryview) -> bool:
-        """See `DiskTier.confirms`."""
         parts = self._parts_of.get(key, ())
         if not parts or len(memory) != length_of(parts):
             return False
@@ -173,7 +172,6 @@ class Drives:
         return choices
 
     def abandon_after_fork(self) -> None:
-        """See `DiskTier.abandon_after_fork`."""
         self._closed_because = "it belongs to the process that this one was forked from"
         for drive in self._drives:
             drive.disk.abandon_after_fork()
@@ -204,12 +202,10 @@ class Drives:
 
     @property
     def damaged_indexes(self) -> Mapping[str, Exception]:
-        """See `LocalDisk.damaged_indexes`."""
         return {name: damage for drive in self._drives for name, damage in drive.disk.damaged_indexes.items()}
 
     @property
     def is_empty(self) -> bool:
-        """See `LocalDisk.is_empty`."""
         return all(drive.disk.is_empty for drive in self._drives)
 
     def found_locations(self) -> dict[int, Location]:
@@ -219,11 +215,9 @@ class Drives:
         }
 
     async def put_lease(self, number: int, blob: bytes) -> None:
-        """See `LocalDisk.put_lease`."""
         await self._first.put_lease(number, blob)
 
     async def delete_lease(self, number: int) -> None:
-        """See `LocalDisk.delete_lease`."""
         await self._first.delete_lease(number)
 
     async def _take_up(self) -> None:

@@ -135,7 +135,6 @@ class UnnamedHome:
         return _empty(self._session, Index.without_name(self.directory, map_bytes_for(disk_bytes)))
 
     def make_segment(self, number: int) -> int:
-        """See `SegmentFiles.make_segment`."""
         return open_unnamed(self.directory)
 
     def remove_segment(self, number: int) -> None:
@@ -210,7 +209,6 @@ class NamedHome:
         return self._begin(disk_bytes)
 
     def make_segment(self, number: int) -> int:
-        """See `SegmentFiles.make_segment`."""
         return self._folder.open(_segment_name(number), os.O_RDWR | os.O_CREAT | os.O_EXCL)
 
     def remove_segment(self, number: int) -> None:

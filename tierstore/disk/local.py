@@ -160,7 +160,6 @@ class LocalDisk:
         return loaded
 
     def confirms(self, key: int, memory: memoryview) -> bool:
-        """See `DiskTier.confirms`."""
         return self._shelf.confirms(key, memory)
 
     async def discard(self, keys: Sequence[int]) -> None:

@@ -94,7 +94,6 @@ class NativeTransfers:
         return (address_of(destination) + location.head_bytes) % ALIGNMENT_BYTES == 0
 
     async def write(self, place: FileRange, source: memoryview, order: WriteOrder) -> Written:
-        """See `write_record`."""
         if round_up(len(source)) > place.num_bytes:
             raise DoesNotFitError
         layout = lay_out(address_of(source), len(source), ALIGNMENT_BYTES)
@@ -112,7 +111,6 @@ class NativeTransfers:
         )
 
     async def read(self, place: FileRange, location: Location, seed: int | None, destination: memoryview) -> ReadReport:
-        """See `read_record`."""
         check_head(location, place)
         layout = split_at(location.head_bytes, len(destination), ALIGNMENT_BYTES)
         ended = await self._transfer("read", place, destination, layout, seed)

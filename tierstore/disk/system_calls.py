@@ -26,7 +26,6 @@ class SystemCalls:
         return os.preadv(descriptor, buffers, offset)
 
     def fallocate(self, descriptor: int, num_bytes: int) -> None:
-        """See `linux.reserve`."""
         reserve(descriptor, num_bytes)
 
 

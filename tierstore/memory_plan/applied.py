@@ -87,7 +87,6 @@ class PlannedCalls:
         self.is_over = True
 
     def run(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """See `Around`."""
         if self.is_over or self.action.kind == "keep" or not torch.is_grad_enabled():
             return call(*args, **kwargs)
         if self.action.kind == "store":

@@ -150,7 +150,6 @@ class _Watch:
         self._tree, self._name, self._is_leaf = tree, name, is_leaf
 
     def run(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """See `Around`."""
         self._tree.begin(self._name, is_leaf=self._is_leaf, arguments=(args, kwargs))
         try:
             return call(*args, **kwargs)

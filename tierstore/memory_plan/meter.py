@@ -64,11 +64,9 @@ class ResidentMeter:
             self.can_reset = True
 
     def level(self) -> int:
-        """See `Meter`."""
         return self._read()[b"VmRSS"]
 
     def peak(self) -> int:
-        """See `Meter`."""
         found = self._read()
         return max(found[b"VmHWM"], found[b"VmRSS"])
 
@@ -78,7 +76,6 @@ class ResidentMeter:
             file.write(b"5")
 
     def tidy(self) -> None:
-        """See `Meter`."""
         if self._release is not None:
             self._release()
         let_go_of_code(_TORCH)
@@ -100,7 +97,6 @@ class AcceleratorMeter:
         self._device = device
 
     def level(self) -> int:
-        """See `Meter`."""
         return torch.accelerator.memory_allocated(self._device)
 
     def peak(self) -> int:

@@ -135,7 +135,6 @@ class BlockRecorder:
         self._name, self._recording, self._storages = name, recording, recording.storages
 
     def run(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """See `Around`."""
         if not torch.is_grad_enabled() or self._recording.is_inside:
             return call(*args, **kwargs)
         self._recording.is_inside = True

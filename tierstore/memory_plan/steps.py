@@ -260,7 +260,6 @@ class _TimedCalls:
         self._is_inside = False
 
     def run(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """See `Around`."""
         if self._is_inside or not torch.is_grad_enabled():
             return call(*args, **kwargs)
         timeline = self._timeline

@@ -299,7 +299,6 @@ class _WatchedCalls:
         return self._through
 
     def run(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """See `Around`."""
         through = self._through
 
         def compute() -> Any:

@@ -143,15 +143,12 @@ class AcceleratorCopies:
         self._streams: dict[tuple[torch.device, str], torch.Stream] = {}
 
     def device_of(self, tensor: torch.Tensor) -> torch.device | None:
-        """See `Copies`."""
         return None if tensor.is_cpu else tensor.device
 
     def current_stream(self, device: torch.device) -> torch.Stream:
-        """See `Copies`."""
         return torch.accelerator.current_stream(device.index)
 
     def copy_out(self, source: torch.Tensor, target: torch.Tensor, stream: torch.Stream) -> _Point:
-        """See `Copies`."""
         _stay_on(source.device)
         copying = self._stream(source.device, "out")
         copying.wait_event(stream.record_event())
@@ -185,24 +182,20 @@ class AcceleratorCopies:
             return target, _Point(copying.record_event(), device)
 
     def wait(self, stream: torch.Stream, marker: Marker) -> None:
-        """See `Copies`."""
         point = _point(marker)
         _stay_on(point.device)
         stream.wait_event(point.event)
 
     def share(self, memory: torch.Tensor, stream: torch.Stream) -> None:
-        """See `Copies`."""
         memory.record_stream(stream)
 
     def mark(self, stream: torch.Stream) -> _Point | None:
-        """See `Copies`."""
         if is_capturing(stream.device):
             return None
         event = torch.Event(stream.device, enable_timing=True)
         return _Point(stream.record_event(event), stream.device)
 
     def seconds_between(self, earlier: Marker, later: Marker) -> float:
-        """See `Copies`."""
         return _point(earlier).event.elapsed_time(_point(later).event) / 1000
 
     def spare_bytes(self, device: torch.device) -> int | None:

@@ -127,7 +127,6 @@ class _Streams:
     # --- `DeviceMemory` -----------------------------------------------------------------------------------------
 
     def copy_out(self, record: Record) -> CopyOut:
-        """See `DeviceMemory`."""
         source, slot, span = record.source, record.slot, record.span
         if source is None or slot is None or span is None:
             raise RuntimeError(f"handle {record.key}: offloaded after its release, or without a slot")
@@ -167,7 +166,6 @@ class _Streams:
             self.spoil_times()  # later steps are faster
 
     def wait_where_packed(self, record: Record, end: Marker) -> None:
-        """See `DeviceMemory`."""
         self._wait(record.stream, end)
 
     def _wait(self, stream: Any, marker: Marker) -> None:
@@ -178,14 +176,12 @@ class _Streams:
             times.waits(stream, partial(self._copies.wait, stream, marker))
 
     def share(self, record: Record, copy: CopyOut) -> None:
-        """See `DeviceMemory`."""
         memory = copy.memory
         if isinstance(memory, torch.Tensor):
             for stream in self._streams[_device_of(record)]:
                 self._copies.share(memory, stream)
 
     def forget(self, record: Record) -> None:
-        """See `DeviceMemory`."""
         source = record.source
         unclaim(record)
         self._lent_views.let_go(record)
@@ -193,14 +189,12 @@ class _Streams:
             source.data = self.empty_on(source.device)
 
     def asked_on(self, record: Record) -> Any:
-        """See `DeviceMemory`."""
         stream = self._current_stream(record)
         if (times := self._open_times()) is not None:
             times.asked_for(stream)
         return stream
 
     def wait_where_asked(self, record: Record, stream: Any, end: Marker) -> None:
-        """See `DeviceMemory`."""
         self._wait(stream, end)
         source = record.source
         if stream != record.stream and source is not None:

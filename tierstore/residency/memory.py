@@ -70,7 +70,6 @@ class StoreMemory:
 
     @property
     def cached_bytes(self) -> int:
-        """See `Memory`."""
         return self._slab.cached_bytes
 
     @staticmethod
@@ -81,7 +80,6 @@ class StoreMemory:
     # --- slots --------------------------------------------------------------------------------------------------
 
     def prepare_offload(self, record: Record) -> None:
-        """See `Memory`."""
         source = record.source
         if source is None:
             raise RuntimeError(f"handle {record.key}: offloaded after its release")
@@ -90,11 +88,9 @@ class StoreMemory:
         record.slot = self._slots.allocate(record.nbytes)
 
     def prepare_read(self, record: Record) -> None:
-        """See `Memory`."""
         record.slot = self._slots.allocate(record.nbytes, record.phase)
 
     def put_back(self, record: Record) -> bool:
-        """See `Memory`."""
         source, slot = record.source, record.slot
         if source is None or slot is None:
             return False
@@ -106,7 +102,6 @@ class StoreMemory:
         return True
 
     def free(self, record: Record) -> None:
-        """See `Memory`."""
         slot, record.slot = record.slot, None
         if slot is None:
             return
@@ -119,7 +114,6 @@ class StoreMemory:
 
     @staticmethod
     def begin_write(record: Record) -> int | None:
-        """See `Memory`."""
         source = record.source
         if source is None:
             return None
@@ -133,7 +127,6 @@ class StoreMemory:
 
     @staticmethod
     def begin_read(record: Record) -> None:
-        """See `Memory`."""
         record.held = record.slot
 
     @staticmethod
@@ -149,7 +142,6 @@ class StoreMemory:
 
     @staticmethod
     def end_job(record: Record) -> None:
-        """See `Memory`."""
         record.held = None
 
     @staticmethod
@@ -168,13 +160,11 @@ class StoreMemory:
 
     @staticmethod
     def disown(record: Record) -> None:
-        """See `Memory`."""
         unclaim(record)
 
     forget = disown
 
     def let_go(self, record: Record) -> None:
-        """See `Memory`."""
         source = record.source
         if record.span is not None:
             record.first_byte = record.span[0]
@@ -186,17 +176,14 @@ class StoreMemory:
     # --- what has died ------------------------------------------------------------------------------------------
 
     def has_changed(self) -> bool:
-        """See `Memory`."""
         self._lent_views.take_back()
         return bool(self._noted.ended or self._slots.has_returned)
 
     def catch_up(self) -> None:
-        """See `Memory`."""
         self._noted.drop_ended()
         self._slots.take_back()
 
     def give_up(self) -> None:
-        """See `Memory`."""
         self._lent_views.forget()
         self._noted.give_up()
 

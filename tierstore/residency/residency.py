@@ -390,11 +390,9 @@ class Residency(HandingOut):
     # --- traces: the caller holds the lock -------------------------------------------------------------------------
 
     def observe(self, observer: Observer) -> None:
-        """See `Observed`."""
         self.rules.observer = observer
 
     def levels(self) -> tuple[int, ...]:
-        """See `Observed`."""
         windows, uncharged_bytes = self.rules.windows, self._ledger.uncharged_bytes()
         lent_bytes = windows.lent.used_bytes
         return self._devices.held_bytes, uncharged_bytes, *windows.used_bytes, lent_bytes, self.disk_bytes

@@ -47,7 +47,6 @@ class Serving(Guard):
 
     @_or_the_end
     def begin_spill(self, record: Record) -> BytesToWrite | None:
-        """See `Transfers`."""
         self._drain()
         if not self.rules.begin_write(record):
             self._progress.notify_all()  # the record may have been withdrawn
@@ -56,30 +55,25 @@ class Serving(Guard):
 
     @_or_the_end
     def end_spill(self, record: Record, outcome: Stored | Exception) -> None:
-        """See `Transfers`."""
         self.rules.end_write(record, outcome)
         self._advance()
 
     @_or_the_end
     def begin_restore(self, record: Record) -> memoryview | None:
-        """See `Transfers`."""
         self._drain()
         return self._memory.bytes_held(record) if self.rules.begin_read(record) else None
 
     @_or_the_end
     def end_restore(self, record: Record, outcome: Loaded | Exception) -> None:
-        """See `Transfers`."""
         self.rules.end_read(record, outcome)
         self._advance()
 
     @_or_the_end
     def end_discard(self, num_records: int) -> None:
-        """See `Transfers`."""
         self.rules.end_discards(num_records)
         self._advance()
 
     def engine_ended(self, error: BaseException | None) -> None:
-        """See `Transfers`."""
         with self.lock:
             if error is None:
                 self._end(StoreClosedError(self._name))

@@ -59,7 +59,6 @@ class Slots:
         return bool(self._returned)
 
     def allocate(self, nbytes: int, phase: int = 0) -> Slot:
-        """See `Slab.allocate`."""
         return self.slab.allocate(nbytes, phase)
 
     def note_copy(self, slot: Slot) -> bool:

@@ -172,7 +172,6 @@ class RemoteDisk:
         return await to_the_end(self._read(key, parts, destination))
 
     def confirms(self, key: int, memory: memoryview) -> bool:
-        """See `DiskTier.confirms`."""
         parts = self._records.get(key)
         if parts is None or len(memory) != sum(part.num_bytes for part in parts):
             return False

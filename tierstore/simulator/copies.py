@@ -27,7 +27,6 @@ class Copy:
         self._waiting: list[Resume] = []
 
     def query(self) -> bool:
-        """See `Marker`."""
         return self.is_over
 
     def wait(self, resume: Resume) -> None:

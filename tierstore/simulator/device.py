@@ -36,7 +36,6 @@ class _Stream:
         self._copies = copies
 
     def copy_out(self, record: SimulatedRecord) -> CopyOut:
-        """See `DeviceMemory`."""
         record.ready = Copy(record.nbytes)
         self._copies.copy_out(record.ready)
         return CopyOut(record, record.nbytes, record.ready)
@@ -49,19 +48,15 @@ class _Stream:
         return CopyBack(record, record.ready)
 
     def wait_where_packed(self, record: SimulatedRecord, end: Copy) -> None:
-        """See `DeviceMemory`."""
         self._copies.wait(end)
 
     def wait_where_asked(self, record: SimulatedRecord, stream: None, end: Copy) -> None:
-        """See `DeviceMemory`."""
         self._copies.wait(end)
 
-    def asked_on(self, record: SimulatedRecord) -> None:
-        """See `DeviceMemory`."""
+    def asked_on(self, record: SimulatedRecord) -> None: ...
 
     def share(self, record: SimulatedRecord, copy: CopyOut) -> None:
         """See `DeviceMemory`. There is one stream."""
 
     def forget(self, record: SimulatedRecord) -> None:
-        """See `DeviceMemory`."""
         record.has_device_bytes = False

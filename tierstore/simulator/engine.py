@@ -109,11 +109,9 @@ class SimulatedEngine:
         self._discards: list[int] = []
 
     def submit_spill(self, record: SimulatedRecord) -> None:
-        """See `Engine`."""
         self._spills.submit(record, _PREFETCH)
 
     def submit_restore(self, record: SimulatedRecord, *, demanded: bool) -> None:
-        """See `Engine`."""
         self._restores.submit(record, _DEMAND if demanded else _PREFETCH)
 
     def submit_discard(self, key: int) -> None:

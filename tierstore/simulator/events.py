@@ -91,64 +91,53 @@ class EventsSeen(JobsSeen):
     # --- `Observer` ---------------------------------------------------------------------------------------------------
 
     def spill_queued(self, record: int, nbytes: int) -> None:
-        """See `Observer`."""
         super().spill_queued(record, nbytes)
         self.changed()
 
     def spill_ended(self, record: int, outcome: Stored | Exception) -> None:
-        """See `Observer`."""
         super().spill_ended(record, outcome)
         self.changed()
 
     def spill_cancelled(self, record: int, nbytes: int) -> None:
-        """See `Observer`."""
         super().spill_cancelled(record, nbytes)
         self._events.append(Cancelled(self._now_ns(), record, "spill", nbytes))
         self.changed()
 
     def freed(self, record: int, nbytes: int) -> None:
-        """See `Observer`."""
         super().freed(record, nbytes)
         self._events.append(Freed(self._now_ns(), record, nbytes))
         self.changed()
 
     def restore_queued(self, record: int, nbytes: int, *, demanded: bool) -> None:
-        """See `Observer`."""
         super().restore_queued(record, nbytes, demanded=demanded)
         self.changed()
 
     def restore_ended(self, record: int, outcome: Loaded | Exception, *, is_wanted: bool) -> None:
-        """See `Observer`."""
         super().restore_ended(record, outcome, is_wanted=is_wanted)
         self.changed()
 
     def restore_cancelled(self, record: int, nbytes: int) -> None:
-        """See `Observer`."""
         super().restore_cancelled(record, nbytes)
         self._events.append(Cancelled(self._now_ns(), record, "restore", nbytes))
         self.changed()
 
     def offloaded(self, record: int, nbytes: int) -> None:
-        """See `Observer`."""
         super().offloaded(record, nbytes)
         self._events.append(Offload(self._now_ns(), record, nbytes))
         self.changed()
 
     def reloaded(self, record: int, nbytes: int) -> None:
-        """See `Observer`."""
         super().reloaded(record, nbytes)
         self._events.append(Reload(self._now_ns(), record, nbytes))
         self.changed()
 
     def stalled(self, seconds: float, cause: str, record: int | None) -> None:
-        """See `Observer`."""
         super().stalled(seconds, cause, record)
         now_ns = self._now_ns()
         self._events.append(Stall(now_ns - round(seconds * 1e9), now_ns, THREAD, cause, record))
         self.changed()
 
     def changed(self) -> None:
-        """See `Observer`."""
         super().changed()
         self._events.append(Levels(self._now_ns(), *self._levels()))
 

@@ -181,7 +181,6 @@ class Sharing:
         self._training_cores = training_cores
 
     def __call__(self, counts: Mapping[Hashable, int]) -> Mapping[Hashable, float]:
-        """See `Rates`."""
         num_writes, num_reads = counts.get(Activity.WRITE, 0), counts.get(Activity.READ, 0)
         depth = max(1, num_writes + num_reads)
         num_background = counts.get(Activity.CPU, 0)

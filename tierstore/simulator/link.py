@@ -30,19 +30,15 @@ class LinkCopies:
         self._awaited: list[Copy] = []
 
     def copy_out(self, copy: Copy) -> None:
-        """See `SimulatedCopies`."""
         self._out.queue(copy)
 
     def copy_in(self, copy: Copy) -> None:
-        """See `SimulatedCopies`."""
         self._back.queue(copy)
 
     def wait(self, copy: Copy) -> None:
-        """See `SimulatedCopies`."""
         self._awaited.append(copy)
 
     def catch_up(self) -> Process:
-        """See `SimulatedCopies`."""
         began_seconds = self._clock.now_seconds
         while self._awaited:
             yield self._awaited.pop().wait

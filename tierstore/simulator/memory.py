@@ -79,7 +79,6 @@ class SimulatedBooking:
         self._ledger.counters.packed_tensors += 1
 
     def join_if_booked(self, log: GraphLog, index: int) -> None:
-        """See `Booking`."""
         if log.unread_record_of(index) is not None:
             self._book(log, index)
 
@@ -143,31 +142,25 @@ class SimulatedMemory:
 
     @staticmethod
     def is_ours(record: SimulatedRecord) -> bool:
-        """See `Memory`."""
         return not record.is_in_place or is_sole_owner(record)
 
-    def trim(self, *, is_for_read: bool = False) -> None:
-        """See `Memory`."""
+    def trim(self, *, is_for_read: bool = False) -> None: ...
 
     # --- slots --------------------------------------------------------------------------------------------------
 
     @staticmethod
     def prepare_offload(record: SimulatedRecord) -> None:
-        """See `Memory`."""
         record.is_in_place, record.is_read, record.slot = False, True, record
 
     @staticmethod
     def prepare_read(record: SimulatedRecord) -> None:
-        """See `Memory`."""
         record.slot = record
 
     @staticmethod
     def put_back(record: SimulatedRecord) -> bool:
-        """See `Memory`."""
         return True
 
     def free(self, record: SimulatedRecord) -> None:
-        """See `Memory`."""
         slot, record.slot = record.slot, None
         if slot is not None and record.ready is not None:
             self._device.when_copied(record.ready, self.trim)
@@ -176,36 +169,29 @@ class SimulatedMemory:
 
     @staticmethod
     def begin_write(record: SimulatedRecord) -> int:
-        """See `Memory`."""
         record.is_read, record.held = True, record
         return record.nbytes
 
     @staticmethod
     def begin_read(record: SimulatedRecord) -> None:
-        """See `Memory`."""
         record.held = record
 
     @staticmethod
     def end_job(record: SimulatedRecord) -> None:
-        """See `Memory`."""
         record.held = None
 
     @staticmethod
     def has_moved(record: SimulatedRecord) -> bool:
-        """See `Memory`."""
         return False
 
     # --- tensors ------------------------------------------------------------------------------------------------
 
-    def disown(self, record: SimulatedRecord) -> None:
-        """See `Memory`."""
+    def disown(self, record: SimulatedRecord) -> None: ...
 
     def forget(self, record: SimulatedRecord) -> None:
-        """See `Memory`."""
         record.has_device_bytes = False
 
     def let_go(self, record: SimulatedRecord) -> None:
-        """See `Memory`."""
         record.is_in_place = record.has_device_bytes = False
 
     # --- what has died ------------------------------------------------------------------------------------------
@@ -215,17 +201,13 @@ class SimulatedMemory:
         self._has_returned = True
 
     def take_back(self) -> None:
-        """See `Memory`."""
         self._has_returned = False
 
     def has_changed(self) -> bool:
-        """See `Memory`."""
         return bool(self._noted.ended or self._has_returned)
 
     def catch_up(self) -> None:
-        """See `Memory`."""
         self._noted.drop_ended()
         self.take_back()
 
-    def give_up(self) -> None:
-        """See `Memory`."""
+    def give_up(self) -> None: ...

@@ -115,7 +115,6 @@ class Rank:
             self._noted.ended.append(log)
 
     def _pack(self, log: GraphLog, index: int) -> Process:
-        """See `OffloadScope.pack`."""
         saved = log.saved[index]
         if log.fresh and saved.node != log.fresh_node:
             self._settle_fresh(log)
@@ -150,7 +149,6 @@ class Rank:
             log.place(index, record)
 
     def _note(self, log: GraphLog, index: int) -> Process:
-        """See `Residency.note`."""
         rules, saved = self.rules, log.saved[index]
         log.newest_node, log.is_settled = saved.node, False
         is_short = rules.is_short_of(saved.nbytes)
@@ -169,7 +167,6 @@ class Rank:
             log.follow_plan(index)
 
     def _make_room(self) -> Process:
-        """See `Residency._make_room`."""
         rules = self.rules
         collected = False
         while rules.blocked:
@@ -199,7 +196,6 @@ class Rank:
         yield from self._fetch(log, record, index)
 
     def _ask(self, log: GraphLog, index: int) -> None:
-        """See `PackLog.asked_for`."""
         if not log.is_started:
             self._start(log)
             if log.order.is_followed and log.records[index] is None:
@@ -209,7 +205,6 @@ class Rank:
         log.ask_for(index)
 
     def _start(self, log: GraphLog) -> None:
-        """See `PackLog._start`."""
         log.is_started = True
         log.plan = None
         self.rules.end_plan(log.records)
@@ -224,7 +219,6 @@ class Rank:
         self.rules.pending.survey()
 
     def _fetch(self, log: GraphLog, record: SimulatedRecord, index: int) -> Process:
-        """See `Residency.fetch`."""
         rules, lookahead = self.rules, log.order.lookahead if log.order.is_followed else None
         self._drain()
         rules.ask_for(record, lookahead, index)
@@ -244,7 +238,6 @@ class Rank:
         self.rules.hand_over(record, log.order.reload_ahead if log.order.is_followed else None, index)
 
     def _await_bytes(self, record: SimulatedRecord) -> Process:
-        """See `Residency._await_bytes`."""
         if record.state is State.QUEUED:
             self.rules.cancel_spill(record)
         while record.state not in IN_MEMORY:
@@ -262,27 +255,22 @@ class Rank:
     # --- the engine: `Transfers` --------------------------------------------------------------------------------------
 
     def begin_spill(self, record: SimulatedRecord) -> bool:
-        """See `Transfers`."""
         self._drain()
         return self.rules.begin_write(record)
 
     def end_spill(self, record: SimulatedRecord, outcome: Stored | StoreFullError) -> None:
-        """See `Transfers`."""
         self.rules.end_write(record, outcome)
         self._advance()
 
     def begin_restore(self, record: SimulatedRecord) -> bool:
-        """See `Transfers`."""
         self._drain()
         return self.rules.begin_read(record)
 
     def end_restore(self, record: SimulatedRecord, outcome: Loaded) -> None:
-        """See `Transfers`."""
         self.rules.end_read(record, outcome)
         self._advance()
 
     def end_discard(self, num_records: int) -> None:
-        """See `Transfers`."""
         self.rules.end_discards(num_records)
         self._advance()
 

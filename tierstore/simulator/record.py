@@ -58,7 +58,6 @@ class SimulatedRecord:
 
     @property
     def is_alive(self) -> bool:
-        """See `RuledRecord`."""
         return bool(self.users)
 
     def move(self, to: State) -> None:
@@ -143,7 +142,6 @@ class GraphLog:
         self.records.append(record)
 
     def follow_plan(self, index: int) -> None:
-        """See `PackLog.follow_plan`."""
         saved = self.saved[index]
         if self.order.follow(index, saved.node - self.saved[0].node, saved.nbytes):
             self.plan = self.order.plan
@@ -203,7 +201,6 @@ class GraphLog:
         return key
 
     def place(self, index: int, record: SimulatedRecord) -> None:
-        """See `NotedLog.place`."""
         if self.plan is not None:
             self.plan.place(record, index, self.first_key)
 

@@ -42,65 +42,52 @@ class JobsSeen(Observer):
         return transfers
 
     def spill_queued(self, record: int, nbytes: int) -> None:
-        """See `Observer`."""
         self.num_queued += 1
         self._open.spills.queue(record, nbytes, self._now_ns())
         self._other.spill_queued(record, nbytes)
 
     def spill_began(self, record: int, nbytes: int) -> None:
-        """See `Observer`."""
         self._open.spills.begin(record, nbytes, self._now_ns())
         self._other.spill_began(record, nbytes)
 
     def spill_ended(self, record: int, outcome: Stored | Exception) -> None:
-        """See `Observer`."""
         self._take(self._open.end_spill(record, outcome, self._now_ns()))
         self._other.spill_ended(record, outcome)
 
     def spill_cancelled(self, record: int, nbytes: int) -> None:
-        """See `Observer`."""
         self._open.spills.forget(record)
         self._other.spill_cancelled(record, nbytes)
 
     def freed(self, record: int, nbytes: int) -> None:
-        """See `Observer`."""
         self._other.freed(record, nbytes)
 
     def restore_queued(self, record: int, nbytes: int, *, demanded: bool) -> None:
-        """See `Observer`."""
         self.num_queued += 1
         self._open.restores.queue(record, nbytes, self._now_ns(), demanded=demanded)
         self._other.restore_queued(record, nbytes, demanded=demanded)
 
     def restore_began(self, record: int) -> None:
-        """See `Observer`."""
         self._open.restores.begin(record, None, self._now_ns())
         self._other.restore_began(record)
 
     def restore_ended(self, record: int, outcome: Loaded | Exception, *, is_wanted: bool) -> None:
-        """See `Observer`."""
         self._take(self._open.end_restore(record, outcome, self._now_ns(), is_wanted=is_wanted))
         self._other.restore_ended(record, outcome, is_wanted=is_wanted)
 
     def restore_cancelled(self, record: int, nbytes: int) -> None:
-        """See `Observer`."""
         self._open.restores.forget(record)
         self._other.restore_cancelled(record, nbytes)
 
     def offloaded(self, record: int, nbytes: int) -> None:
-        """See `Observer`."""
         self._other.offloaded(record, nbytes)
 
     def reloaded(self, record: int, nbytes: int) -> None:
-        """See `Observer`."""
         self._other.reloaded(record, nbytes)
 
     def stalled(self, seconds: float, cause: str, record: int | None) -> None:
-        """See `Observer`."""
         self._other.stalled(seconds, cause, record)
 
     def changed(self) -> None:
-        """See `Observer`."""
         self._other.changed()
 
     def _take(self, event: tuple[Any, ...] | None) -> None:

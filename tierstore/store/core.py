@@ -103,7 +103,6 @@ class Core:
         return ends_at - self._opened_at
 
     def stats(self) -> StoreStats:
-        """See `TierStore.stats`."""
         disk, returner = self.engine.disk, self.returner
         usage = disk.usage()
         self.plans.drain()
@@ -128,7 +127,6 @@ class Core:
             )
 
     def memory_use(self) -> MemoryUse:
-        """See `TierStore.memory_use`."""
         return self.returner.use(self._mapped_bytes())
 
     def why_memory_stays(self) -> str | None:
@@ -141,7 +139,6 @@ class Core:
         return self.residency.slab.mapped_bytes + self.engine.disk.scratch_bytes
 
     def close(self, deadline_seconds: float) -> None:
-        """See `TierStore.close`."""
         if self._closed_at is None:
             self._closed_at = time.monotonic()
         self.residency.close()
@@ -164,7 +161,6 @@ class Core:
                 part.request_stop()
 
     def end_at_exit(self, deadline_seconds: float) -> None:
-        """See `Mortal`."""
         self.residency.close("the interpreter exits")
         self.returner.stop(deadline_seconds)
         try:
@@ -177,7 +173,6 @@ class Core:
             warnings.warn(str(error), TierStoreWarning, stacklevel=2)
 
     def end_in_child(self) -> None:
-        """See `Mortal`."""
         self.engine.disk.abandon_after_fork()  # first: the others may be in the middle of a change
         self.traces.abandon()
         self.residency.abandon("it belongs to the process that this one was forked from")

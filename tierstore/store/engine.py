@@ -136,7 +136,6 @@ class Engine:
 
     @property
     def disk_budget_bytes(self) -> int:
-        """See `DiskSubmissions`."""
         return self.disk.usage().budget_bytes
 
     # --- any thread -------------------------------------------------------------------------------------------
@@ -173,7 +172,6 @@ class Engine:
         self._wake()
 
     def confirms(self, key: int, memory: memoryview) -> bool:
-        """See `DiskSubmissions`."""
         return self.disk.confirms(key, memory)
 
     def request_stop(self) -> None:

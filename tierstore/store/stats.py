@@ -199,7 +199,6 @@ class StoreStats:
 
 
 def _metrics_of(stats: StoreStats, since: StoreStats | None) -> dict[str, float]:
-    """See `StoreStats.as_metrics`."""
     totals = _totals_of(stats)
     if since is not None:
         before = _totals_of(since)
@@ -226,7 +225,6 @@ def _totals_of(stats: StoreStats) -> dict[str, float]:
 
 
 def _summary_of(stats: StoreStats) -> str:
-    """See `StoreStats.summary`."""
     if not stats.packed_bytes:
         return f"tierstore: warning: nothing was stored; {_why_nothing(stats)}"
     parts = [f"{format_bytes(stats.packed_bytes)} of saved tensors stored"]

@@ -381,11 +381,9 @@ class TierStore:
         kind: Kind | None = None,
         root: weakref.ref[torch.Tensor] | None = None,
     ) -> Handle:
-        """See `HandleFactory.new`."""
         return self._handles.new(self, tensor, layout, kind, root)
 
     def handle_for(self, noted: NotedTensor) -> Handle:
-        """See `HandleMaker`."""
         return self._handles.of_noted(self, noted)
 
     def _record_of(self, handle: Handle) -> Record:

@@ -80,11 +80,9 @@ class SimulatedCopies:
         return torch.device(tensor.device.type, tensor.device.index or 0)
 
     def current_stream(self, device: torch.device) -> str:
-        """See `Copies`."""
         return f"compute on {device}"
 
     def copy_out(self, source: torch.Tensor, target: torch.Tensor, stream: Any) -> Marker:
-        """See `Copies`."""
         self.num_out += 1
         return self._copy(source, target)
 
@@ -117,13 +115,11 @@ class SimulatedCopies:
         return _Mark(time.perf_counter())
 
     def seconds_between(self, earlier: Marker, later: Marker) -> float:
-        """See `Copies`."""
         if not isinstance(earlier, _Mark) or not isinstance(later, _Mark):
             raise TypeError("these are no marks of a simulated stream")
         return later.seconds - earlier.seconds
 
     def spare_bytes(self, device: torch.device) -> int | None:
-        """See `Copies`."""
         return None
 
     def synchronize(self) -> None:
@@ -185,20 +181,17 @@ class FaultyCopies:
         self.spare_bytes = copies.spare_bytes
 
     def copy_out(self, source: torch.Tensor, target: torch.Tensor, stream: Any) -> Marker:
-        """See `Copies`."""
         drawn = self._begin("offload", source)
         return self._delayed(self._copies.copy_out(source, target, stream), drawn)
 
     def copy_in(
         self, source: torch.Tensor, device: torch.device, stream: Any, ready: Marker | None
     ) -> tuple[torch.Tensor, Marker]:
-        """See `Copies`."""
         drawn = self._begin("reload", source)
         target, copied = self._copies.copy_in(source, device, stream, _real(ready))
         return target, self._delayed(copied, drawn)
 
     def wait(self, stream: Any, marker: Marker) -> None:
-        """See `Copies`."""
         real = _real(marker)
         if real is not None:
             self._copies.wait(stream, real)

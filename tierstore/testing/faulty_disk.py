@@ -37,12 +37,10 @@ class FaultyDisk:
         self.scratch_bytes = disk.scratch_bytes
 
     async def write(self, key: int, source: memoryview, kind: Kind) -> Stored:
-        """See `DiskTier.write`."""
         writing = partial(self._disk.write, key, source, kind)
         return await self._run("write", writing, _IN_MEMORY, len(source))
 
     async def read(self, key: int, destination: memoryview) -> Loaded:
-        """See `DiskTier.read`."""
         reading = partial(self._disk.read, key, destination)
         try:
             return await self._run("read", reading, _ON_DISK, len(destination))
@@ -51,23 +49,18 @@ class FaultyDisk:
             raise
 
     def confirms(self, key: int, memory: memoryview) -> bool:
-        """See `DiskTier.confirms`."""
         return self._disk.confirms(key, memory)
 
     async def discard(self, keys: Sequence[int]) -> None:
-        """See `DiskTier.discard`."""
         await self._run("discard", partial(self._disk.discard, keys), _ON_DISK)
 
     def usage(self) -> DiskUsage:
-        """See `DiskTier.usage`."""
         return self._disk.usage()
 
     def codec_choices(self) -> Mapping[str, Mapping[str, int]]:
-        """See `DiskTier.codec_choices`."""
         return self._disk.codec_choices()
 
     def abandon_after_fork(self) -> None:
-        """See `DiskTier.abandon_after_fork`."""
         self._disk.abandon_after_fork()
 
     async def close(self) -> None:

@@ -29,7 +29,6 @@ class FaultyCalls(SystemCalls):
         self._faults = faults
 
     def pwritev(self, descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
-        """See `SystemCalls.pwritev`."""
         num_bytes = sum(map(len, buffers))
         with self._faulty("pwritev", descriptor, num_bytes) as drawn:
             if drawn.torn_bytes is None:
@@ -40,12 +39,10 @@ class FaultyCalls(SystemCalls):
             return num_bytes
 
     def preadv(self, descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
-        """See `SystemCalls.preadv`."""
         with self._faulty("preadv", descriptor, sum(map(len, buffers))) as drawn:
             return super().preadv(descriptor, _shortened(descriptor, buffers, drawn.max_bytes), offset)
 
     def fallocate(self, descriptor: int, num_bytes: int) -> None:
-        """See `SystemCalls.fallocate`."""
         with self._faulty("fallocate", descriptor, num_bytes):
             super().fallocate(descriptor, num_bytes)
 
@@ -70,7 +67,6 @@ class FaultyExecutor(Executor):
         self._calls = calls
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """See `Executor.submit`."""
 
         def run() -> T:
             token = SYSTEM_CALLS.set(self._calls)

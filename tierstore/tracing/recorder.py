@@ -187,59 +187,47 @@ class Recorder(Observer):
     # --- under the store's lock: `Observer` --------------------------------------------------------------------------
 
     def spill_queued(self, record: int, nbytes: int) -> None:
-        """See `Observer`."""
         self._jobs.spills.queue(record, nbytes, _now())
         self.changed()
 
     def spill_began(self, record: int, nbytes: int) -> None:
-        """See `Observer`."""
         self._jobs.spills.begin(record, nbytes, _now())
 
     def spill_ended(self, record: int, outcome: Stored | Exception) -> None:
-        """See `Observer`."""
         self._append_if(self._jobs.end_spill(record, outcome, _now()))
         self.changed()
 
     def spill_cancelled(self, record: int, nbytes: int) -> None:
-        """See `Observer`."""
         self._cancelled("spill", record, nbytes)
         self._jobs.spills.forget(record)
 
     def freed(self, record: int, nbytes: int) -> None:
-        """See `Observer`."""
         self.append((Freed, _now(), record, nbytes))
         self.changed()
 
     def restore_queued(self, record: int, nbytes: int, *, demanded: bool) -> None:
-        """See `Observer`."""
         self._jobs.restores.queue(record, nbytes, _now(), demanded=demanded)
         self.changed()
 
     def restore_began(self, record: int) -> None:
-        """See `Observer`."""
         self._jobs.restores.begin(record, None, _now())
 
     def restore_ended(self, record: int, outcome: Loaded | Exception, *, is_wanted: bool) -> None:
-        """See `Observer`."""
         self._append_if(self._jobs.end_restore(record, outcome, _now(), is_wanted=is_wanted))
         self.changed()
 
     def restore_cancelled(self, record: int, nbytes: int) -> None:
-        """See `Observer`."""
         self._cancelled("restore", record, nbytes)
         self._jobs.restores.forget(record)
 
     def offloaded(self, record: int, nbytes: int) -> None:
-        """See `Observer`."""
         self.append((Offload, _now(), record, nbytes))
         self.changed()
 
     def reloaded(self, record: int, nbytes: int) -> None:
-        """See `Observer`."""
         self.append((Reload, _now(), record, nbytes))
 
     def stalled(self, seconds: float, cause: str, record: int | None) -> None:
-        """See `Observer`."""
         ended = _now()
         self.append((Stall, ended - round(seconds * 1e9), ended, threading.get_ident(), cause, record))
         self.changed()

@@ -95,7 +95,6 @@ class Recordings:
 
     @contextmanager
     def tracing(self, path: str | os.PathLike[str], deadline_seconds: float) -> Iterator[None]:
-        """See `TierStore.trace`."""
         if self.recorder is not None:
             raise ConfigError("trace", path, f"this store is being traced to {self.recorder.place} already")
         recorder = self.begin(path)

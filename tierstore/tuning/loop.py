@@ -95,7 +95,6 @@ class _Loop:
     num_graphs: int
 
     def run(self, settings: TrialSettings | None, folder: Path) -> None:
-        """See `Run`."""
         try:
             self._train(self.start if settings is None else settings, folder)
         except (torch.OutOfMemoryError, StoreFullError) as error:
