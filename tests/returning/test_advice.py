@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import os
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -108,3 +109,18 @@ def test_warning_that_is_an_error_leaves_the_scope_whole(talking_store: TierStor
     assert torch._C._autograd._top_saved_tensors_default_hooks(False) is None
     result.backward()
     assert torch.equal(value.grad, torch.ones(1000).exp())
+
+
+def test_training_whose_buffers_take_what_it_gains_is_told_once(store_directory: Path) -> None:
+    value = torch.ones(2**14, requires_grad=True)
+    with TierStore(store_directory, host_bytes=0) as store, warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            with tiered_offload(store):
+                result = value
+                for _ in range(1600):  # 100 MiB, of which more than 64 are on disk when the scope ends
+                    result = result.sin()
+            result.sum().backward()
+    (only,) = told
+    assert "of saved tensors left memory, but the store takes" in str(only.message)
+    assert "Give TierStore a smaller staging_bytes." in str(only.message)
