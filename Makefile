@@ -27,7 +27,7 @@ endef
 export KEEP_A_SAMPLE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check docs matrix bench bench-tuning gpu mutations mutants fuzz soak release-check clean
+.PHONY: help demo test test-slow test-all check docs matrix bench bench-tuning gpu mutations mutants fuzz soak release-check clean
 
 help:                   ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,8 +35,14 @@ help:                   ## print this list
 demo: $(RUNTIME)        ## train a small language model with and without the store
 	$(BIN)/tierstore demo
 
-test: $(DEV)            ## run the test suite
+test: $(DEV)            ## run the test suite (12 minutes on two cores)
+	@echo "The tests take about 12 minutes on two cores that do nothing else; make test-all takes about 30."
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+
+test-slow: $(DEV)       ## run the tests that make test leaves out (18 minutes)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "slow and not many"
+
+test-all: test test-slow  ## run both (30 minutes)
 
 check: $(DEV)           ## check style, types, directions of imports, documentation
 	$(BIN)/ruff check .
