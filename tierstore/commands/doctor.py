@@ -30,7 +30,7 @@ def doctor(
     hardware: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE", help="Also write the measurements to this new file, for `tierstore plan` and `tune`."
+            metavar="FILE", help="Also write the measurements to this new file, for `tierstore tune`."
         ),
     ] = None,
 ) -> None:
