@@ -13,9 +13,8 @@ from msgspec import structs
 from tests.tuning.machines import GIB, LINK, MIB, drive_of_speed, machine, transfers
 from tierstore.tuning import findings as source
 from tierstore.tuning.findings import Finding, findings_of
-from tierstore.tuning.measurements import AcceleratorState
+from tierstore.tuning.measurements import AcceleratorState, rate
 from tierstore.tuning.report import report_of
-from tierstore.tuning.words import rate
 
 PAGE = Path(__file__).parents[2] / "docs/reference/doctor.md"
 
@@ -47,7 +46,7 @@ CASES: list[tuple[str, str, dict[str, Any], str]] = [
     ("accelerator-fails", "warning", {"accelerators": AcceleratorState(error="cuda:0 is broken")}, "cuda:0 is broken"),
     ("not-pinned", "warning", {"accelerators": link(host_memory="pageable (no)")}, "pageable (no)"),
     ("link-slow", "warning", {"accelerators": link(to_device_bytes_per_second=3e9)}, "3 GB/s"),
-    ("locked-memory-limit", "note",
+    ("not-pinned", "warning",
         {"accelerators": link(host_memory="pageable (no)"), "limits": {"locked_bytes": 8 * MIB}}, "8 MiB"),
     ("little-memory", "warning", {"memory": {"available_bytes": 3 * GIB}}, "3.00 GiB"),
     ("little-memory", "problem", {"memory": {"available_bytes": 500 * MIB}}, "500 MiB"),
@@ -55,7 +54,6 @@ CASES: list[tuple[str, str, dict[str, Any], str]] = [
     ("swapping", "warning", {"memory": {"swap_used_bytes": 5 * GIB}}, "5.00 GiB"),
     ("memory-slow", "warning", {"memory": {"copy_bytes_per_second": 1e9}}, "1 GB/s"),
     ("memory-not-returned", "note", {"memory": {"allocator_left_alone": "MALLOC_X is set"}}, "MALLOC_X"),
-    ("small-shm", "note", {"memory": {"shm_total_bytes": 64 * MIB}}, "64 MiB"),
     ("no-huge-pages", "warning", {"huge_pages": {"enabled": "never", "granted_share": 0.0}}, "transparent_hugepage"),
     ("no-huge-pages", "warning", {"huge_pages": {"enabled": None, "granted_share": 0.0}}, "transparent_hugepage"),
     ("memory-fragmented", "warning", {"huge_pages": {"granted_share": 0.2}}, "20%"),

@@ -17,10 +17,9 @@ from tierstore import TierStore, tiered_offload
 from tierstore.base.config import parse_size
 from tierstore.base.config_file import offload_options, store_options
 from tierstore.errors import ConfigError
+from tierstore.tuning.consult import report_view
 from tierstore.tuning.measurements import AcceleratorState, Measurements
-from tierstore.tuning.recommended import config_text, settings_of
-from tierstore.tuning.report import report_of
-from tierstore.tuning.report_view import report_view
+from tierstore.tuning.report import config_text, report_of, settings_of
 
 
 def values_of(measurements: Measurements) -> dict[str, Any]:

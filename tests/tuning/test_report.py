@@ -11,9 +11,9 @@ from rich.console import Console
 
 from tests.tuning.machines import LINK, machine
 from tierstore.hardware import hardware_text, read_hardware
+from tierstore.tuning.consult import report_view
 from tierstore.tuning.measurements import AcceleratorState
 from tierstore.tuning.report import REPORT_VERSION, Report, hardware_of, report_of
-from tierstore.tuning.report_view import report_view
 
 SCHEMA = Path(__file__).parents[2] / "docs/reference/doctor.schema.json"
 

@@ -13,11 +13,10 @@ from tests.tuning.conftest import HARDWARE
 from tests.tuning.traces import graph_of_steps
 from tierstore.errors import ConfigError
 from tierstore.simulator.from_hardware import hardware_of
-from tierstore.tuning.predicted import fitted
 from tierstore.tuning.program import TrialFailedError
 from tierstore.tuning.recording import read_recording
 from tierstore.tuning.settings import TrialSettings, default_settings
-from tierstore.tuning.tune import TuningPlan, memory_within, tune
+from tierstore.tuning.tune import TuningPlan, fitted, memory_within, tune
 from tierstore.tuning.tuned import Tuned
 
 MIB = 2**20
