@@ -62,7 +62,6 @@ class Clock:
         self._call(0.0, action)
 
     def sleep(self, seconds: float) -> Wait:
-        """Go on `seconds` later."""
         return lambda resume: self._call(seconds, resume)
 
     def work(self, activity: Hashable, amount: float) -> Wait:
@@ -144,7 +143,6 @@ class VirtualTurns:
             self._waiting.append(resume)
 
     def give_back(self) -> None:
-        """Give a turn to the next process."""
         if self._waiting:
             self._waiting.popleft()()
         else:

@@ -61,7 +61,6 @@ class CodecOfRecords:
         self._moved = Counter[str]()  # bytes since the load was last measured; "raw": before encoding
 
     def choose(self, record: SimulatedRecord, *, is_space_short: bool) -> Encoded:
-        """Choose the codec of the next record to be written."""
         codec, kind = self._fixed, Kind(dtype=record.kind)
         if codec is None:
             self._look_at_machine()
@@ -85,7 +84,6 @@ class CodecOfRecords:
         self._moved.update({"read": read_bytes, "raw read": record.nbytes})
 
     def decode_seconds(self, record: SimulatedRecord) -> float:
-        """The time of one core to decode a stored record."""
         speed = self._speed_of(record.kind, record.codec)
         return 0.0 if speed is None else record.nbytes / speed.decode_bytes_per_second
 

@@ -38,7 +38,6 @@ class Copy:
             self._waiting.append(resume)
 
     def end(self) -> None:
-        """End the copy, and let all who wait for it go on."""
         self.is_over = True
         waiting, self._waiting = self._waiting, []
         for resume in waiting:

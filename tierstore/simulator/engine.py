@@ -20,6 +20,7 @@ from .record import SimulatedRecord
 
 if TYPE_CHECKING:
     from .rank import Rank
+    from .simulate import Settings
 
 __all__ = ["SimulatedEngine", "Transfer"]
 
@@ -66,11 +67,9 @@ class SimulatedEngine:
 
     Args:
         clock, hardware: shared by all ranks.
-        device: turns at the drive, shared by all ranks.
-        codecs: chooses the codec of each record.
-        disk_bytes: the rank's budget on disk.
-        num_spill_lanes, num_restore_lanes: how many records are in flight each way.
-        num_turns: how many of them, each way, are encoded or at the drive.
+        turns: at the drive, shared by all ranks.
+        training_cores: as `CodecOfRecords`'s.
+        settings: of the rank's store, with its budget on disk.
 
     Attributes:
         transfers: the rank, which is told of each transfer; set before anything is submitted.
@@ -78,29 +77,20 @@ class SimulatedEngine:
     """
 
     def __init__(
-        self,
-        clock: Clock,
-        hardware: Hardware,
-        device: VirtualTurns,
-        codecs: CodecOfRecords,
-        *,
-        disk_bytes: int,
-        num_spill_lanes: int,
-        num_restore_lanes: int,
-        num_turns: int,
+        self, clock: Clock, hardware: Hardware, turns: VirtualTurns, training_cores: float, settings: Settings
     ) -> None:
         self.transfers: Rank
         self.ended: list[Transfer] = []
         self._clock = clock
         self._hardware = hardware
-        self._device = device
-        self._codecs = codecs
-        self._disk_bytes = disk_bytes
+        self._turns = turns
+        self._codecs = CodecOfRecords(settings.codec, hardware, training_cores, settings.num_turns, clock)
+        self._disk_bytes = settings.disk_bytes or 0
         self._stored: dict[int, int] = {}  # bytes taken on disk, by the record's key
         self._taken_bytes = 0
-        self._writes, self._reads = VirtualTurns(num_turns), VirtualTurns(num_turns)
-        self._spills = _Lanes(clock, num_spill_lanes, self._spill)
-        self._restores = _Lanes(clock, num_restore_lanes, self._restore)
+        self._writes, self._reads = VirtualTurns(settings.num_turns), VirtualTurns(settings.num_turns)
+        self._spills = _Lanes(clock, settings.num_spill_lanes, self._spill)
+        self._restores = _Lanes(clock, settings.num_restore_lanes, self._restore)
         self._discards: list[int] = []
 
     def submit_spill(self, record: SimulatedRecord) -> None:
@@ -168,10 +158,10 @@ class SimulatedEngine:
     def _transfer(self, direction: Activity, latency_seconds: float, num_bytes: int) -> Generator[Wait, None, float]:
         """Move bytes. Returns the seconds at the drive, including waiting for a turn there."""
         began_seconds = self._clock.now_seconds
-        yield self._device.take
+        yield self._turns.take
         yield self._clock.sleep(latency_seconds)
         yield self._clock.work(direction, num_bytes)
-        self._device.give_back()
+        self._turns.give_back()
         return self._clock.now_seconds - began_seconds
 
     def _raw_cpu_seconds(self, record: SimulatedRecord) -> float:

@@ -146,7 +146,6 @@ class SimulatedMemory:
     # --- what has died ------------------------------------------------------------------------------------------------
 
     def give_back_lent(self) -> None:
-        """Somebody lets go of memory that was lent."""
         self._has_returned = True
 
     def take_back(self) -> None:

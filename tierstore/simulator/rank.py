@@ -74,7 +74,6 @@ class Rank:
     # --- the training thread ------------------------------------------------------------------------------------------
 
     def begin(self, log: GraphLog) -> None:
-        """A graph begins."""
         log.held.update(log.root_of(action.saved) for action in self._workload.actions if isinstance(action, LetGo))
         self._memory.log = log
 
@@ -84,7 +83,6 @@ class Rank:
             self._let_go(log, index)
 
     def act(self, log: GraphLog, action: Action) -> Process:
-        """Do what the workload says next; may wait."""
         match action:
             case Compute(seconds):
                 yield self._clock.work(self._compute, seconds)

@@ -131,7 +131,6 @@ class GraphLog:
         self._append(index, None)
 
     def enter(self, index: int, record: SimulatedRecord) -> None:
-        """Tensor `index` was packed, on the device, and is a view of the record. See `NotedLog.append_booked`."""
         record.users.add(index)
         self._append(index, record)
 
@@ -161,7 +160,6 @@ class GraphLog:
             self._num_noted[self.root_of(index)] -= 1
 
     def is_held(self, index: int) -> bool:
-        """Whether somebody else holds the storage of tensor `index`."""
         return self.saved[index].is_shared or self.root_of(index) in self.held
 
     def is_sole_owner(self, record: SimulatedRecord) -> bool:
@@ -178,12 +176,10 @@ class GraphLog:
         return None if record is None or record.is_read or not record.users else record
 
     def has_record_in_place(self, index: int) -> bool:
-        """Whether the storage of tensor `index` is that of a record too."""
         record = self._by_root.get(self.root_of(index))
         return record is not None and record.is_in_place and record.is_alive
 
     def make_record(self, index: int) -> SimulatedRecord:
-        """Tensor `index` is booked, the first of its storage."""
         key = self._keys[index] if index in self._keys else self._take_key()
         record = self._by_root[self.root_of(index)] = SimulatedRecord(key, index, self.saved[index], self)
         return record

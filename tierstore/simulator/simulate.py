@@ -16,7 +16,6 @@ from ..rules.lookahead import LearnedOrders
 from ..rules.observer import Observer
 from ..rules.windows import HostWindows
 from .clock import Clock, Process, VirtualTurns
-from .codecs import CodecOfRecords
 from .device import SimulatedDevice
 from .engine import SimulatedEngine, Transfer
 from .hardware import Activity, Hardware
@@ -65,7 +64,6 @@ class Settings:
 
     @property
     def scope_lookahead_bytes(self) -> int | None:
-        """The lookahead of a scope with these arguments; None: as far as needed."""
         return 0 if self.prefetch == "none" else self.lookahead_bytes
 
 
@@ -92,7 +90,6 @@ class SimulatedStep:
 
     @property
     def stall_seconds(self) -> Mapping[str, float]:
-        """How long the training thread waited, by cause."""
         return self.counters.stall_seconds
 
 
@@ -172,31 +169,19 @@ class _Run:
         self._windows = HostWindows(settings.host_bytes, settings.staging_bytes, grows=settings.staging_grows)
         self._num_queued = _NumQueued()
         self._copies = SimulatedDevice(clock)
-        codecs = CodecOfRecords(settings.codec, hardware, workload.training_cores, settings.num_turns, clock)
-        disk_bytes = settings.disk_bytes or 0
-        self._engine = SimulatedEngine(
-            clock,
-            hardware,
-            turns,
-            codecs,
-            disk_bytes=disk_bytes,
-            num_spill_lanes=settings.num_spill_lanes,
-            num_restore_lanes=settings.num_restore_lanes,
-            num_turns=settings.num_turns,
-        )
+        self._engine = SimulatedEngine(clock, hardware, turns, workload.training_cores, settings)
         self._rank = self._engine.transfers = Rank(
             clock,
             self._windows,
             self._copies,
             self._engine,
-            disk_bytes,
+            settings.disk_bytes or 0,
             workload,
             self._num_queued,
             device_bytes=settings.device_bytes,
         )
 
     def steps(self, num_steps: int) -> Process:
-        """One after the other."""
         settings, rank = self._settings, self._rank
         for _ in range(num_steps):
             host_bytes, staging_bytes = self._windows.limits
@@ -239,7 +224,6 @@ class _Run:
 
 
 def _difference(after: Counters, before: Counters) -> Counters:
-    """The counts between the two moments."""
     counted = Counters()
     for name in Counters.__dataclass_fields__:
         now, then = getattr(after, name), getattr(before, name)

@@ -119,5 +119,4 @@ class Workload:
 
     @property
     def compute_seconds(self) -> float:
-        """The time of the step if it never waits."""
         return sum(action.seconds for action in self.actions if isinstance(action, Compute))

@@ -210,7 +210,6 @@ def _measure(drive: Drive, directory: Path, seconds: float, memory_bytes: int, t
 
 
 def _steps(drive: Drive, bench: _Bench, seconds: float) -> Iterator[Drive]:
-    """Yields what is known after each step."""
     span_bytes, speed = bench.fill(_FILL_SHARE * seconds)
     drive = replace(drive, span_bytes=span_bytes, first_write_bytes_per_second=speed)
     yield drive

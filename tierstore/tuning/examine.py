@@ -90,7 +90,6 @@ def examine(directory: Path, socket: str | None, seconds: float, progress: Calla
 
 
 def _memory(seconds: float, num_cores: int) -> Memory:
-    """Measure the three copy speeds, a third of the time each."""
     num_threads = max(1, min(num_cores, _MOST_THREADS))
     num_bytes = _buffer_bytes(2 * num_threads)
     pairs = [(mapped(num_bytes), mapped(num_bytes)) for _ in range(num_threads)]
@@ -114,7 +113,6 @@ def _buffer_bytes(num_buffers: int) -> int:
 
 
 def _copy_speed(pairs: list[tuple[mmap.mmap, mmap.mmap]], seconds: float) -> float:
-    """The speed of copies by one thread for each pair, all together, in bytes per second."""
     moved_bytes = [0] * len(pairs)
     for source, target in pairs:
         copy_memory(memoryview(target), memoryview(source))  # the first copy makes the kernel find the pages
@@ -238,7 +236,6 @@ def _link(device: torch.device, seconds: float, num_bytes: int) -> AcceleratorLi
 
 
 def _speed(target: torch.Tensor, source: torch.Tensor, seconds: float) -> float:
-    """The speed of copies one after the other, in bytes per second."""
     import torch
 
     target.copy_(source, non_blocking=True)  # the first copy includes set-up in the driver

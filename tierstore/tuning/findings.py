@@ -196,7 +196,6 @@ def _measured_bytes(drive: Drive) -> int:
 
 
 def _worth_of_figures(machine: Measurements) -> _Found:
-    """How far the measured figures can be trusted."""
     drive, write = machine.drive, fastest(machine.drive.writes)
     if drive.num_left_out:
         yield _note(

@@ -113,7 +113,6 @@ class Processor(Struct, frozen=True, kw_only=True):
 
     @property
     def usable_cores(self) -> float:
-        """How many cores this process may use."""
         return min(float(self.num_allowed), self.quota_cores or float(self.num_allowed))
 
 

@@ -103,7 +103,6 @@ class Program:
 
 
 def _has_ended(ended: int, seconds: float) -> bool:
-    """Wait for a process by its descriptor, without reaping it. Whether it ended in time."""
     return bool(select.select([ended], [], [], seconds)[0])
 
 

@@ -147,7 +147,6 @@ def _paced(workload: Workload, steps: Sequence[tuple[Step, Computed]], step_seco
 
 
 def _compute_seconds(step: Step, computed: Computed) -> tuple[float, float]:
-    """Forward and backward on the accelerator, without the time in which it, or the host, waited."""
     turned_ns = step.ended_ns if step.backward_began_ns is None else step.backward_began_ns
     waits = [(wait.began_ns < turned_ns, (wait.end_ns - wait.began_ns) / 1e9) for wait in step.waits]
     forward, backward = (sum(seconds for is_forward, seconds in waits if is_forward is way) for way in (True, False))
@@ -158,7 +157,6 @@ def _compute_seconds(step: Step, computed: Computed) -> tuple[float, float]:
 
 
 def _lasting(actions: Sequence[Action], seconds: float) -> list[Action]:
-    """The actions with the time between them scaled to that many seconds."""
     host_seconds = sum(action.seconds for action in actions if isinstance(action, Compute))
     pace = seconds / host_seconds if host_seconds else 0.0
     return [Compute(pace * action.seconds) if isinstance(action, Compute) else action for action in actions]

@@ -148,7 +148,6 @@ def _min_bytes(machine: Measurements) -> Iterator[tuple[str, str, str]]:
 
 
 def _size(num_bytes: int, round_bytes: int = _ROUND_BYTES) -> str:
-    """A size as people write it, rounded down."""
     num_bytes = num_bytes // round_bytes * round_bytes
     return f"{num_bytes // GIB}GiB" if num_bytes and not num_bytes % GIB else f"{num_bytes // MIB}MiB"
 

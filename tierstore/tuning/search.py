@@ -48,17 +48,14 @@ class Space:
         return self.memory_bytes - staging_bytes - working_bytes(io_depth)
 
     def hosts(self, staging_bytes: int, io_depth: int) -> Sequence[int]:
-        """Values of `host_bytes` to try with this window and depth."""
         most = self.most_host_bytes(staging_bytes, io_depth)
         return sorted({int(min(most, self.saved_bytes) * share) for share in _SHARES} | {most})
 
     @property
     def devices(self) -> Sequence[int]:
-        """Values of `device_bytes` to try."""
         return sorted({int(self.device_bytes * share) for share in _SHARES})
 
     def windows(self) -> Sequence[int]:
-        """Values of `staging_bytes` to try."""
         sizes = (USUAL_STAGING_BYTES // 4, USUAL_STAGING_BYTES // 2, USUAL_STAGING_BYTES, 2 * USUAL_STAGING_BYTES)
         return [size for size in sizes if LEAST_STAGING_BYTES <= size <= self.memory_bytes]
 
@@ -83,7 +80,6 @@ class Found:
     down: Literal["lookahead_bytes", "device_bytes"] = "lookahead_bytes"
 
     def at(self, host_bytes: int, down: int | None) -> float | None:
-        """The predicted seconds at a point of the grid; None: not known."""
         return self.predicted.get(_with(self.start, {"host_bytes": host_bytes, self.down: down}))
 
     def best(self, number: int) -> list[TrialSettings]:

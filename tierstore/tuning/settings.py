@@ -58,12 +58,10 @@ class TrialSettings:
 
     @property
     def store(self) -> Mapping[str, Any]:
-        """Arguments of `TierStore`."""
         return {name: value for name, value in vars(self).items() if name not in _OF_SCOPE}
 
     @property
     def offload(self) -> Mapping[str, Any]:
-        """Arguments of `tiered_offload`."""
         return {name: getattr(self, name) for name in _OF_SCOPE}
 
     @property

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import Protocol
 
 from msgspec import structs
 
@@ -50,11 +49,9 @@ Measure = Callable[[Path], Hardware]
 """Describes the machine of a store's directory. Blocks."""
 
 
-class TuningProgress(Protocol):
-    """Receives progress."""
-
-    def __call__(self, stage: str, done: int, total: int | None = None, what: str = "") -> None:
-        """`done` of `total` (None: not known) parts of a stage are over. `what`: the part that begins."""
+TuningProgress = Callable[..., None]
+"""Receives progress: (stage, done, total=None, what=""). `done` of `total` (None: not known) parts of a stage are over;
+`what`: the part that begins."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +128,6 @@ def tune(run: Run, measure: Measure, plan: TuningPlan, progress: TuningProgress)
 
 
 def _limits(plan: TuningPlan, recording: ProgramRecording, saved_bytes: int) -> StoreLimits:
-    """The plan's limits; those not given are the program's own. Without `device_bytes`, "auto" is not limited."""
     memory_bytes, device_bytes = plan.host_bytes, plan.device_bytes
     if plan.limit_bytes is not None:
         held_bytes = min(recording.settings.memory_bytes, saved_bytes)
@@ -166,7 +162,6 @@ def memory_within(limit_bytes: int, resident_bytes: int | None, held_bytes: int)
 
 
 def _saved_bytes(workload: Workload) -> int:
-    """Bytes that one step saves; each storage counts once."""
     return sum(saved.nbytes for saved in workload.saved if saved.record is None)
 
 
@@ -251,7 +246,6 @@ def _search(
     seconds: float,
     progress: TuningProgress,
 ) -> Found:
-    """Search in the simulator, beginning at the first of the known settings."""
     stage, done, ends_at = "simulating settings", count(1), time.monotonic() + seconds
     progress(stage, 0)
 

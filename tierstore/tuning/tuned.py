@@ -48,7 +48,6 @@ class Candidate:
 
     @property
     def label(self) -> str:
-        """Its name for people."""
         return "your settings" if self.name == AS_IT_IS else self.name
 
     @property
@@ -62,7 +61,6 @@ class Candidate:
         return statistics.median(self.step_seconds) if self.step_seconds and self.failure is None else None
 
     def ratios_to(self, other: Candidate) -> list[float]:
-        """Its step seconds divided by the other's, by round."""
         return [mine / its for mine, its in zip(self.step_seconds, other.step_seconds, strict=False)]
 
     def sound_ratios_to(self, other: Candidate) -> list[float]:
@@ -71,7 +69,6 @@ class Candidate:
         return ratios if self.failure is None and len(ratios) >= LEAST_ROUNDS else []
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values by name, for programs."""
         return {
             "name": self.name,
             **self.settings.store,
@@ -133,7 +130,6 @@ class Tuned:
         return "".join(f"# {plain(line)}\n" for line in title) + toml_text(tables)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values by name, for programs."""
         return {
             "chosen": self.chosen.name,
             "reason": self.reason,
@@ -198,7 +194,6 @@ def _fastest(allowed: Sequence[Candidate]) -> tuple[Candidate, str]:
 
 
 def _told(candidate: Candidate) -> str:
-    """Its name in a sentence."""
     return {AS_IT_IS: candidate.label, "defaults": "the defaults"}.get(candidate.name, repr(candidate.name))
 
 
