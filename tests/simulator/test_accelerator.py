@@ -48,18 +48,14 @@ def _last(workload: Workload, hardware: Hardware, how: Settings, num_ranks: int 
     return simulate(workload, hardware, how, num_steps=4, num_ranks=num_ranks)[0][-1]
 
 
-def test_step_on_a_link_that_takes_no_time_is_the_compute_time() -> None:
+def test_step_on_a_link_that_takes_no_time_or_of_tensors_that_the_device_keeps_is_the_compute_time() -> None:
+    everything, seconds = 40 * _TENSOR_BYTES, pytest.approx(_chain().compute_seconds)
     step = _last(_chain(), _machine(Link(inf, inf)), Settings(host_bytes=_ROOMY))
-    assert step.seconds == pytest.approx(_chain().compute_seconds)
-    assert step.link_wait_seconds == pytest.approx(0)
-    assert step.counters.offloaded_bytes == 40 * _TENSOR_BYTES
-
-
-def test_step_whose_tensors_the_device_keeps_copies_nothing() -> None:
-    step = _last(_chain(), _machine(Link(1.0, 1.0)), Settings(host_bytes=0, device_bytes=40 * _TENSOR_BYTES))
+    assert (step.seconds, step.link_wait_seconds) == (seconds, pytest.approx(0))
+    assert step.counters.offloaded_bytes == everything
+    step = _last(_chain(), _machine(Link(1.0, 1.0)), Settings(host_bytes=0, device_bytes=everything))
     assert (step.counters.offloaded_bytes, step.counters.reloaded_bytes, step.link_wait_seconds) == (0, 0, 0)
-    assert step.seconds == pytest.approx(_chain().compute_seconds)
-    assert step.device_bytes_peak == 40 * _TENSOR_BYTES
+    assert (step.seconds, step.device_bytes_peak) == (seconds, everything)
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.5, 3.0, 10.0])
@@ -193,12 +189,9 @@ def test_write_of_what_was_on_an_accelerator_begins_when_its_copy_is_over() -> N
     assert spill.ended_seconds == pytest.approx(2.0 + 1.0)
 
 
-def test_step_on_hardware_without_an_accelerator_is_refused() -> None:
+def test_step_without_an_accelerator_or_with_a_view_that_is_elsewhere_is_refused() -> None:
     with pytest.raises(ConfigError, match="accelerator"):
         simulate(_chain(), _machine(None), Settings(host_bytes=_ROOMY))
-
-
-def test_view_that_is_not_where_its_storage_is_is_refused() -> None:
     with pytest.raises(ConfigError, match="where its storage is"):
         Workload([Saved(8, 0), Saved(8, 1, record=0, on_device=True)], [Pack(0), Pack(1)])
 

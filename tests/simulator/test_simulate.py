@@ -108,15 +108,12 @@ def test_step_faster_drive_is_hardly_ever_slower(
     assert fast.seconds <= slow.seconds * 1.05 + some_transfers
 
 
-def test_step_slower_drive_takes_longer() -> None:
-    seconds = [_steps(_even(), _machine(speed), Settings(256 * _MIB))[-1].seconds for speed in (4e9, 1e9, 5e8, 2e8)]
+def test_step_slower_drive_takes_longer_and_the_learned_plan_less_than_the_first() -> None:
+    steps = [_steps(_even(), _machine(speed), Settings(256 * _MIB)) for speed in (4e9, 8e8, 2e8)]
+    seconds = [each[-1].seconds for each in steps]
     assert seconds == sorted(seconds)
     assert seconds[-1] > 2 * seconds[0]
-
-
-def test_step_learned_plan_is_faster_than_the_first() -> None:
-    steps = _steps(_even(), _machine(8e8), Settings(256 * _MIB))
-    assert steps[-1].seconds < 0.95 * steps[0].seconds
+    assert seconds[1] < 0.95 * steps[1][0].seconds
 
 
 def test_step_without_prefetch_waits_for_every_read() -> None:
