@@ -25,7 +25,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 
 from tierstore.demo.model import ByteTransformer, ModelShape, random_batch
-from tierstore.demo.text import load_text
+from tierstore.demo.settings import load_text
 
 KINDS = ("noise", "activations, bfloat16", "activations, float32", "relu outputs", "masks", "zeros")
 SET_BYTES = 96 * 2**20

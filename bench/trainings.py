@@ -13,9 +13,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 from torch import Tensor
 
-from tierstore.demo.model import ByteTransformer, ModelShape, random_batch
-from tierstore.demo.text import load_text
-from tierstore.demo.vector_math import choose_vector_kernels
+from tierstore.demo.model import ByteTransformer, ModelShape, choose_vector_kernels, random_batch
+from tierstore.demo.settings import load_text
 
 from .cgroup import MemoryCgroup, memory_cgroup
 from .child import conversation

@@ -19,7 +19,7 @@ from pytest_asyncio import is_async_test
 from tests.census import Census
 from tests.descriptors import descriptors_of
 from tierstore import TierStore
-from tierstore.demo.vector_math import choose_vector_kernels
+from tierstore.demo.model import choose_vector_kernels
 from tierstore.rules import windows as host
 
 MakeStore = Callable[..., TierStore]

@@ -15,7 +15,6 @@ import typer
 from .commands.demo import demo
 from .commands.doctor import doctor
 from .commands.output import OutputError, checked_output
-from .commands.plan import plan
 from .commands.serve import serve
 from .commands.stat import stat
 from .commands.top import top
@@ -71,7 +70,7 @@ def _options(
     pass
 
 
-for command in (serve, stat, top, doctor, plan, demo):
+for command in (serve, stat, top, doctor, demo):
     app.command(cls=Command)(command)
 app.command(cls=Command, context_settings={"allow_interspersed_args": False})(tune)  # COMMAND has options of its own
 app.add_typer(trace_commands)

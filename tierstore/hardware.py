@@ -1,8 +1,8 @@
 """The speeds and sizes of a machine, as a TOML file: `tierstore doctor --hardware` writes it, a simulation reads it.
 
 The file has figures only, no judgement. `docs/reference/doctor.md` describes every key. A file is refused if its
-version differs, a key is unknown or missing, or a figure is impossible. The doctor leaves out what it cannot measure
-(endurance, a second drive, a price); users add it by hand.
+version differs, a key is unknown or missing, or a figure is impossible. The doctor leaves out the optional keys; users
+may add `num_drives` by hand, and nothing uses the others.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The command line as a stranger meets it: in a process of its own."""
+"""The command as a stranger meets it."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.command_line import hear_hangups
-from tierstore import cli
+from tests.command_line import Command, Done, command_of, complaint_of, hear_hangups
 from tierstore.demo import DemoResult, DemoSettings, present
-from tierstore.demo.runs import RunReport
+from tierstore.demo.compare import RunReport
 from tierstore.rules.counters import Counters
 from tierstore.store.stats import StoreStats
 
@@ -25,28 +24,20 @@ SMALL = ("--steps", "2", "--layers", "8", "--width", "64", "--context", "256", "
 """Saves more in a step than a host budget of 1 MiB and the staging window take, so something has to be written."""
 
 
-def tierstore(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run the command; whatever it says is in the result."""
-    environment = os.environ | {"COLUMNS": "100", "PYTHONPATH": os.pathsep.join(sys.path)}
-    return subprocess.run(
-        [sys.executable, "-m", "tierstore.cli", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=cwd,
-        env=environment,
-    )
+@pytest.fixture
+def demo(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # threads that wait for each other on busy cores take ten times as long
+    return command_of("demo", monkeypatch, capsys)
 
 
-def assert_refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
-    """Exit code 2, nothing on standard output, and one line that says what is wrong."""
-    assert done.returncode == 2, done.stderr
-    assert done.stdout == ""
-    complaint = [line for line in done.stderr.splitlines() if line.startswith("tierstore: ")]
-    assert len(complaint) == 1, done.stderr
-    assert "Traceback" not in done.stderr
-    for word in words:
-        assert word in complaint[0]
+def environment(**changes: str) -> dict[str, str]:
+    return os.environ | {"COLUMNS": "80", "PYTHONPATH": os.pathsep.join(sys.path)} | changes
+
+
+def in_process_of_its_own(*arguments: str) -> Done:
+    line = [sys.executable, "-m", "tierstore.cli", *arguments]
+    done = subprocess.run(line, capture_output=True, text=True, check=False, env=environment())
+    return Done(done.returncode, done.stdout, done.stderr)
 
 
 @pytest.fixture
@@ -63,110 +54,88 @@ def read_only_directory(tmp_path: Path) -> Path:
     pytest.skip("run by root, who writes anywhere, and nothing is mounted read-only")
 
 
-# --- help and usage -----------------------------------------------------------------------------------------------
-
-
-def test_help_names_every_command() -> None:
-    done = tierstore("--help")
-    assert done.returncode == 0
-    assert "demo" in done.stdout
-
-
-def test_demo_help_names_every_option() -> None:
-    done = tierstore("demo", "--help")
+def test_help_names_every_option_and_others_exit_with_2(demo: Command) -> None:
+    done = demo("--help")
     assert done.returncode == 0
     for option in ("--path", "--host-bytes", "--steps", "--device", "--text", "--layers", "--json"):
         assert option in done.stdout
+    assert demo("--faster").returncode == 2
 
 
-def test_version_printed() -> None:
-    done = tierstore("--version")
-    assert done.returncode == 0
-    assert done.stdout.startswith("tierstore ")
+def test_program_names_its_version_and_commands() -> None:
+    done = in_process_of_its_own("--version")
+    assert (done.returncode, done.stdout.partition(" ")[0]) == (0, "tierstore")
+    done = in_process_of_its_own("--help")
+    assert (done.returncode, "demo" in done.stdout) == (0, True)
+    assert in_process_of_its_own("juggle").returncode == 2
 
 
-def test_unknown_command_exit_code_2() -> None:
-    assert tierstore("juggle").returncode == 2
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("--text", "novel.txt", "no such file or directory"),
+        ("--text", ".", "is a directory"),
+        ("--text", "empty", "it holds 0 bytes"),
+        ("--text", "short", "it holds 9 bytes"),
+        ("--host-bytes", "12 parsecs", "8GiB"),
+        ("--path", "nvme", "no such directory"),
+        ("--path", "short", "not a directory"),
+        ("--steps", "0", "1 or more"),
+    ],
+)
+def test_argument_that_cannot_be_used_is_refused_in_one_line(
+    option: str, value: str, words: str, demo: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").touch()
+    (tmp_path / "short").write_bytes(b"too short")
+    complaint = complaint_of(demo(option, value))
+    assert option.removeprefix("--").replace("-", "_") in complaint.replace("-", "_")
+    assert words in complaint
+    assert {each.name for each in tmp_path.iterdir()} == {"empty", "short"}
 
 
-def test_unknown_option_exit_code_2() -> None:
-    assert tierstore("demo", "--faster").returncode == 2
-
-
-# --- bad arguments ------------------------------------------------------------------------------------------------
-
-
-def test_text_missing_refused(tmp_path: Path) -> None:
-    assert_refused(tierstore("demo", "--text", str(tmp_path / "novel.txt")), "--text", "no such file or directory")
-
-
-def test_text_directory_refused(tmp_path: Path) -> None:
-    assert_refused(tierstore("demo", "--text", str(tmp_path)), "--text", "is a directory")
-
-
-@pytest.mark.parametrize("content", [b"", b"too short"])
-def test_text_too_short_refused(tmp_path: Path, content: bytes) -> None:
-    file = tmp_path / "text"
-    file.write_bytes(content)
-    assert_refused(tierstore("demo", "--text", str(file)), "--text", f"it holds {len(content)} bytes")
-
-
-def test_host_bytes_no_size_refused() -> None:
-    assert_refused(tierstore("demo", "--host-bytes", "12 parsecs"), "--host-bytes", "12 parsecs", "8GiB")
-
-
-def test_path_missing_refused(tmp_path: Path) -> None:
-    assert_refused(tierstore("demo", "--path", str(tmp_path / "nvme")), "path", "no such directory")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_path_file_refused(tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    file.touch()
-    assert_refused(tierstore("demo", "--path", str(file)), "path", "not a directory")
-
-
-def test_path_read_only_refused(read_only_directory: Path) -> None:
-    assert_refused(tierstore("demo", "--path", str(read_only_directory)), "path", "cannot be written to")
-
-
-def test_steps_zero_refused() -> None:
-    assert_refused(tierstore("demo", "--steps", "0"), "--steps", "1 or more")
+def test_path_read_only_refused(demo: Command, read_only_directory: Path) -> None:
+    assert "cannot be written to" in complaint_of(demo("--path", read_only_directory))
 
 
 def test_device_unknown_refused(tmp_path: Path) -> None:
-    assert_refused(tierstore("demo", "--device", "abacus", cwd=tmp_path), "--device", "abacus", "cpu")
+    done = in_process_of_its_own("demo", "--device", "cpu:x", "--path", str(tmp_path))
+    (complaint,) = [line for line in done.stderr.splitlines() if line.startswith("tierstore: ")]
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--device" in complaint
+    assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("device", ["cuda", "cuda:3", "xpu", "mps"])
-def test_accelerator_that_is_absent_is_refused_before_torch_is_imported(device: str, tmp_path: Path) -> None:
+def test_accelerators_that_are_absent_are_refused_before_torch_is_imported() -> None:
     program = (
         "import sys, pathlib, tierstore.base.device_files as files, tierstore.cli\n"
         "files._FOLDER = pathlib.Path('/nonexistent')\n"
-        "sys.argv[0] = 'tierstore'\n"
-        "try:\n"
-        "    tierstore.cli.main()\n"
-        "finally:\n"
-        "    assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
+        "for device in ('cuda', 'cuda:3', 'xpu', 'mps', 'abacus'):\n"
+        "    sys.argv = ['tierstore', 'demo', '--device', device, '--text', '/no/such/file']\n"
+        "    try:\n"
+        "        tierstore.cli.main()\n"
+        "    except SystemExit as ended:\n"
+        "        assert ended.code == 2\n"
+        "assert 'torch' not in sys.modules and 'numpy' not in sys.modules\n"
     )
-    line = [sys.executable, "-c", program, "demo", "--device", device, "--text", "/no/such/file"]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(line, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
-    assert_refused(done, f"--device='{device}' cannot be used", "no driver", "cpu")
-    assert len(done.stderr.splitlines()) == 1, "it says nothing else"
-    assert list(tmp_path.iterdir()) == []
+    line = [sys.executable, "-c", program]
+    done = subprocess.run(line, capture_output=True, text=True, check=False, env=environment())
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    complaints = done.stderr.splitlines()
+    assert len(complaints) == 5, "it says nothing else"
+    assert all("cannot be used" in each and "no driver" in each and "cpu" in each for each in complaints)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGKILL])
 def test_demo_ended_by_a_signal_leaves_no_file_and_no_process(number: signal.Signals, tmp_path: Path) -> None:
-    places = {"XDG_CACHE_HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
     with subprocess.Popen(
         [sys.executable, "-m", "tierstore.cli", "demo", *SMALL],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | places,
+        env=environment(XDG_CACHE_HOME=str(tmp_path), TMPDIR=str(tmp_path)),
         preexec_fn=hear_hangups,
         start_new_session=True,
     ) as process:
@@ -194,21 +163,16 @@ def _living_in_group(group: int) -> list[psutil.Process]:
     return found
 
 
-# --- results ------------------------------------------------------------------------------------------------------
-
-
-def test_demo_small_model_keeps_every_bit_and_json_is_all_of_standard_output(tmp_path: Path) -> None:
+def test_demo_small_model_keeps_every_bit_and_json_is_all_of_standard_output(demo: Command, tmp_path: Path) -> None:
     file = tmp_path / "text"
     file.write_text("the quick brown fox jumps over the lazy dog\n" * 100)
-    place = ("--text", str(file), "--path", str(tmp_path))
-    done = tierstore("demo", *SMALL, *place, "--device", "cpu", "--host-bytes", "1MiB", "--json")
+    place = ("--text", file, "--path", tmp_path)
+    done = demo(*SMALL, *place, "--device", "cpu", "--host-bytes", "1MiB", "--json")
     assert done.returncode == 0, done.stderr
     assert str(tmp_path) in done.stderr
     result = json.loads(done.stdout)
-    assert result["gradients_identical"] is True
-    assert result["first_difference"] is None
-    assert result["host_bytes"] == 2**20
-    assert result["settings"]["steps"] == 2
+    assert (result["gradients_identical"], result["first_difference"]) == (True, None)
+    assert (result["host_bytes"], result["settings"]["steps"]) == (2**20, 2)
     for run in (result["plain"], result["tierstore"]):
         assert run["peak_bytes"] > 0
         assert len(run["step_seconds_each"]) == len(run["loss_each"]) == 2
@@ -219,9 +183,8 @@ def test_demo_small_model_keeps_every_bit_and_json_is_all_of_standard_output(tmp
     assert list(tmp_path.iterdir()) == [file]
 
 
-@pytest.fixture
-def made_up_runs(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Has the demo believe in runs that ended with the given digests; the rest of the command is the real one.
+def _believe_in(monkeypatch: pytest.MonkeyPatch, digest_with_store: str) -> None:
+    """Has the demo believe in runs that ended with digests; the rest of the command is the real one.
 
     For the store never makes gradients differ, and nothing else can be told to.
     """
@@ -237,51 +200,36 @@ def made_up_runs(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     ).as_dict()
 
     def run(digest: str) -> RunReport:
-        return RunReport("CPU", "2", 1, [1.0], [2.0], [{"loss": "same", "head.bias": digest}], 2**20, None, stats)
+        return RunReport("CPU", "2", [1.0], [2.0], [{"loss": "same", "head.bias": digest}], 2**20, None, stats)
 
-    def believe(digest_with_store: str) -> None:
-        def run_demo(settings: DemoSettings, **options: object) -> DemoResult:
-            return DemoResult(settings, 0, run("one"), run(digest_with_store))
+    def run_demo(settings: DemoSettings, **options: object) -> DemoResult:
+        return DemoResult(settings, 0, run("one"), run(digest_with_store))
 
-        monkeypatch.setattr(present, "run_demo", run_demo)
-
-    return believe
-
-
-def exit_code_of(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
-    monkeypatch.setattr(sys, "argv", ["tierstore", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    return ended.value.code
+    monkeypatch.setattr(present, "run_demo", run_demo)
 
 
 def test_demo_gradients_same_prints_table_and_verdict_and_exits_0(
-    made_up_runs: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    demo: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made_up_runs("one")
-    assert exit_code_of(monkeypatch, "demo") == 0
-    printed = capsys.readouterr().out
-    assert printed.splitlines()[-1] == "gradients bitwise identical: yes"
+    _believe_in(monkeypatch, "one")
+    done = demo()
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[-1] == "gradients bitwise identical: yes"
     for row in ("peak host memory", "step time", "loss at the last step", "spilled", "restored", "prefetch", "stall"):
-        assert row in printed
-    assert "3.00 GiB" in printed
+        assert row in done.stdout
+    assert "3.00 GiB" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
 
 
-def test_demo_gradients_differ_says_no_and_exits_1(
-    made_up_runs: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    made_up_runs("other")
-    assert exit_code_of(monkeypatch, "demo") == 1
-    printed = " ".join(capsys.readouterr().out.split())
-    assert printed.endswith("gradients bitwise identical: no (first at step 1: the gradient of head.bias)")
-
-
-def test_demo_gradients_differ_json_exits_1(
-    made_up_runs: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    made_up_runs("other")
-    assert exit_code_of(monkeypatch, "demo", "--json") == 1
-    assert json.loads(capsys.readouterr().out)["first_difference"] == {"step": 1, "name": "head.bias"}
+def test_demo_gradients_differ_says_no_and_exits_1(demo: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    _believe_in(monkeypatch, "other")
+    done = demo()
+    assert done.returncode == 1
+    said = "gradients bitwise identical: no (first at step 1: the gradient of head.bias)"
+    assert " ".join(done.stdout.split()).endswith(said)
+    done = demo("--json")
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["first_difference"] == {"step": 1, "name": "head.bias"}
 
 
 @pytest.fixture
@@ -299,12 +247,11 @@ def full_drive(tmp_path: Path) -> Iterator[Path]:
     assert left == []
 
 
-def test_drive_full_one_line_exits_1_and_leaves_nothing(full_drive: Path) -> None:
+def test_drive_full_one_line_exits_1_and_leaves_nothing(demo: Command, full_drive: Path) -> None:
     model = ("--steps", "1", "--layers", "4", "--width", "128", "--context", "512", "--batch", "16")
-    done = tierstore("demo", "--path", str(full_drive), "--host-bytes", "0", *model)
+    done = demo("--path", full_drive, "--host-bytes", "0", *model)
     assert done.returncode == 1
-    complaint = [line for line in done.stderr.splitlines() if line.startswith("tierstore: ")]
-    assert len(complaint) == 1, done.stderr
-    assert "no room for" in complaint[0]
-    assert "the data is still in memory" in complaint[0]
+    (complaint,) = [line for line in done.stderr.splitlines() if line.startswith("tierstore: ")]
+    assert "no room for" in complaint
+    assert "the data is still in memory" in complaint
     assert "Traceback" not in done.stderr

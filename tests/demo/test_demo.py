@@ -1,73 +1,52 @@
-"""The demo's parts: what compares, what chooses, what is measured; and one real pair of runs."""
+"""The demo's parts: what compares, what chooses, what is measured; and real runs."""
 
 from __future__ import annotations
 
 import mmap
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tierstore.base.config import format_bytes
-from tierstore.demo import DemoFailedError, DemoResult, DemoSettings
-from tierstore.demo.launch import WatchedRun, run_in_fresh_process
+from tierstore.demo import DemoFailedError, DemoSettings
+from tierstore.demo.compare import Difference, first_difference, run_training
 from tierstore.demo.memory import PeakHostMemory, resident_bytes
 from tierstore.demo.model import ByteTransformer, ModelShape, random_batch
 from tierstore.demo.place import file_system_of, store_directory
-from tierstore.demo.runs import Difference, RunReport, RunRequest, first_difference
-from tierstore.demo.table import verdict
-from tierstore.demo.text import load_text
-from tierstore.demo.worker import digest
+from tierstore.demo.settings import load_text
+from tierstore.demo.worker import digest, prepare
 from tierstore.errors import ConfigError
 
 MIB = 2**20
 SMALL = DemoSettings(steps=2, layers=1, width=64, context=16, batch=1)
 
 
-def report_with(digests: list[dict[str, str]]) -> RunReport:
-    """A run of as many steps, of which only the digests matter."""
-    steps = len(digests)
-    return RunReport("CPU", "2", 1, [1.0] * steps, [2.0] * steps, digests, MIB, None, None)
-
-
 # --- comparison ---------------------------------------------------------------------------------------------------
 
-
-def test_first_difference_same_digests_none() -> None:
-    digests = [{"loss": "1", "a": "2"}, {"loss": "3", "a": "4"}]
-    assert first_difference(digests, [dict(step) for step in digests]) is None
+_THREE = [{"loss": "1", "a": "2", "b": "3"}, {"loss": "4", "a": "5", "b": "6"}, {"loss": "7", "a": "8", "b": "9"}]
 
 
-def test_first_difference_two_steps_differ_names_the_first() -> None:
-    one = [{"loss": "1", "a": "2", "b": "3"}, {"loss": "4", "a": "5", "b": "6"}, {"loss": "7", "a": "8", "b": "9"}]
-    other = [one[0], one[1] | {"b": "changed"}, one[2] | {"a": "changed"}]
-    assert first_difference(one, other) == Difference(2, "b")
-
-
-@pytest.mark.parametrize("longer", [0, 1])
-def test_first_difference_step_missing_differs(longer: int) -> None:
-    runs = ([{"loss": "1"}], [{"loss": "1"}])
-    runs[longer].append({"loss": "2"})
-    assert first_difference(*runs) == Difference(2, "loss")
-
-
-@pytest.mark.parametrize("poorer", [0, 1])
-def test_first_difference_parameter_missing_differs(poorer: int) -> None:
-    runs = [{"loss": "1", "a": "2"}], [{"loss": "1", "a": "2"}]
-    del runs[poorer][0]["a"]
-    assert first_difference(*runs) == Difference(1, "a")
-
-
-def test_verdict_gradient_differs_says_no_and_where() -> None:
-    result = DemoResult(SMALL, 0, report_with([{"a": "1"}, {"a": "2"}]), report_with([{"a": "1"}, {"a": "3"}]))
-    assert verdict(result) == "gradients bitwise identical: no (first at step 2: the gradient of a)"
-    figures = result.as_dict()
-    assert figures["gradients_identical"] is False
-    assert figures["first_difference"] == {"step": 2, "name": "a"}
+@pytest.mark.parametrize(
+    ("other", "expected"),
+    [
+        ([dict(step) for step in _THREE], None),
+        ([_THREE[0], _THREE[1] | {"b": "changed"}, _THREE[2] | {"a": "changed"}], Difference(2, "b")),
+        (_THREE[:2], Difference(3, "loss")),
+        ([{"loss": "1", "b": "3"}, *_THREE[1:]], Difference(1, "a")),
+    ],
+)
+def test_first_difference_is_of_the_first_step_or_name_that_differs_or_is_missing(
+    other: list[dict[str, str]], expected: Difference | None
+) -> None:
+    assert first_difference(_THREE, other) == first_difference(other, _THREE) == expected
 
 
 def test_digest_lowest_bit_flipped_differs() -> None:
@@ -83,22 +62,16 @@ def test_digest_lowest_bit_flipped_differs() -> None:
 # --- settings, text, place ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("option", ["steps", "layers", "width", "context", "batch"])
-def test_settings_zero_names_the_option(option: str) -> None:
-    with pytest.raises(ConfigError, match=f"--{option}=0 "):
-        DemoSettings(**{option: 0})
-
-
-def test_settings_width_no_multiple_of_a_head_refused() -> None:
+def test_settings_out_of_range_name_the_option() -> None:
+    for option in ("steps", "layers", "width", "context", "batch"):
+        with pytest.raises(ConfigError, match=f"--{option}=0 "):
+            DemoSettings(**{option: 0})
     with pytest.raises(ConfigError, match=r"--width=100 .*multiple of 64"):
         DemoSettings(width=100)
 
 
-def test_text_default_is_long_enough_to_train_on() -> None:
+def test_text_of_the_default_or_exactly_long_enough_is_accepted(tmp_path: Path) -> None:
     assert len(load_text(None, at_least_bytes=513)) > 100_000
-
-
-def test_text_exactly_long_enough_accepted(tmp_path: Path) -> None:
     file = tmp_path / "text"
     file.write_bytes(bytes(17))
     assert load_text(str(file), at_least_bytes=17) == bytes(17)
@@ -115,9 +88,6 @@ def test_store_directory_is_the_one_given_or_the_first_usual_one_on_a_disk(
     monkeypatch.chdir(tmp_path.parent)
     assert store_directory(None) == tmp_path.parent
     assert store_directory("/dev/shm") == Path("/dev/shm")
-
-
-def test_file_system_of_known_mounts() -> None:
     assert file_system_of(Path("/proc/self")) == "proc"
 
 
@@ -136,53 +106,68 @@ def test_peak_host_memory_sees_what_is_freed_again() -> None:
     assert 60 * MIB <= host.added_bytes < 100 * MIB
 
 
-@pytest.mark.parametrize(
-    ("nbytes", "text"),
-    [
-        (0, "0 B"),
-        (999, "999 B"),
-        (1536, "1.5 KiB"),
-        (130 * MIB, "130 MiB"),
-        (1300 * MIB, "1.27 GiB"),
-        (2**21 * MIB, "2.00 TiB"),
-    ],
-)
-def test_format_bytes_three_digits_and_a_unit(nbytes: int, text: str) -> None:
-    assert format_bytes(nbytes) == text
+def test_format_bytes_three_digits_and_a_unit() -> None:
+    sizes = {
+        0: "0 B",
+        999: "999 B",
+        1536: "1.5 KiB",
+        130 * MIB: "130 MiB",
+        1300 * MIB: "1.27 GiB",
+        2**21 * MIB: "2.00 TiB",
+    }
+    assert {nbytes: format_bytes(nbytes) for nbytes in sizes} == sizes
 
 
-def test_batch_targets_are_the_next_bytes() -> None:
+def test_batch_targets_are_the_next_bytes_and_the_model_looks_only_backwards() -> None:
     corpus = torch.arange(100, dtype=torch.uint8)
     tokens, targets = random_batch(corpus, 4, 16, torch.Generator().manual_seed(0))
     assert tokens.shape == targets.shape == (4, 16)
     assert torch.equal(tokens + 1, targets)
-
-
-def test_model_looks_only_backwards() -> None:
     torch.manual_seed(0)
-    model = ByteTransformer(ModelShape(layers=1, width=64, heads=1, context=8))
+    model = ByteTransformer(ModelShape(layers=1, width=64, heads=1, context=16))
     embedded: list[torch.Tensor] = []
     model.head.register_forward_hook(lambda module, inputs, output: embedded.append(output))
-    tokens = torch.randint(256, (1, 8))
     changed = tokens.clone()
-    changed[0, -1] = (changed[0, -1] + 1) % 256
+    changed[:, -1] += 1
     with torch.no_grad():
-        model(tokens, tokens)
-        model(changed, tokens)
+        model(tokens, targets)
+        model(changed, targets)
     assert torch.equal(embedded[0][:, :-1], embedded[1][:, :-1])
     assert not torch.equal(embedded[0][:, -1], embedded[1][:, -1])
+
+
+class _Calls(TorchDispatchMode):
+    """Which functions were called on a single element, with which dtypes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[tuple[str, torch.dtype]] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if args and isinstance(args[0], torch.Tensor) and args[0].numel() == 1:
+            self.seen.add((func.overloadpacket.__name__, args[0].dtype))
+        return func(*args, **(kwargs or {}))
+
+
+def test_demo_calls_all_that_pytorch_leaves_to_mkl_by_one_thread_before_it_trains() -> None:
+    header = Path(torch.__file__).parent / "include" / "ATen" / "cpu" / "vml.h"
+    names = re.findall(r"^IMPLEMENT_VML_MKL\((\w+), \w+\)", header.read_text(), re.MULTILINE)
+    assert names, "PyTorch's header reads otherwise now"
+    with _Calls() as calls:
+        prepare(DemoSettings(steps=1, layers=1, width=64, context=16, batch=1), torch.device("cpu"))
+    assert {(name, dtype) for name in names for dtype in (torch.float32, torch.float64)} <= calls.seen
 
 
 # --- runs in fresh processes --------------------------------------------------------------------------------------
 
 
-def test_run_digests_same_for_the_same_seed_only() -> None:
+def test_run_digests_same_for_the_same_seed_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
     def digests_of(seed: int) -> Sequence[Mapping[str, str]]:
-        settings = replace(SMALL, seed=seed)
-        steps: list[int] = []
-        watch = WatchedRun(stepped=lambda step, loss: steps.append(step))
-        digests = run_in_fresh_process("plain", RunRequest(settings), watch).digests
-        assert steps == [1, 2]
+        events: list[dict[str, Any]] = []
+        digests = run_training("plain", replace(SMALL, seed=seed), told=events.append).digests
+        assert [event.get("step") for event in events] == [None, 1, 2]
         assert len(digests) == 2
         return digests
 
@@ -196,7 +181,7 @@ def test_run_that_crashes_says_what_it_wrote(monkeypatch: pytest.MonkeyPatch, tm
     (tmp_path / "sitecustomize.py").write_text("import os\nos.write(2, b'struck by lightning')\nos.abort()\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(DemoFailedError, match=r"the plain run was ended by SIGABRT; it wrote:\n.*lightning"):
-        run_in_fresh_process("plain", RunRequest(SMALL), WatchedRun())
+        run_training("plain", SMALL, told=lambda event: None)
 
 
 def test_demo_imports_no_torch_before_its_workers_do() -> None:

@@ -62,7 +62,7 @@ def test_wheel_has_the_package_with_its_data_and_nothing_else(release: Release) 
     with zipfile.ZipFile(release.wheel) as wheel:
         names = set(wheel.namelist())
     assert {name.partition("/")[0] for name in names} == {"tierstore", f"tierstore-{tierstore.__version__}.dist-info"}
-    wanted = ("py.typed", "tracing/page.html", "hooks/offload.py", "daemon/server.py", "tuning/machines/sata.toml")
+    wanted = ("py.typed", "tracing/page.html", "hooks/offload.py", "daemon/server.py")
     assert {f"tierstore/{file}" for file in wanted} <= names
     sources = {str(path) for path in files_of_repository() if path.suffix == ".py" and path.parts[0] == "tierstore"}
     assert sources <= names

@@ -28,9 +28,8 @@ from tierstore.rules.lookahead import LearnedOrders
 from tierstore.rules.windows import HostWindows
 from tierstore.simulator import Action, Settings, Workload
 from tierstore.simulator.clock import Clock, Process
-from tierstore.simulator.copies import Copy
-from tierstore.simulator.device import SimulatedDevice
-from tierstore.simulator.flows import Flows
+from tierstore.simulator.device import Copy, SimulatedDevice
+from tierstore.simulator.hardware import Activity
 from tierstore.simulator.rank import Rank
 from tierstore.simulator.record import GraphLog, SimulatedRecord
 
@@ -123,20 +122,18 @@ class _SteppedEngine:
         self._begin_next(job.what)
 
 
-class _StreamsOfSimulation:
-    """The copy engine of the simulated one. As on an accelerator, whoever queues work waits for none of it."""
+class _SteppedDevice(SimulatedDevice):
+    """As on an accelerator, whoever queues work waits for none of it."""
 
-    def __init__(self, queues: Queues) -> None:
-        self._queues = queues
+    def __init__(self, clock: Clock, queues: Queues) -> None:
+        super().__init__(clock)
+        self._queues_of_script = queues
 
-    def copy_out(self, copy: Copy) -> None:
-        self._queues.queue("offload", copy)
-
-    def copy_in(self, copy: Copy) -> None:
-        self._queues.queue("reload", copy)
+    def queue(self, direction: Activity, copy: Copy) -> None:
+        self._queues_of_script.queue(direction.value, copy)
 
     def wait(self, copy: Copy) -> None:
-        self._queues.wait(copy)
+        self._queues_of_script.wait(copy)
 
     def catch_up(self) -> Process:
         yield from ()
@@ -152,12 +149,21 @@ def simulated_decisions(
     """What the simulated one decides."""
     drive = Drive(settings)
     followed, decisions = FollowedScript(script), Decisions(drive)
-    clock = Clock(Flows(lambda counts: {}))
+    clock = Clock(lambda counts: {})
     engine = _SteppedEngine(decisions, followed, drive)
-    copies = _StreamsOfSimulation(decisions.copies)
+    copies = _SteppedDevice(clock, decisions.copies)
     books = HostWindows(settings.host_bytes, settings.staging_bytes, grows=settings.staging_grows)
-    device = SimulatedDevice(copies, settings.device_bytes, *windows)
-    rank = engine.transfers = Rank(clock, books, device, copies, engine, 0, workload, decisions)
+    rank = engine.transfers = Rank(
+        clock,
+        books,
+        copies,
+        engine,
+        0,
+        workload,
+        decisions,
+        device_bytes=settings.device_bytes,
+        **windows._asdict(),
+    )
     orders = LearnedOrders() if settings.prefetch == "learned" else None
     next_key = 0
     try:

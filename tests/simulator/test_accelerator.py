@@ -27,7 +27,9 @@ from tierstore.simulator import (
     Workload,
     simulate,
 )
-from tierstore.simulator.hardware import Activity, Copying, Sharing
+from tierstore.simulator.clock import Clock, Process
+from tierstore.simulator.device import Copy, SimulatedDevice
+from tierstore.simulator.hardware import Activity
 
 _MIB, _GIB = 2**20, 2**30
 _TENSOR_BYTES = 64 * _MIB
@@ -46,18 +48,14 @@ def _last(workload: Workload, hardware: Hardware, how: Settings, num_ranks: int 
     return simulate(workload, hardware, how, num_steps=4, num_ranks=num_ranks)[0][-1]
 
 
-def test_step_on_a_link_that_takes_no_time_is_the_compute_time() -> None:
+def test_step_on_a_link_that_takes_no_time_or_of_tensors_that_the_device_keeps_is_the_compute_time() -> None:
+    everything, seconds = 40 * _TENSOR_BYTES, pytest.approx(_chain().compute_seconds)
     step = _last(_chain(), _machine(Link(inf, inf)), Settings(host_bytes=_ROOMY))
-    assert step.seconds == pytest.approx(_chain().compute_seconds)
-    assert step.link_wait_seconds == pytest.approx(0)
-    assert step.counters.offloaded_bytes == 40 * _TENSOR_BYTES
-
-
-def test_step_whose_tensors_the_device_keeps_copies_nothing() -> None:
-    step = _last(_chain(), _machine(Link(1.0, 1.0)), Settings(host_bytes=0, device_bytes=40 * _TENSOR_BYTES))
+    assert (step.seconds, step.link_wait_seconds) == (seconds, pytest.approx(0))
+    assert step.counters.offloaded_bytes == everything
+    step = _last(_chain(), _machine(Link(1.0, 1.0)), Settings(host_bytes=0, device_bytes=everything))
     assert (step.counters.offloaded_bytes, step.counters.reloaded_bytes, step.link_wait_seconds) == (0, 0, 0)
-    assert step.seconds == pytest.approx(_chain().compute_seconds)
-    assert step.device_bytes_peak == 40 * _TENSOR_BYTES
+    assert (step.seconds, step.device_bytes_peak) == (seconds, everything)
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.5, 3.0, 10.0])
@@ -144,22 +142,43 @@ def test_ranks_have_a_link_each_and_share_the_drive() -> None:
     assert beside.seconds > 3 * alone.seconds
 
 
-def test_copies_both_ways_share_what_the_link_carries_together() -> None:
-    out, back = Copying(Activity.OFFLOAD, 0), Copying(Activity.RELOAD, 0)
-    elsewhere = Copying(Activity.OFFLOAD, 1)
-    rates = Sharing(_machine(Link(30.0, 10.0, both_bytes_per_second=20.0)), 1.0)
-    both = rates({out: 1, back: 1, elsewhere: 1})
-    assert (both[out], both[back], both[elsewhere]) == (15.0, 5.0, 30.0)
-    assert rates({out: 1})[out] == 30.0
-    apart = Sharing(_machine(Link(30.0, 10.0)), 1.0)({out: 1, back: 1})
-    assert (apart[out], apart[back]) == (30.0, 10.0)
-
-
 def test_kernels_are_not_slowed_by_what_the_cores_do() -> None:
-    rates = Sharing(replace(_machine(None), cores=2.0, contention=1.0), 1.0)
-    crowded = rates({Activity.COMPUTE: 1, Activity.KERNELS: 1, Activity.CPU: 9})
+    crowded = replace(_machine(None), cores=2.0, contention=1.0).rates(
+        1.0, {Activity.COMPUTE: 1, Activity.KERNELS: 1, Activity.CPU: 9}
+    )
     assert (crowded[Activity.KERNELS], crowded[Activity.CPU]) == (1.0, 0.2)
     assert crowded[Activity.COMPUTE] < 0.2
+
+
+def test_copies_of_a_direction_go_one_after_the_other_and_computing_waits_for_those_that_it_has_to() -> None:
+    clock = Clock(lambda counts: _machine(Link(10.0, 20.0)).rates(1.0, counts))
+    device, elsewhere = SimulatedDevice(clock), SimulatedDevice(clock)
+    out = [Copy(10), Copy(20)]
+    back = [Copy(40), Copy(20, ready=out[1]), Copy(20)]
+    others = Copy(30)
+    ends: dict[Copy, float] = {}
+
+    def watch(copy: Copy) -> Process:
+        yield copy.wait
+        ends[copy] = clock.now_seconds
+
+    def compute() -> Process:
+        for copy in out:
+            device.wait(copy)
+        yield from device.catch_up()
+        assert clock.now_seconds == 3.0
+
+    for copy in out:
+        device.queue(Activity.OFFLOAD, copy)
+    for copy in back:
+        device.queue(Activity.RELOAD, copy)
+    elsewhere.queue(Activity.OFFLOAD, others)
+    for copy in (*out, *back, others):
+        clock.begin(watch(copy))
+    clock.begin(compute())
+    clock.run()
+    assert [ends[copy] for copy in (*out, *back, others)] == [1.0, 3.0, 2.0, 4.0, 5.0, 3.0]
+    assert device.waited_seconds == 3.0
 
 
 def test_write_of_what_was_on_an_accelerator_begins_when_its_copy_is_over() -> None:
@@ -167,36 +186,14 @@ def test_write_of_what_was_on_an_accelerator_begins_when_its_copy_is_over() -> N
     workload = Workload([Saved(nbytes, 0, on_device=True)], [Pack(0), EndScope(), Compute(10.0), Unpack(0), Release(0)])
     (step,) = simulate(workload, _machine(Link(nbytes / 2, inf), speed=float(nbytes)), Settings(0), num_steps=1)[0]
     spill, _ = step.transfers
-    assert spill.end_ns == pytest.approx((2.0 + 1.0) * 1e9, abs=2)
+    assert spill.ended_seconds == pytest.approx(2.0 + 1.0)
 
 
-def test_step_on_hardware_without_an_accelerator_is_refused() -> None:
+def test_step_without_an_accelerator_or_with_a_view_that_is_elsewhere_is_refused() -> None:
     with pytest.raises(ConfigError, match="accelerator"):
         simulate(_chain(), _machine(None), Settings(host_bytes=_ROOMY))
-
-
-@pytest.mark.parametrize("speeds", [(0.0, 1.0), (1.0, -1.0), (1.0, 1.0, 0.0)])
-def test_link_without_speed_is_refused(speeds: tuple[float, ...]) -> None:
-    with pytest.raises(ConfigError):
-        Link(*speeds)
-
-
-def test_view_that_is_not_where_its_storage_is_is_refused() -> None:
     with pytest.raises(ConfigError, match="where its storage is"):
         Workload([Saved(8, 0), Saved(8, 1, record=0, on_device=True)], [Pack(0), Pack(1)])
-
-
-def test_step_taken_to_an_accelerator_computes_faster_and_saves_everything_there() -> None:
-    saved = [Saved(8, 0), Saved(8, 1, record=0), Saved(8, 2, is_shared=True)]
-    workload = Workload(saved, [Compute(1.0), Pack(0), Pack(1), Compute(3.0), Pack(2)], training_cores=8.0)
-    imagined = workload.on_accelerator(4.0)
-    assert imagined.compute_seconds == 1.0
-    assert imagined.saved == [each._replace(on_device=True) for each in saved]
-    assert imagined.uses_device
-    assert not workload.uses_device
-    for speed in (0.0, -1.0, inf):
-        with pytest.raises(ConfigError):
-            workload.on_accelerator(speed)
 
 
 def test_compute_on_an_accelerator_is_not_slowed_by_the_stores_threads() -> None:

@@ -28,22 +28,7 @@ from tierstore.simulator import (
 )
 from tierstore.simulator.from_trace import workload_of
 from tierstore.testing import SimulatedCopies
-from tierstore.tracing.events import (
-    Event,
-    Gone,
-    Header,
-    Machine,
-    Offload,
-    Ours,
-    Reload,
-    Scope,
-    ScopeEnd,
-    Stall,
-    StoreSettings,
-)
-from tierstore.tracing.events import Pack as PackEvent
-from tierstore.tracing.events import Release as ReleaseEvent
-from tierstore.tracing.events import Unpack as UnpackEvent
+from tierstore.tracing import events
 from tierstore.tracing.reader import RecordedTrace, read_trace
 from tierstore.tracing.steps import steps_of
 
@@ -51,43 +36,32 @@ _SECOND = 1_000_000_000
 _THREAD = 7
 
 
-def _pack(at: int, index: int, ended: int | None = None, storage: int | None = None, device: str = "cpu") -> PackEvent:
-    return PackEvent(
-        began_ns=at * _SECOND,
-        end_ns=(at if ended is None else ended) * _SECOND,
-        thread=_THREAD,
-        scope=0,
-        graph=0,
-        index=index,
-        key=index,
-        record=None,
-        node=index,
-        storage=index if storage is None else storage,
-        version=0,
-        storage_bytes=1000 + index if storage is None else 1000 + storage,
-        view_bytes=1,
-        dtype="float32",
-        device=device,
-        shape=(1,),
+def _pack(
+    at: int, index: int, ended: int | None = None, storage: int | None = None, device: str = "cpu"
+) -> events.Pack:
+    root = index if storage is None else storage
+    began_ns, end_ns = at * _SECOND, (at if ended is None else ended) * _SECOND
+    return events.Pack(
+        began_ns, end_ns, _THREAD, 0, 0, index, index, None, index, root, 0, 1000 + root, 1, "float32", device, (1,)
     )
 
 
-def _unpack(at: int, index: int, ended: int) -> UnpackEvent:
-    return UnpackEvent(at * _SECOND, ended * _SECOND, _THREAD, 0, index)
+def _unpack(at: int, index: int, ended: int) -> events.Unpack:
+    return events.Unpack(at * _SECOND, ended * _SECOND, _THREAD, 0, index)
 
 
-def _trace(*events: Event, version: int = 1) -> RecordedTrace:
-    settings = StoreSettings("/x", False, 0, 0, 0, "none", 0, True, 6, 6, "buffered")
-    header = Header("tierstore trace", version, 0, 0.0, 1, settings, Machine("x", 12, 0, {}))
-    scope = [
-        Scope(0, _THREAD, "main", 0, 0, 0, "learned", 0, False),
-        ScopeEnd(10 * _SECOND, _THREAD, 0, False),
+def _trace(*seen: events.Event, version: int = 1) -> RecordedTrace:
+    settings = events.StoreSettings("/x", False, 0, 0, 0, "none", 0, True, 6, 6, "buffered")
+    header = events.Header("tierstore trace", version, 0, 0.0, 1, settings, events.Machine("x", 12, 0, {}))
+    scope: list[events.Event] = [
+        events.Scope(0, _THREAD, "main", 0, 0, 0, "learned", 0, False),
+        events.ScopeEnd(10 * _SECOND, _THREAD, 0, False),
     ]
-    return RecordedTrace(header, [*scope, *events], is_complete=True)
+    return RecordedTrace(header, [*scope, *seen], is_complete=True)
 
 
-def _workload(*events: Event, version: int = 1) -> Workload:
-    trace = _trace(*events, version=version)
+def _workload(*seen: events.Event, version: int = 1) -> Workload:
+    trace = _trace(*seen, version=version)
     return workload_of(trace, steps_of(trace)[0])
 
 
@@ -99,19 +73,19 @@ def _typed(actions: Iterable[Action]) -> list[tuple[type[Action], Action]]:
 _FORWARD = (_pack(1, 0), _pack(3, 1, ended=6), _pack(8, 2, storage=1))
 _BACKWARD = (
     _unpack(12, 1, 17),
-    ReleaseEvent(18 * _SECOND, 0, 1),
+    events.Release(18 * _SECOND, 0, 1),
     _unpack(19, 0, 19),
-    ReleaseEvent(20 * _SECOND, 0, 0),
-    ReleaseEvent(20 * _SECOND, 0, 2),
-    Gone(21 * _SECOND, 0),
+    events.Release(20 * _SECOND, 0, 0),
+    events.Release(20 * _SECOND, 0, 2),
+    events.Gone(21 * _SECOND, 0),
 )
 
 
 def test_workload_of_step_has_gaps_as_compute_and_no_waits() -> None:
     stalls = (
-        Stall(4 * _SECOND, 6 * _SECOND, _THREAD, "pack waits for budget", None),
-        Stall(13 * _SECOND, 17 * _SECOND, _THREAD, "unpack waits for restore", 1),
-        Stall(0, 20 * _SECOND, _THREAD + 1, "unpack waits for restore", 1),
+        events.Stall(4 * _SECOND, 6 * _SECOND, _THREAD, "pack waits for budget", None),
+        events.Stall(13 * _SECOND, 17 * _SECOND, _THREAD, "unpack waits for restore", 1),
+        events.Stall(0, 20 * _SECOND, _THREAD + 1, "unpack waits for restore", 1),
     )
     expected: list[Action] = [
         Compute(1), Pack(0), Compute(3), Pack(1), Compute(2), Pack(2), Compute(2), EndScope(),
@@ -121,19 +95,17 @@ def test_workload_of_step_has_gaps_as_compute_and_no_waits() -> None:
     workload = _workload(*_FORWARD, *_BACKWARD, *stalls)
     assert _typed(workload.actions) == _typed(expected)
     assert workload.training_cores == 12
-
-
-def test_workload_of_step_has_views_as_one_record() -> None:
-    saved = _workload(*_FORWARD, *_BACKWARD).saved
-    assert [(each.nbytes, each.record, each.kind) for each in saved] == [
-        (1000, None, "float32"),
-        (1001, None, "float32"),
-        (1001, 1, "float32"),
-    ]
+    views = [(each.nbytes, each.record, each.kind) for each in workload.saved]
+    assert views == [(1000, None, "float32"), (1001, None, "float32"), (1001, 1, "float32")]
 
 
 def test_workload_of_step_has_storage_let_go_of_when_it_is_seen_after_its_last_view() -> None:
-    seen = (Ours(4 * _SECOND, 0, 0), Ours(7 * _SECOND, 0, 1), Ours(9 * _SECOND, 0, 2), Ours(11 * _SECOND, 0, 1))
+    seen = (
+        events.Ours(4 * _SECOND, 0, 0),
+        events.Ours(7 * _SECOND, 0, 1),
+        events.Ours(9 * _SECOND, 0, 2),
+        events.Ours(11 * _SECOND, 0, 1),
+    )
     workload = _workload(*_FORWARD, *_BACKWARD, *seen, version=2)
     assert [saved.is_shared for saved in workload.saved] == [False, False, False]
     others = [(type(action), *action) for action in workload.actions if not isinstance(action, Compute | Unpack)]
@@ -143,13 +115,13 @@ def test_workload_of_step_has_storage_let_go_of_when_it_is_seen_after_its_last_v
 
 
 def test_workload_of_step_has_storage_shared_of_which_a_view_was_packed_after_it_was_ours() -> None:
-    seen = (Ours(4 * _SECOND, 0, 0), Ours(7 * _SECOND, 0, 1))
+    seen = (events.Ours(4 * _SECOND, 0, 0), events.Ours(7 * _SECOND, 0, 1))
     workload = _workload(*_FORWARD, *_BACKWARD, *seen, version=2)
     assert [saved.is_shared for saved in workload.saved] == [False, True, True]
 
 
 @pytest.mark.parametrize(
-    ("events", "words"),
+    ("seen", "words"),
     [
         (_FORWARD, "from its forward to its end"),
         ((*_FORWARD, *_BACKWARD[:-1]), "from its forward to its end"),
@@ -158,9 +130,9 @@ def test_workload_of_step_has_storage_shared_of_which_a_view_was_packed_after_it
     ],
     ids=["no backward", "not gone", "pack lost", "two accelerators"],
 )
-def test_workload_of_step_that_cannot_be_simulated_is_refused(events: tuple[Event, ...], words: str) -> None:
+def test_workload_of_step_that_cannot_be_simulated_is_refused(seen: tuple[events.Event, ...], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        _workload(*events)
+        _workload(*seen)
 
 
 def test_workload_of_step_has_what_is_on_an_accelerator_there_and_a_core_that_queues_its_work() -> None:
@@ -185,7 +157,7 @@ def test_workload_of_step_recorded_on_an_accelerator_simulates(make_store: MakeS
         del loss
         store.close()
     trace = read_trace(file)
-    moved = [event for event in trace.events if isinstance(event, Offload | Reload)]
+    moved = [event for event in trace.events if isinstance(event, events.Offload | events.Reload)]
     assert {event.nbytes for event in moved} == {side * side * 4}
     (step,) = steps_of(trace)
     workload = workload_of(trace, step)

@@ -26,7 +26,7 @@ from tests.soak.episodes import EPISODES, Worker
 from tests.soak.orders import Order, Said
 from tests.soak.plan import TrainerPlan
 from tierstore import DaemonUnavailableError, StoreClosedError, TierStore, TierStoreError, tiered_offload
-from tierstore.demo.vector_math import choose_vector_kernels
+from tierstore.demo.model import choose_vector_kernels
 from tierstore.residency.handle import Handle
 
 _JOIN_SECONDS = 120.0

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tierstore.base import device_files
-from tierstore.tuning.accelerators import measure_accelerators
+from tierstore.tuning.examine import measure_accelerators
 
 MIB = 2**20
 

@@ -20,7 +20,7 @@ from tierstore.hardware import AcceleratorLink, Hardware, hardware_text
 from tierstore.hooks import owners, recorded
 from tierstore.residency import graph_times, parts
 from tierstore.residency.device import DeviceTier
-from tierstore.simulator.device import SimulatedDevice
+from tierstore.simulator.rank import Rank
 from tierstore.tracing import recorder
 from tierstore.tuning import TrialSettings, Tuned, tune_loop
 
@@ -66,8 +66,7 @@ def accelerator(monkeypatch: pytest.MonkeyPatch) -> Make:
         small = {"flight_bytes": SAVED_BYTES // 16, "reload_bytes": SAVED_BYTES // 16}
         monkeypatch.setattr(parts, "AcceleratorCopies", lambda: engine)
         monkeypatch.setattr(parts, "DeviceTier", partial(DeviceTier, **small))
-        simulated = partial(SimulatedDevice, **small)
-        monkeypatch.setattr(sys.modules["tierstore.simulator.simulate"], "SimulatedDevice", simulated)
+        monkeypatch.setattr(sys.modules["tierstore.simulator.simulate"], "Rank", partial(Rank, **small))
         monkeypatch.setattr(owners, "time", SimpleNamespace(perf_counter_ns=now))
         monkeypatch.setattr(graph_times, "perf_counter", lambda: 0.0)  # the host takes no time
         monkeypatch.setattr(recorded, "_now", now)

@@ -1,8 +1,7 @@
-"""`tierstore doctor` as a stranger meets it: a process of its own, on real drives."""
+"""`tierstore doctor` as a stranger meets it, on real drives."""
 
 from __future__ import annotations
 
-import json
 import os
 import pty
 import signal
@@ -13,14 +12,15 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import pytest
 import torch
 
 from tests.cgroups import made_cgroup
-from tests.command_line import hear_hangups
-from tests.daemon.conftest import StartDaemon, environment_of_tests, short_directory, start_daemon, tierstore
+from tests.command_line import Command, Done, command_of, complaint_of, hear_hangups
+from tests.daemon.conftest import StartDaemon, environment_of_tests, short_directory, start_daemon
 from tests.reliability.drives import fill_up, mounted_drive, used_bytes
 from tierstore import TierStore, tiered_offload
 from tierstore.base.device_files import has_driver
@@ -39,24 +39,22 @@ def command(directory: Path, *arguments: str) -> list[str]:
     return [sys.executable, "-m", "tierstore.cli", "doctor", str(directory), *QUICK, *arguments]
 
 
-def examined(directory: Path, *arguments: str) -> Report:
-    """The report of a run in which nothing went wrong but what it reports; nothing is left behind."""
-    before_bytes = used_bytes(directory)
-    return report_in(tierstore("doctor", str(directory), *QUICK, *arguments, "--json"), directory, before_bytes)
-
-
-def report_in(done: subprocess.CompletedProcess[str], directory: Path, before_bytes: int | None = None) -> Report:
-    assert done.stderr == ""
+def report_in(done: Done | subprocess.CompletedProcess[str], directory: Path) -> Report:
+    """Of a run in which nothing went wrong but what it reports; nothing is left behind."""
     report = msgspec.json.decode(done.stdout, type=Report)
     assert done.returncode == (0 if report.is_usable else 1)
     assert {each.name for each in directory.iterdir()} <= {"lost+found"}
-    if before_bytes is not None and report.measurements.drive.path.endswith("mounted"):
-        assert used_bytes(directory) == before_bytes
     return report
 
 
 def codes(report: Report) -> set[str]:
     return {finding.code for finding in report.findings}
+
+
+@pytest.fixture
+def doctor(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """In this process."""
+    return command_of("doctor", monkeypatch, capsys)
 
 
 @pytest.fixture
@@ -66,115 +64,54 @@ def drive(tmp_path: Path) -> Iterator[Path]:
         yield directory
 
 
-def test_report_of_a_drive(drive: Path) -> None:
-    report = examined(drive)
-    measured = report.measurements
-    assert measured.drive.path == str(drive)
-    assert measured.drive.writes
-    assert measured.drive.reads
-    assert {each.data for each in measured.codecs} >= {"noise", "activations, bfloat16", "masks", "zeros"}
-    assert measured.memory.copy_bytes_per_second > 0
-    assert "little-space" in codes(report)
+class Examined(NamedTuple):
+    """What a run on a drive said and made."""
+
+    drive: Path
+    report: Report
+    shown: bytes
+    imported_torch: str
+    config: Path
+    hardware: Path
 
 
-def test_setting_of_malloc_is_named_as_what_keeps_freed_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MALLOC_ARENA_MAX", "4")
-    report = examined(tmp_path)
-    if report.measurements.memory.allocator == "glibc":
-        (finding,) = [each for each in report.findings if each.code == "memory-not-returned"]
-        assert "MALLOC_ARENA_MAX is set" in finding.sentence
+_RELATIVE = """
+import pathlib, sys, tierstore.cli
+folder, *sys.argv[1:] = sys.argv[1:]
+try:
+    tierstore.cli.main()
+finally:
+    pathlib.Path(folder, "torch").write_text(str("torch" in sys.modules))
+"""
 
 
-def test_report_of_memory_says_that_it_is_and_what_that_means(tmp_path: Path) -> None:
-    if not os.access("/dev/shm", os.W_OK):
-        pytest.skip("no writable /dev/shm")
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        report = examined(Path(folder))
-        done = tierstore("doctor", folder, *QUICK, "--config", str(tmp_path / "tierstore.toml"))
-    assert "not fit for a store" in " ".join(done.stderr.split())
-    assert "\npath = " not in (tmp_path / "tierstore.toml").read_text()
-    (finding,) = [each for each in report.findings if each.code == "in-memory"]
-    assert finding.severity == ("warning" if report.measurements.accelerators.links else "problem")
+@pytest.fixture(scope="module")
+def examined(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Examined]:
+    """One run, from within the directory, with a setting of malloc, its progress on a terminal."""
+    folder = tmp_path_factory.mktemp("examined")
+    config, hardware = folder / "tierstore.toml", folder / "hw.toml"
+    with mounted_drive(tmp_path_factory.mktemp("drive"), 192 * MIB) as drive:
+        before_bytes = used_bytes(drive)
+        options = (*QUICK, "--json", f"--config={config}", f"--hardware={hardware}")
+        mine, theirs = pty.openpty()
+        process = subprocess.Popen(
+            [sys.executable, "-c", _RELATIVE, str(folder), "doctor", ".", *options],
+            cwd=drive,
+            stdout=subprocess.PIPE,
+            stderr=theirs,
+            text=True,
+            env=environment_of_tests(TERM="xterm", MALLOC_ARENA_MAX="4"),
+        )
+        os.close(theirs)
+        shown = b"".join(iter(lambda: _read_terminal(mine), b""))
+        os.close(mine)
+        output, _ = process.communicate(timeout=SECONDS)
+        report = report_in(Done(process.returncode, output, ""), drive)
+        assert used_bytes(drive) == before_bytes
+        yield Examined(drive, report, shown, (folder / "torch").read_text(), config, hardware)
 
 
-def test_full_drive_is_a_problem_and_the_rest_is_measured(drive: Path) -> None:
-    filler = fill_up(drive)
-    done = tierstore("doctor", str(drive), *QUICK)
-    filler.unlink()
-    assert (done.returncode, done.stderr) == (1, "")
-    assert "too little to measure" in done.stdout
-    assert "memory copies" in done.stdout
-    assert "Offloading does not work well here" in done.stdout
-
-
-# --- arguments and files ----------------------------------------------------------------------------------------------
-
-
-def test_directory_that_cannot_be_used_exit_code_2(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    for name, words in (("missing", "no such directory"), ("file", "not a directory")):
-        done = tierstore("doctor", str(tmp_path / name), *QUICK)
-        assert (done.returncode, done.stdout) == (2, "")
-        assert words in done.stderr
-        assert len(done.stderr.splitlines()) == 1
-    assert [each.name for each in tmp_path.iterdir()] == ["file"]
-
-
-def test_directory_that_is_read_only_exit_code_2(drive: Path) -> None:
-    subprocess.run(["mount", "-o", "remount,ro", drive], check=True)
-    done = tierstore("doctor", str(drive), *QUICK)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "cannot be written to" in done.stderr
-
-
-@pytest.mark.parametrize("seconds", ["0", "nan"])
-def test_seconds_out_of_range_exit_code_2(seconds: str, tmp_path: Path) -> None:
-    done = tierstore("doctor", str(tmp_path), "--seconds", seconds)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "--seconds" in done.stderr
-
-
-def test_files_that_cannot_be_made_are_refused_before_anything_is_measured(tmp_path: Path) -> None:
-    mine = tmp_path / "mine.toml"
-    mine.write_text("precious")
-    missing = tmp_path / "missing" / "file"
-    for option, file, words in (("--config", mine, "already"), ("--hardware", missing, "no such directory")):
-        done = tierstore("doctor", str(tmp_path), *QUICK, option, str(file))
-        assert (done.returncode, done.stdout) == (2, "")
-        assert option in done.stderr
-        assert words in done.stderr
-    assert mine.read_text() == "precious"
-    assert list(tmp_path.iterdir()) == [mine]
-
-
-def test_files_are_made_and_a_store_is_opened_with_them(drive: Path, tmp_path: Path) -> None:
-    config, hardware = tmp_path / "tierstore.toml", tmp_path / "hw.toml"
-    report = examined(drive, "--config", str(config), "--hardware", str(hardware))
-    described = read_hardware(hardware)
-    assert (described.drive.writes, described.codecs) == (report.measurements.drive.writes, report.measurements.codecs)
-    with TierStore.from_config(config, host_bytes=0) as store:
-        weight = torch.ones(MIB, requires_grad=True)
-        with tiered_offload.from_config(store, config, min_bytes=0):
-            loss = weight.exp().sum()
-        store.flush()
-        assert store.stats().disk_bytes > 0
-        loss.backward()
-        assert torch.equal(weight.grad, weight.detach().exp())  # type: ignore[arg-type]
-
-
-def test_progress_is_shown_on_a_terminal_only(tmp_path: Path) -> None:
-    mine, theirs = pty.openpty()
-    env = environment_of_tests(TERM="xterm")
-    process = subprocess.Popen(command(tmp_path, "--json"), stdout=subprocess.PIPE, stderr=theirs, env=env)
-    os.close(theirs)
-    shown = b"".join(iter(lambda: read_terminal(mine), b""))
-    os.close(mine)
-    output, _ = process.communicate(timeout=SECONDS)
-    assert b"codecs" in shown
-    assert json.loads(output)["version"] == 1
-
-
-def read_terminal(descriptor: int) -> bytes:
+def _read_terminal(descriptor: int) -> bytes:
     """What is there next; nothing once nobody writes any more (EIO, on Linux)."""
     try:
         return os.read(descriptor, 4096)
@@ -182,24 +119,109 @@ def read_terminal(descriptor: int) -> bytes:
         return b""
 
 
-def test_file_that_cannot_be_made_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+def test_report_of_a_drive_has_its_absolute_path_and_what_was_measured(examined: Examined) -> None:
+    measured = examined.report.measurements
+    assert measured.drive.path == str(examined.drive)
+    assert measured.drive.writes
+    assert measured.drive.reads
+    assert {each.data for each in measured.codecs} >= {"noise", "activations, bfloat16", "masks", "zeros"}
+    assert measured.memory.copy_bytes_per_second > 0
+    assert "little-space" in codes(examined.report)
+    assert b"codecs" in examined.shown, "progress, on a terminal"
+
+
+def test_torch_is_not_imported_without_a_driver(examined: Examined) -> None:
+    assert has_driver() or examined.imported_torch == "False"
+
+
+def test_setting_of_malloc_is_named_as_what_keeps_freed_memory(examined: Examined) -> None:
+    if examined.report.measurements.memory.allocator == "glibc":
+        (finding,) = [each for each in examined.report.findings if each.code == "memory-not-returned"]
+        assert "MALLOC_ARENA_MAX is set" in finding.sentence
+
+
+def test_files_are_made_and_a_store_is_opened_with_them(examined: Examined) -> None:
+    described, measured = read_hardware(examined.hardware), examined.report.measurements
+    assert (described.drive.writes, described.codecs) == (measured.drive.writes, measured.codecs)
+    with TierStore.from_config(examined.config, host_bytes=0) as store:
+        weight = torch.ones(MIB, requires_grad=True)
+        with tiered_offload.from_config(store, examined.config, min_bytes=0):
+            loss = weight.exp().sum()
+        store.flush()
+        assert store.stats().disk_bytes > 0
+        loss.backward()
+        assert torch.equal(weight.grad, weight.detach().exp())  # type: ignore[arg-type]
+
+
+def test_report_of_memory_says_that_it_is_and_what_that_means(doctor: Command, tmp_path: Path) -> None:
+    if not os.access("/dev/shm", os.W_OK):
+        pytest.skip("no writable /dev/shm")
+    file = tmp_path / "tierstore.toml"
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        done = doctor(folder, *QUICK, "--config", file, "--json")
+        report = report_in(done, Path(folder))
+    assert "not fit for a store" in " ".join(done.stderr.split())
+    assert "\npath = " not in file.read_text()
+    (finding,) = [each for each in report.findings if each.code == "in-memory"]
+    assert finding.severity == ("warning" if report.measurements.accelerators.links else "problem")
+
+
+def test_full_drive_is_a_problem_and_the_rest_is_measured(doctor: Command, drive: Path) -> None:
+    filler = fill_up(drive)
+    done = doctor(drive, *QUICK)
+    filler.unlink()
+    assert (done.returncode, done.stderr) == (1, "")
+    for words in ("too little to measure", "memory copies", "Offloading does not work well here"):
+        assert words in done.stdout
+
+
+# --- arguments and files ----------------------------------------------------------------------------------------------
+
+
+def test_directory_that_cannot_be_used_exit_code_2(doctor: Command, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for name, words in (("missing", "no such directory"), ("file", "not a directory")):
+        assert words in complaint_of(doctor(tmp_path / name, *QUICK))
+    assert [each.name for each in tmp_path.iterdir()] == ["file"]
+
+
+def test_directory_that_is_read_only_exit_code_2(doctor: Command, drive: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", drive], check=True)
+    assert "cannot be written to" in complaint_of(doctor(drive, *QUICK))
+
+
+@pytest.mark.parametrize("seconds", ["0", "nan"])
+def test_seconds_out_of_range_exit_code_2(seconds: str, doctor: Command, tmp_path: Path) -> None:
+    done = doctor(tmp_path, "--seconds", seconds)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--seconds" in done.stderr
+
+
+def test_files_that_cannot_be_made_are_refused_before_anything_is_measured(doctor: Command, tmp_path: Path) -> None:
     """Also in a folder that may not be looked into: a name too long stands for one, since root may look anywhere."""
-    for file in (tmp_path / ("x" * 300) / "a.toml", tmp_path / ("x" * 300), tmp_path / "no" / "a.toml"):
-        done = tierstore("doctor", str(tmp_path), "--seconds", "40", "--config", str(file))
-        assert (done.returncode, done.stdout) == (2, "")
-        assert "--config" in done.stderr
-        assert "Traceback" not in done.stderr
-    done = tierstore("doctor", str(tmp_path), "--config", f"{tmp_path}/a", "--hardware", f"{tmp_path}/./a")
-    assert done.returncode == 2
-    assert "--config is this file" in " ".join(done.stderr.split())
+    mine, too_long = tmp_path / "mine.toml", tmp_path / ("x" * 300)
+    mine.write_text("precious")
+    for option, file, words in (
+        ("--config", mine, "already"),
+        ("--hardware", tmp_path / "missing" / "file", "no such directory"),
+        ("--config", too_long, "--config"),
+        ("--config", too_long / "a.toml", "--config"),
+    ):
+        complaint = complaint_of(doctor(tmp_path, "--seconds", "40", option, file))
+        assert option in complaint
+        assert words in complaint
+    done = doctor(tmp_path, "--config", f"{tmp_path}/a", "--hardware", f"{tmp_path}/./a")
+    assert "--config is this file" in " ".join(complaint_of(done).split())
+    assert mine.read_text() == "precious"
+    assert list(tmp_path.iterdir()) == [mine]
 
 
 # --- daemons ----------------------------------------------------------------------------------------------------------
 
 
-def test_daemon_that_keeps_the_directory_is_recommended(start_daemon: StartDaemon, tmp_path: Path) -> None:
+def test_daemon_that_keeps_the_directory_is_recommended(start_daemon: StartDaemon, doctor: Command) -> None:
     daemon = start_daemon(codec="none")
-    done = tierstore("doctor", str(daemon.path), "--seconds", "1", "--socket", str(daemon.socket), "--json")
+    done = doctor(daemon.path, "--seconds", "1", "--socket", daemon.socket, "--json")
     report = msgspec.json.decode(done.stdout, type=Report)
     assert "daemon-runs" in codes(report)
     assert {each.name: each.value for each in report.settings}["connect"] == str(daemon.socket)
@@ -265,18 +287,6 @@ def test_ordinary_user_gets_the_same_report(short_directory: Path) -> None:
     assert measured.drive.error is None
     assert measured.drive.writes
     assert measured.codecs
-
-
-def test_relative_path_is_reported_absolutely_and_torch_not_imported_without_a_driver(drive: Path) -> None:
-    program = (
-        "import sys; from tierstore.tuning.consult import consult\n"
-        "consult('.', '/nonexistent', 1.0, as_json=True, config=None, hardware=None)\n"
-        "print('torch' in sys.modules, file=sys.stderr)"
-    )
-    line = [sys.executable, "-c", program]
-    done = subprocess.run(line, capture_output=True, text=True, env=environment_of_tests(), timeout=SECONDS, cwd=drive)
-    assert msgspec.json.decode(done.stdout, type=Report).measurements.drive.path == str(drive)
-    assert has_driver() or done.stderr == "False\n"
 
 
 # --- endings ----------------------------------------------------------------------------------------------------------

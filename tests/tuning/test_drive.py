@@ -95,7 +95,7 @@ def test_blocks_that_would_take_too_much_memory_are_left_out(
 ) -> None:
     # In memory nothing is left out for want of time; a drive refuses blocks of an odd length.
     for directory in (in_memory, store_directory):
-        drive, _ = measured(directory, memory_bytes=memory_bytes)
+        drive, _ = measured(directory, seconds=1.0, memory_bytes=memory_bytes)
         assert drive.error is None
         assert combinations(drive.writes)
         assert all(block <= longest_bytes for block, _ in combinations(drive.writes + drive.reads))

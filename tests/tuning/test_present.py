@@ -13,7 +13,7 @@ import pytest
 from tests.tuning.traces import graph_of_steps
 from tierstore.base.new_file import make_file
 from tierstore.errors import ConfigError
-from tierstore.tuning.present import Wanted, _Lines, present
+from tierstore.tuning.present import _Lines, present
 from tierstore.tuning.program import Program
 from tierstore.tuning.settings import TrialSettings
 from tierstore.tuning.tune import TuningPlan
@@ -51,9 +51,14 @@ def test_file_that_cannot_be_written_whole_is_not_there_and_what_it_would_say_is
             make_file(option, file, text)
 
     monkeypatch.setattr("tierstore.tuning.present.make_file", make_short_file)
-    wanted = Wanted(config=config, hardware=hardware_file, as_json=True)
     with pytest.raises(ConfigError, match="could not be made"):
-        present(Pretended(("x",), 2, 1.0), TuningPlan(rounds=3, num_found=1), wanted)
+        present(
+            Pretended(("x",), 2, 1.0),
+            TuningPlan(rounds=3, num_found=1),
+            config=config,
+            hardware=hardware_file,
+            as_json=True,
+        )
     assert made == [config]
     assert not config.exists()
     assert "[offload]" in capsys.readouterr().err
@@ -69,8 +74,14 @@ def test_redirected_output_gets_a_line_for_each_stage_and_trial_as_it_begins(
             said_before_trial.append(capsys.readouterr().err)
             super().run(settings, folder)
 
-    wanted = Wanted(config=tmp_path / "tierstore.toml", hardware=hardware_file, as_json=True)
-    present(Listening(("x",), 2, 1.0), TuningPlan(rounds=3, num_found=1), wanted)
+    config = tmp_path / "tierstore.toml"
+    present(
+        Listening(("x",), 2, 1.0),
+        TuningPlan(rounds=3, num_found=1),
+        config=config,
+        hardware=hardware_file,
+        as_json=True,
+    )
     output, said_at_the_end = capsys.readouterr()
     candidates = json.loads(output)["candidates"]
     num_trials = 3 * len(candidates)

@@ -7,7 +7,6 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -35,14 +34,16 @@ def test_program_gets_the_plan_in_its_environment(tmp_path: Path) -> None:
     assert '"num_graphs":3' in (tmp_path / "plan").read_text()
 
 
-def test_program_that_fails_is_told_with_its_last_words(tmp_path: Path) -> None:
-    with pytest.raises(TrialFailedError, match=r"ended with 3; it wrote:\nalas"):
-        _shell("echo alas >&2; exit 3").run(None, tmp_path)
-
-
-def test_program_that_is_killed_is_told_by_its_signal(tmp_path: Path) -> None:
-    with pytest.raises(TrialFailedError, match=r"SIGKILL \(out of memory"):
-        _shell("kill -9 $$").run(None, tmp_path)
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("echo alas >&2; exit 3", r"ended with 3; it wrote:\nalas"),
+        ("kill -9 $$", r"SIGKILL \(out of memory"),
+    ],
+)
+def test_program_that_fails_is_told_with_its_last_words_or_its_signal(script: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(TrialFailedError, match=words):
+        _shell(script).run(None, tmp_path)
 
 
 def test_program_that_does_not_exist_is_refused(tmp_path: Path) -> None:
@@ -87,29 +88,16 @@ def test_program_that_leaves_a_child_behind_is_ended_with_it(tmp_path: Path) -> 
     assert all(map(_ends, _pids(file)))
 
 
-@pytest.fixture
-def interrupt_when_there() -> Callable[[Path], threading.Thread]:
-    """Sends this process SIGINT as soon as somebody has opened and closed a fifo for writing."""
-
-    def start(fifo: Path) -> threading.Thread:
-        def wait() -> None:
-            fifo.read_text()
-            os.kill(os.getpid(), signal.SIGINT)
-
-        thread = threading.Thread(target=wait)
-        thread.start()
-        return thread
-
-    return start
-
-
-def test_interrupt_ends_the_program(
-    tmp_path: Path,
-    interrupt_when_there: Callable[[Path], threading.Thread],
-) -> None:
+def test_interrupt_ends_the_program(tmp_path: Path) -> None:
     fifo, file = tmp_path / "fifo", tmp_path / "pids"
     os.mkfifo(fifo)
-    thread = interrupt_when_there(fifo)
+
+    def interrupt_when_it_runs() -> None:
+        fifo.read_text()  # until the program has opened and closed it
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt_when_it_runs)
+    thread.start()
     with pytest.raises(KeyboardInterrupt) as interrupted:
         _shell(f"sleep {_NEVER} & echo $$ $! > {file}; echo > {fifo}; wait", _NEVER).run(None, tmp_path)
     thread.join(10)

@@ -17,10 +17,9 @@ from tierstore import TierStore, tiered_offload
 from tierstore.base.config import parse_size
 from tierstore.base.config_file import offload_options, store_options
 from tierstore.errors import ConfigError
+from tierstore.tuning.consult import report_view
 from tierstore.tuning.measurements import AcceleratorState, Measurements
-from tierstore.tuning.recommended import config_text, settings_of
-from tierstore.tuning.report import report_of
-from tierstore.tuning.report_view import report_view
+from tierstore.tuning.report import config_text, report_of, settings_of
 
 
 def values_of(measurements: Measurements) -> dict[str, Any]:
@@ -32,18 +31,18 @@ def size_of(measurements: Measurements, name: str) -> int:
 
 
 def test_healthy_machine_keeps_the_defaults() -> None:
+    settings = settings_of(machine())
     assert values_of(machine()) == {"path": "/nvme", "host_bytes": "12GiB"}
-    assert all(setting.reason for setting in settings_of(machine()))
+    assert all(setting.reason for setting in settings)
+    assert "not fit for a store" not in config_text(settings)
 
 
-def test_host_memory_is_divided_by_the_trainers_and_half_beside_accelerators() -> None:
+def test_host_memory_and_staging_are_divided_by_the_trainers_and_more_is_left_beside_accelerators() -> None:
+    little = {"available_bytes": GIB}
     assert size_of(machine(num_trainers=4), "host_bytes") == 3 * GIB
     assert size_of(machine(accelerators=AcceleratorState(links=(LINK,))), "host_bytes") == 24 * GIB
-
-
-def test_staging_is_smaller_where_memory_is_short() -> None:
-    assert size_of(machine(memory={"available_bytes": GIB}), "staging_bytes") == 64 * MIB
-    assert size_of(machine(memory={"available_bytes": GIB}, num_trainers=8), "staging_bytes") == 16 * MIB
+    assert size_of(machine(memory=little), "staging_bytes") == 64 * MIB
+    assert size_of(machine(memory=little, num_trainers=8), "staging_bytes") == 16 * MIB
 
 
 _UNFIT: list[tuple[dict[str, Any], str]] = [
@@ -72,10 +71,6 @@ def test_directory_that_is_no_place_for_a_store_is_not_recommended(
         console.print(report_view(report_of(measurements)))
     assert why in captured.get()
     assert "so this directory is not recommended" in captured.get()
-
-
-def test_directory_that_is_a_place_for_a_store_has_no_such_remark() -> None:
-    assert "not fit for a store" not in config_text(settings_of(machine()))
 
 
 def test_budget_says_when_nothing_would_be_stored() -> None:

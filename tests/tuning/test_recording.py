@@ -121,26 +121,23 @@ def test_workload_without_a_whole_step_is_refused() -> None:
         _workload(_graph(0, 0, 1), _graph(1, 1, 2))
 
 
+def _of_scope(io_depth: int | None = None, **changes: object) -> ProgramRecording:
+    scope, *rest = _graph(0, 0, 1)
+    return ProgramRecording(_trace([msgspec.structs.replace(scope, **changes), *rest], io_depth=io_depth), 1, 1, 1.0)
+
+
 def test_settings_are_those_of_the_trace_and_the_distance_of_the_default_is_none() -> None:
-    settings = ProgramRecording(_trace(_graph(0, 0, 1)), 1, 1, 1.0).settings
+    settings = _of_scope().settings
     assert (settings.host_bytes, settings.staging_bytes, settings.codec) == (60, 39, "none")
     assert (settings.lookahead_bytes, settings.io_depth) == (None, 4)
-    assert ProgramRecording(_trace(_graph(0, 0, 1), io_depth=9), 1, 1, 1.0).settings.io_depth == 9
-
-
-def test_settings_of_a_scope_that_reads_nothing_ahead_have_the_default_distance() -> None:
-    scope, *rest = _graph(0, 0, 1)
-    scope = msgspec.structs.replace(scope, prefetch="none", lookahead_bytes=0)
-    settings = ProgramRecording(_trace([scope, *rest]), 1, 1, 1.0).settings
+    assert _of_scope(io_depth=9).settings.io_depth == 9
+    settings = _of_scope(prefetch="none", lookahead_bytes=0).settings
     assert (settings.prefetch, settings.lookahead_bytes) == ("none", None)
 
 
-def test_settings_of_a_daemon_s_store_are_refused() -> None:
+def test_settings_of_a_daemon_s_store_or_a_trace_without_packs_are_refused() -> None:
     with pytest.raises(ConfigError, match="daemon"):
         _ = ProgramRecording(_trace(_graph(0, 0, 1), codec=None), 1, 1, 1.0).settings
-
-
-def test_settings_of_a_trace_without_packs_are_refused() -> None:
     with pytest.raises(ConfigError, match="no saved tensor"):
         _ = ProgramRecording(_trace(_graph(0, 0, 1)[:1]), 1, 1, 1.0).settings
 
@@ -193,8 +190,6 @@ def test_workload_on_several_accelerators_is_refused() -> None:
 
 @pytest.mark.parametrize(("is_automatic", "device_bytes"), [(True, "auto"), (False, 4096)])
 def test_settings_of_a_scope_have_its_device_bytes(is_automatic: bool, device_bytes: int | str) -> None:
-    scope, *rest = _graph(0, 0, 1)
-    scope = msgspec.structs.replace(scope, device_bytes=4096, is_automatic=is_automatic)
-    recording = ProgramRecording(_trace([scope, *rest]), 1, 1, 1.0)
+    recording = _of_scope(device_bytes=4096, is_automatic=is_automatic)
     assert recording.settings.device_bytes == device_bytes
     assert recording.device_bytes == 4096

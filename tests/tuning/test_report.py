@@ -11,9 +11,9 @@ from rich.console import Console
 
 from tests.tuning.machines import LINK, machine
 from tierstore.hardware import hardware_text, read_hardware
+from tierstore.tuning.consult import report_view
 from tierstore.tuning.measurements import AcceleratorState
 from tierstore.tuning.report import REPORT_VERSION, Report, hardware_of, report_of
-from tierstore.tuning.report_view import report_view
 
 SCHEMA = Path(__file__).parents[2] / "docs/reference/doctor.schema.json"
 
@@ -65,24 +65,18 @@ def shown(report: Report, *, verbose: bool = False) -> str:
     return console.export_text()
 
 
-def test_view_shows_findings_settings_and_verdict() -> None:
+def test_view_shows_verdict_settings_and_findings_and_more_only_when_asked() -> None:
     text = shown(report_of(machine(drive={"error": "it broke"}, accelerators=AcceleratorState(links=(LINK,)))))
     for words in ("The drive under /nvme fails: it broke.", "host_bytes", "24GiB", "A card", "does not work well"):
         assert words in text
-    lines = [line for line in shown(report_of(machine())).splitlines() if line]
+    report = report_of(machine())
+    lines = [line for line in shown(report).splitlines() if line]
     assert lines[0] == "Offloading works here."
     assert lines[1].startswith("Recommended settings")
-
-
-def test_view_shows_what_codecs_and_block_sizes_take_only_when_asked() -> None:
-    report = report_of(machine())
     for word in ("shuffle-zstd:1", "16 MiB"):
         assert word not in shown(report)
         assert word in shown(report, verbose=True)
-
-
-def test_view_says_what_becomes_of_freed_memory() -> None:
-    assert "glibc; a store returns freed memory when it is short" in shown(report_of(machine()))
+    assert "glibc; a store returns freed memory when it is short" in shown(report)
     left_alone = {"allocator": "musl", "allocator_left_alone": "musl offers no way"}
     assert "musl; a store leaves it alone: musl offers no way" in shown(report_of(machine(memory=left_alone)))
 

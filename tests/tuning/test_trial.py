@@ -22,8 +22,8 @@ MIB = 2**20
 BeginTrial = Callable[..., Path]
 
 
-def _step(store: TierStore) -> None:
-    with tiered_offload(store, min_bytes=0):
+def _step(store: TierStore, **options: int) -> None:
+    with tiered_offload(store, min_bytes=0, **options):  # type: ignore[arg-type]
         tensor = torch.randn(64, 64, requires_grad=True)
         loss = tensor.exp().exp().sum()
     loss.backward()
@@ -57,12 +57,9 @@ def test_trial_lookahead_of_program_gives_way_to_the_default(begin_trial: BeginT
     folder = begin_trial(offload={"lookahead_bytes": None})
     store = make_store(host_bytes=MIB)
     for _ in range(3):
-        with tiered_offload(store, min_bytes=0, lookahead_bytes=7):
-            loss = torch.randn(64, 64, requires_grad=True).exp().sum()
-        loss.backward()
+        _step(store, lookahead_bytes=7)
     store.close()
-    recording = read_recording(folder)
-    assert recording.settings.lookahead_bytes is None
+    assert read_recording(folder).settings.lookahead_bytes is None
 
 
 def test_trial_ends_at_a_scope_after_its_graphs_are_whole(begin_trial: BeginTrial, make_store: MakeStore) -> None:

@@ -13,11 +13,10 @@ from tests.tuning.conftest import HARDWARE
 from tests.tuning.traces import graph_of_steps
 from tierstore.errors import ConfigError
 from tierstore.simulator.from_hardware import hardware_of
-from tierstore.tuning.predicted import fitted
 from tierstore.tuning.program import TrialFailedError
 from tierstore.tuning.recording import read_recording
 from tierstore.tuning.settings import TrialSettings, default_settings
-from tierstore.tuning.tune import TuningPlan, memory_within, tune
+from tierstore.tuning.tune import TuningPlan, fitted, memory_within, tune
 from tierstore.tuning.tuned import Tuned
 
 MIB = 2**20
@@ -56,17 +55,15 @@ def tune_it(tmp_path: Path) -> Callable[..., Tuned]:
     return run
 
 
-def test_program_whose_settings_are_best_keeps_them(tune_it: Callable[..., Tuned]) -> None:
+def test_program_keeps_its_settings_where_they_are_best_and_else_gets_what_was_measured_best(
+    tune_it: Callable[..., Tuned],
+) -> None:
     tuned = tune_it(Pretended(lambda settings: 1.0 if settings == OWN else 2.0))
     assert tuned.chosen.settings == OWN
     assert tuned.candidates[0] is tuned.chosen
-
-
-def test_program_whose_settings_are_worst_gets_what_was_measured_best(tune_it: Callable[..., Tuned]) -> None:
     tuned = tune_it(Pretended(lambda settings: 2.0 if settings == OWN else 1.0 + settings.host_bytes / 2**40))
-    best = min(tuned.candidates, key=lambda each: each.median_seconds or 0.0)
-    assert tuned.chosen is best
-    assert best.settings != OWN
+    assert tuned.chosen is min(tuned.candidates, key=lambda each: each.median_seconds or 0.0)
+    assert tuned.chosen.settings != OWN
 
 
 def test_candidates_take_turns_and_each_round_begins_with_another(tune_it: Callable[..., Tuned]) -> None:

@@ -9,10 +9,10 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
+from tierstore.tuning.present import tuned_view
 from tierstore.tuning.search import Found
 from tierstore.tuning.settings import TrialSettings
 from tierstore.tuning.tuned import Candidate, Tuned
-from tierstore.tuning.tuned_view import tuned_view
 
 MIB = 2**20
 DEFAULTS = Candidate("defaults", TrialSettings(999 * MIB), 1.9, (1.5, 1.6, 1.4))

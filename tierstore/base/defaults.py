@@ -1,4 +1,4 @@
-"""How many records are in flight by default. The store, the daemon, the simulator and the plans share these numbers."""
+"""How many records are in flight by default. The store, the daemon and the simulator share these numbers."""
 
 from __future__ import annotations
 

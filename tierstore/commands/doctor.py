@@ -29,9 +29,7 @@ def doctor(
     ] = None,
     hardware: Annotated[
         str | None,
-        typer.Option(
-            metavar="FILE", help="Also write the measurements to this new file, for `tierstore plan` and `tune`."
-        ),
+        typer.Option(metavar="FILE", help="Also write the measurements to this new file, for `tierstore tune`."),
     ] = None,
 ) -> None:
     """Measure this machine and the drive of PATH, say what is wrong, and recommend settings.

@@ -95,7 +95,7 @@ def tune(
     """
     from ..base.config import parse_size
     from ..errors import ConfigError
-    from ..tuning.present import Wanted, present
+    from ..tuning.present import present
     from ..tuning.program import Program
     from ..tuning.recording import NUM_WARMUPS
     from ..tuning.tune import TuningPlan
@@ -105,9 +105,8 @@ def tune(
     host_limit_bytes = None if host_bytes is None else parse_size(host_bytes, "--host-bytes")
     device_limit_bytes = None if device_bytes is None else parse_size(device_bytes, "--device-bytes")
     program = Program(tuple(command), steps + NUM_WARMUPS, trial_seconds)
-    wanted = Wanted(config=config, hardware=hardware, as_json=as_json)
     if heat_map is not None:
         typer.echo("--heat-map is deprecated and draws nothing: --json has the predictions", err=True)
     limit_bytes = None if limit is None else parse_size(limit, "--limit")
     plan = TuningPlan(host_limit_bytes, rounds, candidates, search_seconds, device_limit_bytes, limit_bytes)
-    present(program, plan, wanted)
+    present(program, plan, config=config, hardware=hardware, as_json=as_json)

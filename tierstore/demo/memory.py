@@ -5,9 +5,8 @@ NOTE [What is counted]
     what tensors, the allocator's free lists and the store's slab live in. File pages, such as the code of
     torch itself, are left out: the kernel may drop them at any time.
 
-    The kernel keeps an exact peak (VmHWM), but only of the sum with file pages. So a thread samples every two
-    milliseconds. Tensors that matter here live for tens of milliseconds, and on CPU runs of the demo the
-    sampled peak and VmHWM less the file pages differ by less than one MiB.
+    The kernel's exact peak (VmHWM) has file pages in it, so a thread samples every two milliseconds. Tensors that
+    matter here live for tens of milliseconds: on the CPU it differed from VmHWM less the file pages by less than 1 MiB.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from __future__ import annotations
 import re
 import threading
 from pathlib import Path
-from types import TracebackType
 
 __all__ = ["PeakHostMemory", "resident_bytes"]
 
@@ -51,9 +49,7 @@ class PeakHostMemory:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._stopped.set()
         self._thread.join()
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["ByteTransformer", "ModelShape", "random_batch"]
+__all__ = ["ByteTransformer", "ModelShape", "choose_vector_kernels", "random_batch"]
 
 VOCABULARY = 256
 """One token per value of a byte."""
@@ -39,7 +39,6 @@ class Attention(nn.Module):
         self.project = nn.Linear(shape.width, shape.width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Attend from every position to itself and those before it."""
         batch, context, width = x.shape
         qkv = self.to_qkv(x).view(batch, context, 3, self.heads, width // self.heads)
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
@@ -52,23 +51,20 @@ class Block(nn.Module):
 
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
-        self.attention_norm = nn.LayerNorm(shape.width)
+        width = shape.width
+        self.attention_norm = nn.LayerNorm(width)
         self.attention = Attention(shape)
-        self.mlp_norm = nn.LayerNorm(shape.width)
-        self.mlp = nn.Sequential(
-            nn.Linear(shape.width, 4 * shape.width),
-            nn.GELU(),
-            nn.Linear(4 * shape.width, shape.width),
-        )
+        self.mlp_norm = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Shape in and out: [batch, context, width]."""
         x = x + self.attention(self.attention_norm(x))
         return x + cast(Tensor, self.mlp(self.mlp_norm(x)))
 
 
 class ByteTransformer(nn.Module):
-    """Predicts the next byte; `forward` returns the mean cross-entropy in nats per byte."""
+    """Predicts the next byte of int64 `tokens`, of shape [batch, context]; `forward` returns the mean cross-entropy to
+    `targets`, of the same shape, in nats per byte."""
 
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
@@ -79,7 +75,6 @@ class ByteTransformer(nn.Module):
         self.head = nn.Linear(shape.width, VOCABULARY)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Loss over int64 `tokens` and `targets`, each of shape [batch, context]."""
         x = self.token_embedding(tokens) + self.position_embedding
         for block in self.blocks:
             x = block(x)
@@ -96,3 +91,20 @@ def random_batch(corpus: Tensor, batch: int, context: int, generator: torch.Gene
     starts = torch.randint(len(corpus) - context, (batch, 1), generator=generator)
     windows = corpus[starts + torch.arange(context + 1)].long()
     return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
+
+
+_OF_MKL = "acos asin atan cos erf erfc erfinv exp log log10 log2 sin sqrt tan tanh trunc"
+
+
+def choose_vector_kernels() -> None:
+    """Make a process's first roots, logarithms and sines as exact as its later ones. Takes milliseconds.
+
+    PyTorch computes these functions on the CPU with MKL; each of its threads computes a part of the tensor
+    (`ATen/cpu/vml.h`). MKL chooses a function's kernel at its first call. If several threads make that call at once,
+    one part may be computed, that one time, by a kernel of low precision, with errors of some thousand units in the
+    last place (pytorch#188792; MKL 2024.2, which is in torch 2.13). `MKL_CBWR` does not change that. One thread
+    computes a tensor of a single element, and later calls find the kernel chosen.
+    """
+    for dtype in (torch.float32, torch.float64):
+        for name in _OF_MKL.split():
+            getattr(torch, name)(torch.ones(1, dtype=dtype))

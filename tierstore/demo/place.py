@@ -13,8 +13,6 @@ from ..errors import ConfigError
 
 __all__ = ["file_system_of", "is_in_memory", "store_directory"]
 
-_IN_MEMORY = ("tmpfs", "ramfs")
-
 
 def store_directory(path: str | None) -> Path:
     """The directory to use: `path` itself, or the first of the usual places that is on a disk.
@@ -36,7 +34,7 @@ def store_directory(path: str | None) -> Path:
 
 def is_in_memory(directory: Path) -> bool:
     """Whether files in the directory take memory instead of disk."""
-    return file_system_of(directory) in _IN_MEMORY
+    return file_system_of(directory) in ("tmpfs", "ramfs")
 
 
 def file_system_of(directory: Path) -> str:
@@ -45,13 +43,9 @@ def file_system_of(directory: Path) -> str:
     place, found = directory.resolve(), (Path("/"), "unknown")
     for line in mounts.splitlines():
         before, _, after = line.partition(" - ")
-        mount_point = Path(_unescape(before.split(" ")[4]))
+        # A space in a path is written as \040, and so on.
+        path = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), before.split(" ")[4])
         # A later line hides an earlier one with the same path; a deeper path hides a shallower one.
-        if place.is_relative_to(mount_point) and len(mount_point.parts) >= len(found[0].parts):
-            found = (mount_point, after.split(" ")[0])
+        if place.is_relative_to(path) and len(Path(path).parts) >= len(found[0].parts):
+            found = (Path(path), after.split(" ")[0])
     return found[1]
-
-
-def _unescape(field: str) -> str:
-    """Decode a mount point, in which a space is written as \\040, and so on."""
-    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)

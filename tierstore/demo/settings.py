@@ -1,34 +1,26 @@
-"""The demo's settings, checked before anything starts, without torch."""
+"""The demo's settings and text, checked before anything starts, without torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from ..base.device_files import has_driver
 from ..errors import ConfigError
 
-__all__ = ["HEAD_WIDTH", "DemoSettings", "check_device"]
+__all__ = ["DEFAULT_TEXT", "HEAD_WIDTH", "DemoSettings", "check_device", "load_text"]
 
 HEAD_WIDTH = 64
 """Features of one attention head."""
+DEFAULT_TEXT = "CPython's own documentation (pydoc_data.topics)"
 
 
 @dataclass(frozen=True)
 class DemoSettings:
-    """One training run, the same for both variants.
+    """One training run, the same for both variants; as the options of `tierstore demo`.
 
     With the defaults the saved tensors take about a gigabyte, in pieces of 8 to 32 MiB; parameters, gradients
     and optimizer state take a tenth of that.
-
-    Attributes:
-        steps: optimizer steps.
-        layers: transformer blocks.
-        width: features, a multiple of `HEAD_WIDTH`.
-        context: bytes of text per sequence.
-        batch: sequences per step.
-        text: the file to train on; `None`: the documentation that CPython carries with it.
-        device: "auto" (an accelerator where there is one) or what `torch.device` takes.
-        seed: of the parameters and of the order of the text.
 
     Raises:
         ConfigError: a number is out of range.
@@ -52,12 +44,30 @@ class DemoSettings:
 
 
 def check_device(name: str) -> None:
-    """Refuse an accelerator for which this machine has no driver, before torch is imported.
-
-    Raises:
-        ConfigError: there is no driver. Without the error the device may still be absent; only torch can tell.
-    """
+    """Refuse an accelerator for which this machine has no driver, by ConfigError. If there is one, only torch can tell
+    whether the device is there."""
     kind = name.partition(":")[0]
-    if kind in ("auto", "cpu") or has_driver(kind):
-        return
-    raise ConfigError("--device", name, "this machine has no driver for such a device (see /dev): give cpu, or auto")
+    if kind not in ("auto", "cpu") and not has_driver(kind):
+        what = "this machine has no driver for such a device (see /dev): give cpu, or auto"
+        raise ConfigError("--device", name, what)
+
+
+def load_text(file: str | None, at_least_bytes: int) -> bytes:
+    """Read `file`, or, for None, the language reference that CPython installs for `help()`.
+
+    Raises ConfigError if the file cannot be read, or is shorter than one sequence and its next byte.
+    """
+    if file is None:
+        from pydoc_data.topics import topics
+
+        text = "\n".join(topics[name] for name in sorted(topics)).encode()
+    else:
+        try:
+            text = Path(file).read_bytes()
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise ConfigError("--text", file, f"give a readable file ({reason.lower()})") from error
+    if len(text) < at_least_bytes:
+        what = f"it holds {len(text)} bytes, and one sequence needs {at_least_bytes}"
+        raise ConfigError("--text", file or DEFAULT_TEXT, what)
+    return text

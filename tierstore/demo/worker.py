@@ -1,7 +1,7 @@
-"""One training run in a process of its own: `python -m tierstore.demo.worker`, started by `launch.py`.
+"""One training run in a process of its own: `python -m tierstore.demo.worker`, started by `compare.run_training`.
 
-Its only argument is a `RunRequest` as JSON. It writes one JSON object per line to standard output: `{"started":
-device}`, `{"step": number, "loss": nats}` after each step, and last `{"report": ...}` or `{"error": ...}`.
+Its only argument is the request as JSON. It writes one JSON object per line to standard output: what `Told` describes,
+and last `{"report": ...}` or `{"error": ...}`.
 """
 
 from __future__ import annotations
@@ -11,47 +11,23 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError, TierStoreError
+from ..hooks import tiered_offload
+from ..store.tier_store import TierStore
+from .compare import RunReport, Told
 from .memory import PeakHostMemory
-from .model import ByteTransformer, ModelShape, random_batch
-from .runs import RunReport, RunRequest
-from .settings import HEAD_WIDTH, DemoSettings
-from .text import load_text
-from .vector_math import choose_vector_kernels
+from .model import ByteTransformer, ModelShape, choose_vector_kernels, random_batch
+from .settings import HEAD_WIDTH, DemoSettings, load_text
 
 __all__ = ["main"]
-
-Emit = Callable[[dict[str, Any]], None]
-
-
-@dataclass(frozen=True)
-class VariantScope:
-    """The scope of a variant's forward passes, and its statistics at the end.
-
-    Attributes:
-        forward: makes the context manager around one forward pass.
-        stats: the store's statistics; `None` for the plain run.
-    """
-
-    forward: Callable[[], AbstractContextManager[object]] = nullcontext
-    stats: Callable[[], dict[str, Any] | None] = lambda: None
-
-
-@dataclass
-class TimedSteps:
-    """The measurements of each step."""
-
-    seconds: list[float] = field(default_factory=list)
-    losses: list[float] = field(default_factory=list)
-    digests: list[dict[str, str]] = field(default_factory=list)
 
 
 def main() -> int:
@@ -62,9 +38,9 @@ def main() -> int:
     def emit(event: dict[str, Any]) -> None:
         print(json.dumps(event), file=events, flush=True)
 
-    request = json.loads(sys.argv[1])
+    settings, store_path, host_bytes = json.loads(sys.argv[1])
     try:
-        report = train(RunRequest(**request | {"settings": DemoSettings(**request["settings"])}), emit)
+        report = train(DemoSettings(**settings), store_path, host_bytes, emit)
     except TierStoreError as error:
         emit({"error": type(error).__name__, "fields": vars(error)})
         return 1
@@ -72,34 +48,40 @@ def main() -> int:
     return 0
 
 
-def train(request: RunRequest, emit: Emit) -> RunReport:
-    """Train for the steps asked for, and report.
+def train(settings: DemoSettings, store_path: str | None, host_bytes: int, emit: Told) -> RunReport:
+    """Train for the steps asked for, and report. `store_path`: None: plainly, without a store.
 
     Raises:
         ConfigError: device, text or the store's options cannot be used.
         TierStoreError: the store failed.
     """
-    settings = request.settings
     device = find_device(settings.device)
     emit({"started": describe(device)})
     model, optimizer, batches = prepare(settings, device)
-    open_scope = prepare_scope(request)
-    level_device_bytes = start_device_peak(device)
-    steps = TimedSteps()
-    with PeakHostMemory() as host, open_scope() as scope:
+    is_on_cpu = device.type == "cpu"
+    level_bytes = 0
+    if not is_on_cpu:
+        torch.accelerator.reset_peak_memory_stats(device)
+        level_bytes = torch.accelerator.memory_allocated(device)
+    steps: list[tuple[float, float, dict[str, str]]] = []
+    with PeakHostMemory() as host, ExitStack() as opened:
+        store = None
+        if store_path is not None:
+            store = opened.enter_context(TierStore(store_path, host_bytes=host_bytes, return_memory="always"))
         for number in range(1, settings.steps + 1):
-            run_step(model, optimizer, next(batches), scope, steps)
-            emit({"step": number, "loss": steps.losses[-1]})
-        stats = scope.stats()
+            scope = nullcontext() if store is None else tiered_offload(store)
+            steps.append(run_step(model, optimizer, next(batches), scope))
+            emit({"step": number, "loss": steps[-1][1]})
+        stats = None if store is None else store.stats().as_dict()
+    step_seconds, losses, digests = zip(*steps, strict=True)
     return RunReport(
         device=describe(device),
         torch_version=torch.__version__,
-        num_threads=torch.get_num_threads(),
-        step_seconds=steps.seconds,
-        losses=steps.losses,
-        digests=steps.digests,
+        step_seconds=step_seconds,
+        losses=losses,
+        digests=digests,
         peak_host_bytes=host.added_bytes,
-        peak_device_bytes=None if level_device_bytes is None else device_peak(device) - level_device_bytes,
+        peak_device_bytes=None if is_on_cpu else torch.accelerator.max_memory_allocated(device) - level_bytes,
         stats=stats,
     )
 
@@ -128,44 +110,26 @@ def prepare(
     return model, torch.optim.AdamW(model.parameters(), lr=1e-3), batches()
 
 
-def prepare_scope(request: RunRequest) -> Callable[[], AbstractContextManager[VariantScope]]:
-    """Import what the variant needs now. Calling the result opens the scope, once memory is being sampled."""
-    if request.store_path is None:
-        return lambda: nullcontext(VariantScope())
-    from tierstore import TierStore, tiered_offload
-
-    path, host_bytes = request.store_path, request.host_bytes
-
-    @contextmanager
-    def opened() -> Iterator[VariantScope]:
-        with TierStore(path, host_bytes=host_bytes, return_memory="always") as store:
-            yield VariantScope(forward=lambda: tiered_offload(store), stats=lambda: store.stats().as_dict())
-
-    return opened
-
-
 def run_step(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     batch: tuple[Tensor, Tensor],
-    scope: VariantScope,
-    steps: TimedSteps,
-) -> None:
-    """Forward, backward, digests of the gradients, and the optimizer's step. The digests are not timed."""
+    scope: AbstractContextManager[object],
+) -> tuple[float, float, dict[str, str]]:
+    """Forward, backward and the optimizer's step. Returns seconds, loss and digests; these are not timed."""
     started = time.perf_counter()
-    with scope.forward():
+    with scope:
         loss = model(*batch)
     loss.backward()
     value = loss.item()  # waits for an accelerator
     halfway = time.perf_counter()
-    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
-    steps.digests.append({"loss": digest(loss)} | {name: digest(gradient) for name, gradient in gradients.items()})
+    digests = {"loss": digest(loss)} | {name: digest(each.grad) for name, each in model.named_parameters()}
     resumed = time.perf_counter()
     optimizer.step()
     optimizer.zero_grad()
-    synchronize(loss.device)
-    steps.seconds.append(halfway - started + time.perf_counter() - resumed)
-    steps.losses.append(value)
+    if loss.device.type != "cpu":
+        torch.accelerator.synchronize(loss.device)
+    return halfway - started + time.perf_counter() - resumed, value, digests
 
 
 def digest(tensor: Tensor | None) -> str:
@@ -177,11 +141,7 @@ def digest(tensor: Tensor | None) -> str:
 
 
 def find_device(name: str) -> torch.device:
-    """The device to train on.
-
-    Raises:
-        ConfigError: torch knows no such device, or this machine has none.
-    """
+    """The device to train on. Raises ConfigError: torch knows no such device, or this machine has none."""
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if name == "auto":
         return accelerator or torch.device("cpu")
@@ -201,25 +161,6 @@ def describe(device: torch.device) -> str:
     if device.type == "cpu":
         return f"CPU ({torch.get_num_threads()} threads)"
     return device.type
-
-
-def start_device_peak(device: torch.device) -> int | None:
-    """Forget the accelerator's peak so far; returns the bytes allocated now, `None` on the CPU."""
-    if device.type == "cpu":
-        return None
-    torch.accelerator.reset_peak_memory_stats(device)
-    return torch.accelerator.memory_allocated(device)
-
-
-def device_peak(device: torch.device) -> int:
-    """The most bytes allocated on the accelerator since `start_device_peak`."""
-    return torch.accelerator.max_memory_allocated(device)
-
-
-def synchronize(device: torch.device) -> None:
-    """If the device is an accelerator, wait until it has finished all its work."""
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The store in virtual time: predicts what a step costs on other hardware, with other settings.
+"""The store in virtual time: predicts what a step costs on a drive, with other settings.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Virtual time: processes that wait for each other, without any real waiting.
+"""Virtual time: processes that wait for each other and for shared work, without any real waiting.
 
 A process is a generator. It yields a `Wait`: a function that takes a `Resume`, which continues the process, and calls
 it at some later virtual time. Actions at the same time happen in the order in which they were asked for, so every run
@@ -8,36 +8,44 @@ is the same.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Hashable, Mapping
 from heapq import heappop, heappush
 from itertools import count
 from math import inf
 from typing import Any
 
-from .flows import Flows
-
-__all__ = ["Clock", "Process", "Progress", "Resume", "VirtualTurns", "Wait"]
+__all__ = ["Clock", "Process", "Rates", "Resume", "VirtualTurns", "Wait"]
 
 _MOST_AT_ONCE = 1_000_000
 
 Resume = Callable[[], None]
 Wait = Callable[[Resume], object]
 Process = Generator[Wait, None, Any]
+Rates = Callable[[Mapping[Hashable, int]], Mapping[Hashable, float]]
+"""From the number of work items of each activity: the work that each item receives per second; may be infinite."""
 
 
 class Clock:
     """Runs processes until none can go on.
 
+    All work items of one activity run at the same speed. So one number for each activity tells when each item is done:
+    the work that an item has received if it was there from the beginning.
+
     Args:
-        flows: the work that takes time; this clock ends it.
+        rates: see `Rates`; called again whenever an item begins or ends.
 
     Attributes:
         now_seconds: virtual time since the beginning.
+        busy_seconds: for each activity, how long there was any work.
     """
 
-    def __init__(self, flows: Flows) -> None:
+    def __init__(self, rates: Rates) -> None:
         self.now_seconds = 0.0
-        self._flows = flows
+        self.busy_seconds: dict[Hashable, float] = {}
+        self._rates_of = rates
+        self._rates: Mapping[Hashable, float] | None = None
+        self._served: dict[Hashable, float] = {}
+        self._under_way: dict[Hashable, list[tuple[float, int, Resume]]] = {}
         self._due: list[tuple[float, int, Resume]] = []
         self._numbers = count()
 
@@ -54,12 +62,17 @@ class Clock:
         self._call(0.0, action)
 
     def sleep(self, seconds: float) -> Wait:
-        """Go on `seconds` later."""
         return lambda resume: self._call(seconds, resume)
 
-    def work(self, activity: Any, amount: float) -> Wait:
-        """Go on when `amount` of an activity is done, at the rate at which the flows serve it."""
-        return lambda resume: self._flows.add(activity, amount, resume)
+    def work(self, activity: Hashable, amount: float) -> Wait:
+        """Go on when `amount` of an activity is done, at the rate at which it is served."""
+
+        def add(resume: Resume) -> None:
+            ends_at = self._served.setdefault(activity, 0.0) + amount
+            heappush(self._under_way.setdefault(activity, []), (ends_at, next(self._numbers), resume))
+            self._rates = None
+
+        return add
 
     def run(self) -> None:
         """Let time pass until nothing more can happen.
@@ -74,37 +87,44 @@ class Clock:
             if num_at_once > _MOST_AT_ONCE:
                 raise RuntimeError(f"{num_at_once} events at {self.now_seconds:g} s: time does not pass")
             until_due = self._due[0][0] - self.now_seconds if self._due else inf
-            until_done = self._flows.seconds_to_next()
+            until_done, activity = self._next_done()
             if until_due == until_done == inf:
                 return
             if until_due <= until_done:
+                self._serve(until_due)
                 self.now_seconds, _, action = heappop(self._due)
-                self._flows.pass_time(until_due)
-                action()
             else:
+                self._serve(until_done)
                 self.now_seconds += until_done
-                self._flows.finish_next(until_done)()
+                ends_at, _, action = heappop(self._under_way[activity])
+                self._served[activity] = max(ends_at, self._served[activity])  # in spite of rounding
+                self._rates = None
+            action()
 
     def _call(self, seconds: float, action: Resume) -> None:
         heappush(self._due, (self.now_seconds + seconds, next(self._numbers), action))
 
+    def _next_done(self) -> tuple[float, Hashable]:
+        """The time until the first item of work is done, if nothing else begins, and its activity."""
+        if self._rates is None:
+            self._rates = self._rates_of({activity: len(work) for activity, work in self._under_way.items() if work})
+        first_seconds, first = inf, None
+        for activity, work in self._under_way.items():
+            if work:
+                left = max(0.0, work[0][0] - self._served[activity])
+                rate = self._rates[activity]
+                seconds = left / rate if rate else (inf if left else 0.0)
+                if seconds < first_seconds:
+                    first_seconds, first = seconds, activity
+        return first_seconds, first
 
-class Progress:
-    """Wakes all waiting processes at every progress, like the condition that training threads wait on."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._waiting: list[Resume] = []
-
-    def wait(self, resume: Resume) -> None:
-        """A `Wait`: go on at the next progress."""
-        self._waiting.append(resume)
-
-    def notify_all(self) -> None:
-        """There is progress: wake all who wait."""
-        waiting, self._waiting = self._waiting, []
-        for resume in waiting:
-            self._clock.call_soon(resume)
+    def _serve(self, seconds: float) -> None:
+        if not seconds or self._rates is None:
+            return
+        for activity, work in self._under_way.items():
+            if work:
+                self._served[activity] += self._rates[activity] * seconds
+                self.busy_seconds[activity] = self.busy_seconds.get(activity, 0.0) + seconds
 
 
 class VirtualTurns:
@@ -123,7 +143,6 @@ class VirtualTurns:
             self._waiting.append(resume)
 
     def give_back(self) -> None:
-        """Give a turn to the next process."""
         if self._waiting:
             self._waiting.popleft()()
         else:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from ..disk.codec.choice import CodecChooser, candidates
 from ..disk.codec.codec import NO_CODEC, Codec, parse_codec
 from ..disk.codec.figures import UNKNOWN_LOAD, Load, Sample
 from ..disk.tier import Kind
+from .clock import Clock
 from .hardware import Activity, CodecSpeed, Hardware
 from .record import SimulatedRecord
 
@@ -34,16 +35,6 @@ class Encoded(NamedTuple):
     ordered: Codec
 
 
-@dataclass(slots=True)
-class _Moved:
-    """Bytes moved since the load was last measured; `raw`: before encoding."""
-
-    written_bytes: int = 0
-    raw_written_bytes: int = 0
-    read_bytes: int = 0
-    raw_read_bytes: int = 0
-
-
 class CodecOfRecords:
     """The codec of each record of one rank.
 
@@ -52,35 +43,24 @@ class CodecOfRecords:
         hardware: has the figures of each codec. A codec without figures stores bytes as they are.
         training_cores: cores that training keeps busy while it computes.
         num_at_once: how many records are encoded at a time.
-        now: returns the virtual time in seconds.
-        busy_seconds: for how long each activity of the machine was busy until now.
+        clock: of the simulation.
 
     Raises:
         ConfigError: there is no such codec.
     """
 
-    def __init__(
-        self,
-        codec: str,
-        hardware: Hardware,
-        training_cores: float,
-        *,
-        num_at_once: int,
-        now: Callable[[], float],
-        busy_seconds: Mapping[Hashable, float],
-    ) -> None:
+    def __init__(self, codec: str, hardware: Hardware, training_cores: float, num_at_once: int, clock: Clock) -> None:
         self._fixed = parse_codec(codec)
         self._speeds = {(speed.kind, speed.codec): speed for speed in hardware.codecs}
         self._chooser = CodecChooser(num_lanes=num_at_once)
         self._load = UNKNOWN_LOAD
         self._cores, self._training_cores = hardware.cores, training_cores
-        self._now, self._busy = now, busy_seconds
-        self._looked_at = now()
+        self._clock = clock
+        self._looked_at = clock.now_seconds
         self._busy_before: Mapping[Activity, float] = {}
-        self._moved = _Moved()
+        self._moved = Counter[str]()  # bytes since the load was last measured; "raw": before encoding
 
     def choose(self, record: SimulatedRecord, *, is_space_short: bool) -> Encoded:
-        """Choose the codec of the next record to be written."""
         codec, kind = self._fixed, Kind(dtype=record.kind)
         if codec is None:
             self._look_at_machine()
@@ -88,52 +68,46 @@ class CodecOfRecords:
             codec = choice.codec
             if choice.probe:
                 self._chooser.learn_samples(kind, record.nbytes, self._samples(record))
-        speed = self._speed_of(record.kind, codec)
+        speed = self._speed_of(record.kind, str(codec))
         if speed is None:
             return Encoded(str(NO_CODEC), record.nbytes, 0.0, codec)
-        return Encoded(
-            str(codec), int(record.nbytes * speed.ratio), record.nbytes / speed.encode_bytes_per_second, codec
-        )
+        encode_seconds = record.nbytes / speed.encode_bytes_per_second
+        return Encoded(str(codec), int(record.nbytes * speed.ratio), encode_seconds, codec)
 
     def learn_written(self, record: SimulatedRecord, encoded: Encoded, cpu_seconds: float) -> None:
-        """A record was written."""
-        self._moved.written_bytes += encoded.stored_bytes
-        self._moved.raw_written_bytes += record.nbytes
+        self._moved.update({"written": encoded.stored_bytes, "raw written": record.nbytes})
         if self._fixed is None:
             kind = Kind(dtype=record.kind)
             self._chooser.learn_written(kind, record.nbytes, encoded.ordered, encoded.stored_bytes, cpu_seconds)
 
     def learn_read(self, record: SimulatedRecord, read_bytes: int) -> None:
-        """A record was read."""
-        self._moved.read_bytes += read_bytes
-        self._moved.raw_read_bytes += record.nbytes
+        self._moved.update({"read": read_bytes, "raw read": record.nbytes})
 
     def decode_seconds(self, record: SimulatedRecord) -> float:
-        """The time of one core to decode a stored record."""
-        speed = self._speeds.get((record.kind, record.codec)) or self._speeds.get(("", record.codec))
+        speed = self._speed_of(record.kind, record.codec)
         return 0.0 if speed is None else record.nbytes / speed.decode_bytes_per_second
 
     def _look_at_machine(self) -> None:
         """Measure the machine's load from time to time, as `CodecPolicy` does."""
-        seconds = self._now() - self._looked_at
+        seconds = self._clock.now_seconds - self._looked_at
         if seconds < _METER_EVERY_SECONDS:
             return
-        busy = {activity: self._busy.get(activity, 0.0) for activity in Activity}
+        busy = {activity: self._clock.busy_seconds.get(activity, 0.0) for activity in Activity}
         since = {activity: busy[activity] - self._busy_before.get(activity, 0.0) for activity in Activity}
-        moved, self._moved = self._moved, _Moved()
+        moved, self._moved = self._moved, Counter()
         if since[Activity.WRITE]:
-            self._chooser.learn_write_speed(moved.written_bytes / since[Activity.WRITE])
+            self._chooser.learn_write_speed(moved["written"] / since[Activity.WRITE])
         if since[Activity.READ]:
-            self._chooser.learn_read_speed(moved.read_bytes / since[Activity.READ])
-        demand = (self._chooser.disk_seconds(moved.raw_written_bytes, moved.raw_read_bytes) or seconds) / seconds
+            self._chooser.learn_read_speed(moved["read"] / since[Activity.READ])
+        demand = (self._chooser.disk_seconds(moved["raw written"], moved["raw read"]) or seconds) / seconds
         free_cores = self._cores - self._training_cores * since[Activity.COMPUTE] / seconds
         self._load = Load(min(1.0, demand), max(0.0, free_cores))
-        self._looked_at, self._busy_before = self._now(), busy
+        self._looked_at, self._busy_before = self._clock.now_seconds, busy
 
     def _samples(self, record: SimulatedRecord) -> list[Sample]:
         samples = []
         for codec in (*candidates(1), *candidates(2)):
-            speed = self._speed_of(record.kind, codec)
+            speed = self._speed_of(record.kind, str(codec))
             if speed is not None:
                 encode_seconds = record.nbytes / speed.encode_bytes_per_second
                 decode_seconds = record.nbytes / speed.decode_bytes_per_second
@@ -141,5 +115,5 @@ class CodecOfRecords:
                 samples.append(Sample(codec, record.nbytes, encoded_bytes, encode_seconds, decode_seconds))
         return samples
 
-    def _speed_of(self, kind: str, codec: Codec) -> CodecSpeed | None:
-        return self._speeds.get((kind, str(codec))) or self._speeds.get(("", str(codec)))
+    def _speed_of(self, kind: str, codec: str) -> CodecSpeed | None:
+        return self._speeds.get((kind, codec)) or self._speeds.get(("", codec))

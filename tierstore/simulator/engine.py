@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from heapq import heappop, heappush
 from itertools import count
-from typing import Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ..disk.tier import Loaded, Stored
 from ..errors import StoreFullError
@@ -18,29 +18,23 @@ from .codecs import CodecOfRecords
 from .hardware import Activity, Hardware
 from .record import SimulatedRecord
 
-__all__ = ["SimulatedEngine", "SimulatedTransfers"]
+if TYPE_CHECKING:
+    from .rank import Rank
+    from .simulate import Settings
+
+__all__ = ["SimulatedEngine", "Transfer"]
 
 _DEMAND, _PREFETCH = 0, 1
 _BLOCK_BYTES = 4096
 
 
-class SimulatedTransfers(Protocol):
-    """The rank's records, as the simulated engine sees them. See `tierstore.residency.transfers.Transfers`."""
+class Transfer(NamedTuple):
+    """A write or a read that has ended, with its times since the simulation began."""
 
-    def begin_spill(self, record: SimulatedRecord) -> bool:
-        """A write is about to begin. Returns whether the record is still to be written."""
-
-    def end_spill(self, record: SimulatedRecord, outcome: Stored | StoreFullError) -> None:
-        """The write has ended."""
-
-    def begin_restore(self, record: SimulatedRecord) -> bool:
-        """A read is about to begin. Returns whether the record is still to be read."""
-
-    def end_restore(self, record: SimulatedRecord, outcome: Loaded) -> None:
-        """The read has ended."""
-
-    def end_discard(self, num_records: int) -> None:
-        """The disk space of `num_records` records has been freed."""
+    what: Literal["spill", "restore"]
+    record: int
+    began_seconds: float
+    ended_seconds: float
 
 
 class _Lanes:
@@ -58,7 +52,7 @@ class _Lanes:
         self._clock.call_soon(self._begin_next)
 
     def _begin_next(self) -> None:
-        if self._queue and self._num_idle:
+        if self._num_idle and self._queue:
             self._num_idle -= 1
             self._clock.begin(self._lane())
 
@@ -73,39 +67,30 @@ class SimulatedEngine:
 
     Args:
         clock, hardware: shared by all ranks.
-        device: turns at the drive, shared by all ranks.
-        codecs: chooses the codec of each record.
-        disk_bytes: the rank's budget on disk.
-        num_spill_lanes, num_restore_lanes: how many records are in flight each way.
-        num_turns: how many of them, each way, are encoded or at the drive.
+        turns: at the drive, shared by all ranks.
+        training_cores: as `CodecOfRecords`'s.
+        settings: of the rank's store, with its budget on disk.
 
     Attributes:
-        transfers: is told of each transfer; set before anything is submitted.
+        transfers: the rank, which is told of each transfer; set before anything is submitted.
+        ended: the transfers that have ended.
     """
 
     def __init__(
-        self,
-        clock: Clock,
-        hardware: Hardware,
-        device: VirtualTurns,
-        codecs: CodecOfRecords,
-        *,
-        disk_bytes: int,
-        num_spill_lanes: int,
-        num_restore_lanes: int,
-        num_turns: int,
+        self, clock: Clock, hardware: Hardware, turns: VirtualTurns, training_cores: float, settings: Settings
     ) -> None:
-        self.transfers: SimulatedTransfers
+        self.transfers: Rank
+        self.ended: list[Transfer] = []
         self._clock = clock
         self._hardware = hardware
-        self._device = device
-        self._codecs = codecs
-        self._disk_bytes = disk_bytes
+        self._turns = turns
+        self._codecs = CodecOfRecords(settings.codec, hardware, training_cores, settings.num_turns, clock)
+        self._disk_bytes = settings.disk_bytes or 0
         self._stored: dict[int, int] = {}  # bytes taken on disk, by the record's key
         self._taken_bytes = 0
-        self._writes, self._reads = VirtualTurns(num_turns), VirtualTurns(num_turns)
-        self._spills = _Lanes(clock, num_spill_lanes, self._spill)
-        self._restores = _Lanes(clock, num_restore_lanes, self._restore)
+        self._writes, self._reads = VirtualTurns(settings.num_turns), VirtualTurns(settings.num_turns)
+        self._spills = _Lanes(clock, settings.num_spill_lanes, self._spill)
+        self._restores = _Lanes(clock, settings.num_restore_lanes, self._restore)
         self._discards: list[int] = []
 
     def submit_spill(self, record: SimulatedRecord) -> None:
@@ -115,7 +100,7 @@ class SimulatedEngine:
         self._restores.submit(record, _DEMAND if demanded else _PREFETCH)
 
     def submit_discard(self, key: int) -> None:
-        """See `Engine`. A discard takes no time, but is done after the actions that are already due."""
+        """A discard takes no time, but is done after the actions that are already due."""
         self._discards.append(key)
         if len(self._discards) == 1:
             self._clock.call_soon(self._discard)
@@ -129,54 +114,54 @@ class SimulatedEngine:
     def _spill(self, record: SimulatedRecord) -> Process:
         if not self.transfers.begin_spill(record):
             return
+        began_seconds = self._clock.now_seconds
         if record.ready is not None:
             yield record.ready.wait
         room_bytes = self._disk_bytes - self._taken_bytes
         encoded = self._codecs.choose(record, is_space_short=room_bytes - record.nbytes < self._disk_bytes // 8)
         stored_bytes = -(-encoded.stored_bytes // _BLOCK_BYTES) * _BLOCK_BYTES
         if stored_bytes > room_bytes:
-            full = StoreFullError(record.nbytes, self._taken_bytes, self._disk_bytes)
-            self.transfers.end_spill(record, full)
+            self.transfers.end_spill(record, StoreFullError(record.nbytes, self._taken_bytes, self._disk_bytes))
             return
         self._stored[record.key] = stored_bytes
         self._taken_bytes += stored_bytes
         yield self._clock.work(Activity.CPU, self._raw_cpu_seconds(record))
         yield self._writes.take
         yield self._clock.work(Activity.CPU, encoded.encode_seconds)
-        drive_seconds = yield from self._transfer(
-            Activity.WRITE, self._hardware.drive.write_latency_seconds, stored_bytes
-        )
+        latency_seconds = self._hardware.drive.write_latency_seconds
+        drive_seconds = yield from self._transfer(Activity.WRITE, latency_seconds, stored_bytes)
         self._writes.give_back()
         record.codec = encoded.codec
         cpu_seconds = self._raw_cpu_seconds(record) + encoded.encode_seconds
         self._codecs.learn_written(record, encoded, cpu_seconds)
-        self.transfers.end_spill(
-            record, Stored(stored_bytes, encoded.codec, record.kind, None, drive_seconds, cpu_seconds)
-        )
+        self.ended.append(Transfer("spill", record.key, began_seconds, self._clock.now_seconds))
+        stored = Stored(stored_bytes, encoded.codec, record.kind, None, drive_seconds, cpu_seconds)
+        self.transfers.end_spill(record, stored)
 
     def _restore(self, record: SimulatedRecord) -> Process:
         if not self.transfers.begin_restore(record):
             return
+        began_seconds = self._clock.now_seconds
         stored_bytes = record.stored_bytes
         yield self._reads.take
-        drive_seconds = yield from self._transfer(
-            Activity.READ, self._hardware.drive.read_latency_seconds, stored_bytes
-        )
+        latency_seconds = self._hardware.drive.read_latency_seconds
+        drive_seconds = yield from self._transfer(Activity.READ, latency_seconds, stored_bytes)
         decode_seconds = self._codecs.decode_seconds(record)
         yield self._clock.work(Activity.CPU, decode_seconds)
         self._reads.give_back()
         self._codecs.learn_read(record, stored_bytes)
         yield self._clock.work(Activity.CPU, self._raw_cpu_seconds(record))
         cpu_seconds = self._raw_cpu_seconds(record) + decode_seconds
+        self.ended.append(Transfer("restore", record.key, began_seconds, self._clock.now_seconds))
         self.transfers.end_restore(record, Loaded(stored_bytes, drive_seconds, cpu_seconds))
 
     def _transfer(self, direction: Activity, latency_seconds: float, num_bytes: int) -> Generator[Wait, None, float]:
         """Move bytes. Returns the seconds at the drive, including waiting for a turn there."""
         began_seconds = self._clock.now_seconds
-        yield self._device.take
+        yield self._turns.take
         yield self._clock.sleep(latency_seconds)
         yield self._clock.work(direction, num_bytes)
-        self._device.give_back()
+        self._turns.give_back()
         return self._clock.now_seconds - began_seconds
 
     def _raw_cpu_seconds(self, record: SimulatedRecord) -> float:

@@ -7,11 +7,11 @@ calls are not. The time of the calls without waits counts as compute, since a si
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from math import inf
+from typing import NamedTuple
 
 from ..errors import ConfigError
-from ..tracing.events import OWNERS_SINCE_VERSION, Ours, Pack, Release, Spill, Unpack
+from ..tracing.events import OWNERS_SINCE_VERSION, Ours, Pack, Spill, Unpack
 from ..tracing.reader import RecordedTrace
 from ..tracing.steps import Step, records_of
 from . import workload
@@ -77,8 +77,7 @@ def _let_go(step: Step, packs: Sequence[Pack], roots: Sequence[int]) -> Mapping[
     return {roots[ours.index]: ours for ours in seen if ours.at_ns >= last_pack_ns[roots[ours.index]]}
 
 
-@dataclass(frozen=True)
-class _Moment:
+class _Moment(NamedTuple):
     """An action of the thread from `began_ns` to `ended_ns`; `waited_ns` of that time it waited."""
 
     began_ns: int
@@ -103,37 +102,20 @@ def _actions(step: Step, let_go: Iterable[Ours]) -> list[Action]:
 
 
 def _moments(step: Step, let_go: Iterable[Ours]) -> list[_Moment]:
-    waits = _waits_of_threads(step)
-    moments = [_moment(pack, workload.Pack(pack.index), waits) for pack in step.packs]
-    moments += [_moment(unpack, workload.Unpack(unpack.index), waits) for unpack in step.unpacks]
-    releases = _last_releases(step.releases)
-    moments += [_at(release.at_ns, workload.Release(release.index)) for release in releases]
-    released_ns = {release.index: release.at_ns for release in releases}
-    moments += [
-        _at(ours.at_ns, workload.LetGo(ours.index))
+    def call(event: Pack | Unpack, action: Action) -> _Moment:
+        waits = [wait for wait in step.waits if wait.thread == event.thread]
+        waited_ns = sum(max(0, min(w.end_ns, event.end_ns) - max(w.began_ns, event.began_ns)) for w in waits)
+        return _Moment(event.began_ns, event.end_ns, waited_ns, action)
+
+    released_ns = {release.index: release.at_ns for release in step.releases}
+    instants: list[tuple[int, Action]] = [(at_ns, workload.Release(index)) for index, at_ns in released_ns.items()]
+    instants += [
+        (ours.at_ns, workload.LetGo(ours.index))
         for ours in let_go
         if ours.at_ns < released_ns.get(ours.index, inf)  # else it was released before it was noticed
     ]
-    moments.append(_at(step.forward_ended_ns, workload.EndScope()))
+    instants.append((step.forward_ended_ns, workload.EndScope()))
+    moments = [call(pack, workload.Pack(pack.index)) for pack in step.packs]
+    moments += [call(unpack, workload.Unpack(unpack.index)) for unpack in step.unpacks]
+    moments += [_Moment(at_ns, at_ns, 0, action) for at_ns, action in instants]
     return sorted(moments, key=lambda moment: (moment.began_ns, moment.ended_ns))
-
-
-def _at(at_ns: int, action: Action) -> _Moment:
-    return _Moment(at_ns, at_ns, 0, action)
-
-
-def _moment(call: Pack | Unpack, action: Action, waits: Mapping[int, Sequence[tuple[int, int]]]) -> _Moment:
-    own = waits.get(call.thread, ())
-    waited_ns = sum(max(0, min(end, call.end_ns) - max(began, call.began_ns)) for began, end in own)
-    return _Moment(call.began_ns, call.end_ns, waited_ns, action)
-
-
-def _waits_of_threads(step: Step) -> Mapping[int, Sequence[tuple[int, int]]]:
-    waits: dict[int, list[tuple[int, int]]] = {}
-    for wait in step.waits:
-        waits.setdefault(wait.thread, []).append((wait.began_ns, wait.end_ns))
-    return waits
-
-
-def _last_releases(releases: Sequence[Release]) -> list[Release]:
-    return list({release.index: release for release in releases}.values())

@@ -5,18 +5,18 @@ from __future__ import annotations
 from ..disk.tier import Loaded, Stored
 from ..errors import StoreFullError
 from ..rules.counters import STALL_CAUSES
-from ..rules.ledger import Ledger
+from ..rules.device import DeviceRules
+from ..rules.device_window import FLIGHT_BYTES, RELOAD_BYTES, DeviceWindow
 from ..rules.memory import Submissions
 from ..rules.observer import Observer
 from ..rules.pending import NUM_EXAMINED_PER_PACK
 from ..rules.rules import Rules
 from ..rules.state import IN_MEMORY, State
 from ..rules.windows import HostWindows
-from .clock import Clock, Process, Progress
-from .copies import VirtualCopies
+from .clock import Clock, Process, Resume
 from .device import SimulatedDevice
 from .hardware import Activity
-from .memory import SimulatedBooking, SimulatedMemory, SimulatedNoted, is_sole_owner
+from .memory import SimulatedMemory
 from .record import GraphLog, SimulatedRecord
 from .workload import Action, Compute, EndScope, LetGo, Pack, Release, Unpack, Workload
 
@@ -32,50 +32,50 @@ class Rank:
     Args:
         clock: what it waits by.
         windows: the windows of host memory.
-        device: its accelerator.
-        copies: of that accelerator.
+        copies: the streams of its accelerator.
+        device_bytes, flight_bytes, reload_bytes: how much may stay there, be on its way out, and be copied back ahead.
         engine: moves its bytes.
         disk_bytes: its budget on disk.
         workload: what a step does.
         observer: is told of every move.
 
     Attributes:
+        device: the records on the accelerator.
         rules: what is decided, and the state of it.
         ledger: what is booked.
-        device: as above.
     """
 
     def __init__(
         self,
         clock: Clock,
         windows: HostWindows,
-        device: SimulatedDevice,
-        copies: VirtualCopies,
+        copies: SimulatedDevice,
         engine: Submissions[SimulatedRecord],
         disk_bytes: int,
         workload: Workload,
         observer: Observer,
+        *,
+        device_bytes: int,
+        flight_bytes: int = FLIGHT_BYTES,
+        reload_bytes: int = RELOAD_BYTES,
     ) -> None:
-        self.device = device
-        noted = SimulatedNoted(windows)
-        self.ledger = Ledger[SimulatedRecord](windows, noted, is_sole_owner)
-        self._booking = SimulatedBooking(self.ledger, noted)
-        self._memory = SimulatedMemory(self._booking, device)
-        self.rules = Rules[SimulatedRecord](self.ledger, self._memory, device, engine, disk_bytes)
+        window = DeviceWindow[SimulatedRecord](device_bytes, flight_bytes, reload_bytes)
+        self.device = DeviceRules[SimulatedRecord](copies, window)
+        self._memory = SimulatedMemory(windows, self.device)
+        self.ledger = self._memory.ledger
+        self.rules = Rules[SimulatedRecord](self.ledger, self._memory, self.device, engine, disk_bytes)
         self.rules.observer = observer
-        self._noted = noted
         self._clock = clock
         self._copies = copies
         self._workload = workload
         self._compute = Activity.KERNELS if workload.uses_device else Activity.COMPUTE
-        self._progress = Progress(clock)
+        self._waiting: list[Resume] = []  # for progress, as training threads wait for a condition
 
     # --- the training thread ------------------------------------------------------------------------------------------
 
     def begin(self, log: GraphLog) -> None:
-        """A graph begins."""
         log.held.update(log.root_of(action.saved) for action in self._workload.actions if isinstance(action, LetGo))
-        self._booking.begin_graph(log)
+        self._memory.log = log
 
     def end(self, log: GraphLog) -> None:
         """All of the graph is gone. As in the store, that is noticed only when something is drained."""
@@ -83,16 +83,17 @@ class Rank:
             self._let_go(log, index)
 
     def act(self, log: GraphLog, action: Action) -> Process:
-        """Do what the workload says next; may wait."""
         match action:
             case Compute(seconds):
                 yield self._clock.work(self._compute, seconds)
             case Pack(index):
-                yield from self._pack(log, index)
+                if log.fresh and log.saved[index].node != log.fresh_node:
+                    self._settle_fresh(log)
+                yield from self._book(log, index) if log.saved[index].on_device else self._note(log, index)
             case Unpack(index):
                 yield from self._unpack(log, index)
             case LetGo(index):
-                log.others_let_go(index)
+                log.held.discard(log.root_of(index))
             case Release(index):
                 self._let_go(log, index)
             case EndScope():
@@ -112,16 +113,7 @@ class Rank:
             if not record.users:
                 self.rules.released.append(record)
         if len(log.let_go) == len(log.saved):
-            self._noted.ended.append(log)
-
-    def _pack(self, log: GraphLog, index: int) -> Process:
-        saved = log.saved[index]
-        if log.fresh and saved.node != log.fresh_node:
-            self._settle_fresh(log)
-        if saved.on_device:
-            yield from self._book(log, index)
-        else:
-            yield from self._note(log, index)
+            self._memory.ended.append(log)
 
     def _settle_fresh(self, log: GraphLog) -> None:
         self._drain()
@@ -130,10 +122,11 @@ class Rank:
 
     def _book(self, log: GraphLog, index: int) -> Process:
         """See `OffloadScope._book` and `Residency.track`."""
-        record = self._booking.join(log, index)
+        record = self._memory.join(log, index)
         if record is None:
             self._drain()
-            record = self._booking.register(log, index)
+            record = log.make_record(index)
+            self.ledger.register(record)
             self.rules.relieve(NUM_EXAMINED_PER_PACK)
             try:
                 yield from self._make_room()
@@ -151,16 +144,15 @@ class Rank:
     def _note(self, log: GraphLog, index: int) -> Process:
         rules, saved = self.rules, log.saved[index]
         log.newest_node, log.is_settled = saved.node, False
-        is_short = rules.is_short_of(saved.nbytes)
         is_planned = log.plan is not None and not rules.uses_staging
-        is_short |= is_planned
+        is_short = rules.is_short_of(saved.nbytes) or is_planned
         if is_short:
             self._drain()
             rules.relieve(NUM_EXAMINED_PER_PACK, is_planned=is_planned)
             yield from self._make_room()
-        self._booking.note(log, index)
+        self._memory.note(log, index)
         if is_short:
-            self._booking.join_if_booked(log, index)
+            self._memory.join_if_booked(log, index)
         elif rules.uses_staging:
             rules.charge_noted(saved.nbytes)
         if log.plan is not None or index == 0:
@@ -186,9 +178,9 @@ class Rank:
         """See `SavedTensor.unpack` and `PackLog.fetch`."""
         record = log.records[index]
         if record is None:
-            log.begin_to_take(index)
+            log.taken = log.root_of(index)
             self._ask(log, index)
-            log.end_to_take()
+            log.taken = None
             return
         self._ask(log, index)
         if not log.order.is_followed and record.state is not State.PENDING:
@@ -197,64 +189,57 @@ class Rank:
 
     def _ask(self, log: GraphLog, index: int) -> None:
         if not log.is_started:
-            self._start(log)
+            log.is_started = True
+            log.plan = None
+            self.rules.end_plan(log.records)
+            self._survey(log)
+            if any(record is not None and record.state is not State.PENDING for record in log.records):
+                log.look_ahead()
             if log.order.is_followed and log.records[index] is None:
                 self._drain()
                 self.rules.ahead = log.order.lookahead
                 self.rules.go_ahead()
-        log.ask_for(index)
-
-    def _start(self, log: GraphLog) -> None:
-        log.is_started = True
-        log.plan = None
-        self.rules.end_plan(log.records)
-        self._survey(log)
-        if any(record is not None and record.state is not State.PENDING for record in log.records):
-            log.look_ahead()
+        log.order.asked_for[index] = None
 
     def _survey(self, log: GraphLog) -> None:
         self._drain()
         self.rules.relieve(None)
-        self._booking.survey(log)
+        self._memory.survey(log)
         self.rules.pending.survey()
 
     def _fetch(self, log: GraphLog, record: SimulatedRecord, index: int) -> Process:
-        rules, lookahead = self.rules, log.order.lookahead if log.order.is_followed else None
+        rules, order = self.rules, log.order
+        lookahead, reload_ahead = (order.lookahead, order.reload_ahead) if order.is_followed else (None, None)
         self._drain()
         rules.ask_for(record, lookahead, index)
         if record.state in IN_MEMORY:
-            self._hand_over(log, record, index)
+            rules.hand_over(record, reload_ahead, index)
             return
         record.demanded += 1
-        yield from self._await_bytes(record)
-        self._hand_over(log, record, index)
+        if record.state is State.QUEUED:
+            rules.cancel_spill(record)
+        while record.state not in IN_MEMORY:
+            rules.hasten(record)
+            yield from self._wait(_UNPACK_WAITS, record)
+        rules.hand_over(record, reload_ahead, index)
         record.demanded -= 1
         rules.used(record)
         self._advance()
         if record.device is None and record.state in _ON_DISK_ALONE:
             self._memory.give_back_lent()  # whoever was given it is about to let go
 
-    def _hand_over(self, log: GraphLog, record: SimulatedRecord, index: int) -> None:
-        self.rules.hand_over(record, log.order.reload_ahead if log.order.is_followed else None, index)
-
-    def _await_bytes(self, record: SimulatedRecord) -> Process:
-        if record.state is State.QUEUED:
-            self.rules.cancel_spill(record)
-        while record.state not in IN_MEMORY:
-            self.rules.hasten(record)
-            yield from self._wait(_UNPACK_WAITS, record)
-
     def _wait(self, cause: str, record: SimulatedRecord | None = None) -> Process:
         began_seconds = self._clock.now_seconds
-        yield self._progress.wait
+        yield self._waiting.append
         seconds = self._clock.now_seconds - began_seconds
         self.ledger.counters.stall_seconds[cause] += seconds
         self.rules.observer.stalled(seconds, cause, None if record is None else record.key)
         self._drain()
 
-    # --- the engine: `Transfers` --------------------------------------------------------------------------------------
+    # --- the engine ---------------------------------------------------------------------------------------------------
 
     def begin_spill(self, record: SimulatedRecord) -> bool:
+        """A write is about to begin. Returns whether the record is still to be written."""
         self._drain()
         return self.rules.begin_write(record)
 
@@ -263,6 +248,7 @@ class Rank:
         self._advance()
 
     def begin_restore(self, record: SimulatedRecord) -> bool:
+        """A read is about to begin. Returns whether the record is still to be read."""
         self._drain()
         return self.rules.begin_read(record)
 
@@ -274,12 +260,12 @@ class Rank:
         self.rules.end_discards(num_records)
         self._advance()
 
-    # --- both ---------------------------------------------------------------------------------------------------------
-
     def _drain(self) -> None:
         if self.rules.drain():
             self._advance()
 
     def _advance(self) -> None:
         self.rules.advance()
-        self._progress.notify_all()
+        waiting, self._waiting = self._waiting, []
+        for resume in waiting:
+            self._clock.call_soon(resume)

@@ -15,7 +15,7 @@ from ..rules.windows import Window
 from .workload import Saved
 
 if TYPE_CHECKING:
-    from .copies import Copy
+    from .device import Copy
 
 __all__ = ["GraphLog", "SimulatedRecord"]
 
@@ -61,7 +61,6 @@ class SimulatedRecord:
         return bool(self.users)
 
     def move(self, to: State) -> None:
-        """Change the state; an illegal move is a bug of ours (RuntimeError)."""
         if to not in MOVES[self.state]:
             raise RuntimeError(f"record {self.key}: illegal move {self.state.name} → {to.name}")
         self.state = to
@@ -86,6 +85,7 @@ class GraphLog:
         held: the storages that somebody else holds for now, by the index of their first tensor.
         newest_node: which saved last; its kernel may still have to run.
         fresh: booked at once, saved by the newest node that did so, `fresh_node`; see `OffloadScope`.
+        taken: the storage, by its first tensor, of a noted tensor that autograd is just taking; it holds that too.
         plan: where the records belong, if the packs so far are those of a graph that is known.
     """
 
@@ -112,10 +112,10 @@ class GraphLog:
             orders, budgets, lookahead_bytes, budgets.host_bytes + budgets.staging_bytes
         )
         self.is_started = False
+        self.taken: int | None = None
         self._keys: dict[int, int] = {}  # of what was noted
         self._by_root: dict[int, SimulatedRecord] = {}
         self._num_noted = Counter[int]()  # of each storage, as far as the graph has not let go of them
-        self._taken: int | None = None
 
     # --- forward ------------------------------------------------------------------------------------------------
 
@@ -125,20 +125,17 @@ class GraphLog:
         return index if root is None else root
 
     def note(self, index: int) -> None:
-        """Tensor `index` was packed, in host memory."""
         self.noted[index] = None
         self._num_noted[self.root_of(index)] += 1
-        self._keys[index] = self.take_key()
+        self._keys[index] = self._take_key()
         self._append(index, None)
 
     def enter(self, index: int, record: SimulatedRecord) -> None:
-        """Tensor `index` was packed, on the device, and is a view of the record. See `NotedLog.append_booked`."""
         record.users.add(index)
         self._append(index, record)
 
     def _append(self, index: int, record: SimulatedRecord | None) -> None:
-        saved = self.saved[index]
-        self.newest_node, self.is_settled = saved.node, False
+        self.newest_node, self.is_settled = self.saved[index].node, False
         self.records.append(record)
 
     def follow_plan(self, index: int) -> None:
@@ -153,19 +150,16 @@ class GraphLog:
                 yield index
 
     def take_out(self, index: int) -> None:
-        """Tensor `index` is not just noted any more."""
         del self.noted[index]
         if index not in self.let_go:
             self._num_noted[self.root_of(index)] -= 1
 
     def release(self, index: int) -> None:
-        """The graph lets go of tensor `index`."""
         self.let_go.add(index)
         if index in self.noted:
             self._num_noted[self.root_of(index)] -= 1
 
     def is_held(self, index: int) -> bool:
-        """Whether somebody else holds the storage of tensor `index`."""
         return self.saved[index].is_shared or self.root_of(index) in self.held
 
     def is_sole_owner(self, record: SimulatedRecord) -> bool:
@@ -174,7 +168,7 @@ class GraphLog:
         A tensor that is only noted holds it too, and so does one that is just being handed over.
         """
         root = self.root_of(record.saved)
-        return bool(record.users) and not (self.is_held(record.saved) or self._num_noted[root] or root == self._taken)
+        return bool(record.users) and not (self.is_held(record.saved) or self._num_noted[root] or root == self.taken)
 
     def unread_record_of(self, index: int) -> SimulatedRecord | None:
         """The record that tensor `index` is a view of, if there is one whose bytes have not been read."""
@@ -182,20 +176,15 @@ class GraphLog:
         return None if record is None or record.is_read or not record.users else record
 
     def has_record_in_place(self, index: int) -> bool:
-        """Whether the storage of tensor `index` is that of a record too."""
         record = self._by_root.get(self.root_of(index))
         return record is not None and record.is_in_place and record.is_alive
 
     def make_record(self, index: int) -> SimulatedRecord:
-        """Tensor `index` is booked, the first of its storage."""
-        saved = self.saved[index]
-        root = self.root_of(index)
-        key = self._keys[index] if index in self._keys else self.take_key()
-        record = self._by_root[root] = SimulatedRecord(key, index, saved, self)
+        key = self._keys[index] if index in self._keys else self._take_key()
+        record = self._by_root[self.root_of(index)] = SimulatedRecord(key, index, self.saved[index], self)
         return record
 
-    def take_key(self) -> int:
-        """The next of the store's keys."""
+    def _take_key(self) -> int:
         key = self.next_key
         self.next_key += 1
         return key
@@ -204,28 +193,11 @@ class GraphLog:
         if self.plan is not None:
             self.plan.place(record, index, self.first_key)
 
-    def others_let_go(self, index: int) -> None:
-        """Nobody else holds the storage of tensor `index` any more."""
-        self.held.discard(self.root_of(index))
-
-    def begin_to_take(self, index: int) -> None:
-        """Autograd takes tensor `index`, which is only noted: if it is booked meanwhile, it has two owners."""
-        self._taken = self.root_of(index)
-
-    def end_to_take(self) -> None:
-        """Autograd has taken the tensor that `begin_to_take` named."""
-        self._taken = None
-
     # --- backward -----------------------------------------------------------------------------------------------
 
     def come_in(self, index: int, record: SimulatedRecord) -> None:
-        """Tensor `index`, until now only noted, has a record."""
         self.records[index] = record
         self.order.come_in(index, record)
-
-    def ask_for(self, index: int) -> None:
-        """Backward asks for it."""
-        self.order.asked_for[index] = None
 
     def look_ahead(self) -> None:
         """Something has left its place: from now on what will be asked for is brought back before."""
@@ -233,7 +205,6 @@ class GraphLog:
         self.order.look_ahead(Packs(nodes, sizes, self.records, list(self._storages())), self.records)
 
     def end(self) -> None:
-        """The graph is gone: learn what was seen of it."""
         ending = self.order.ending(None)
         if ending is not None:
             ending()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from ..base.defaults import NUM_AT_ONCE, NUM_RESTORES, NUM_SPILLS
@@ -15,18 +15,12 @@ from ..rules.graph_order import Budgets
 from ..rules.lookahead import LearnedOrders
 from ..rules.observer import Observer
 from ..rules.windows import HostWindows
-from ..tracing.events import Event
 from .clock import Clock, Process, VirtualTurns
-from .codecs import CodecOfRecords
 from .device import SimulatedDevice
-from .engine import SimulatedEngine
-from .events import EventsSeen
-from .flows import Flows
-from .hardware import Activity, Hardware, Sharing
-from .link import LinkCopies
+from .engine import SimulatedEngine, Transfer
+from .hardware import Activity, Hardware
 from .rank import Rank
 from .record import GraphLog
-from .timeline import JobsSeen, Transfer
 from .workload import Pack, Unpack, Workload
 
 __all__ = ["Settings", "SimulatedStep", "simulate"]
@@ -69,14 +63,7 @@ class Settings:
                 raise ConfigError(name, getattr(self, name), "give at least 1")
 
     @property
-    def reach_bytes(self) -> int:
-        """How far ahead of backward bytes are fetched, at most."""
-        found_bytes = self.scope_lookahead_bytes
-        return self.host_bytes + self.staging_bytes if found_bytes is None else found_bytes
-
-    @property
     def scope_lookahead_bytes(self) -> int | None:
-        """The lookahead of a scope with these arguments; None: as far as needed."""
         return 0 if self.prefetch == "none" else self.lookahead_bytes
 
 
@@ -85,29 +72,24 @@ class SimulatedStep:
     """The cost of one step of one rank.
 
     Attributes:
-        began_seconds, seconds: when it began, since the start of the simulation, and how long it took.
-        compute_seconds: the time of the step without any waits.
-        counters: what was counted during the step, as in `StoreStats`. `written_bytes` wears the drive.
+        seconds: how long it took.
+        counters: what was counted during the step, as in `StoreStats`.
         link_wait_seconds: how long the accelerator waited for copies; not in `stall_seconds`, which are the host's.
-        host_bytes_peak, staging_bytes_peak, disk_bytes_peak: the most at once, in this step.
+        host_bytes_peak, staging_bytes_peak: the most at once, in this step.
         device_bytes_peak: the most that only the store held on the accelerator at once, kept and being copied.
         transfers: every write and read that ended in the step, in the order of their ends.
     """
 
-    began_seconds: float
     seconds: float
-    compute_seconds: float
     counters: Counters
     link_wait_seconds: float
     host_bytes_peak: int
     staging_bytes_peak: int
-    disk_bytes_peak: int
     device_bytes_peak: int
     transfers: Sequence[Transfer]
 
     @property
     def stall_seconds(self) -> Mapping[str, float]:
-        """How long the training thread waited, by cause."""
         return self.counters.stall_seconds
 
 
@@ -118,8 +100,6 @@ def simulate(
     *,
     num_steps: int = 3,
     num_ranks: int = 1,
-    observer: Observer | None = None,
-    events: list[Event] | None = None,
 ) -> Sequence[Sequence[SimulatedStep]]:
     """Simulate steps; returns those of each rank, in order. In the first step the store does not know the graph yet.
     The last one stands for all later steps.
@@ -134,8 +114,6 @@ def simulate(
         num_steps: usually more than two: the first teaches the order, and the second starts with the state that the
             first left.
         num_ranks: how many ranks share the machine.
-        observer: receives every move of the first rank.
-        events: receives the events that a trace of the first rank would have after its header.
 
     Raises:
         ConfigError: a number is below 1, there is no such codec, or tensors are saved on an accelerator and there is
@@ -143,26 +121,12 @@ def simulate(
         StoreFullError: host budget and disk are full; the store would raise it too.
     """
     _check(workload, hardware, num_steps, num_ranks)
-    flows = Flows(Sharing(hardware, workload.training_cores))
-    clock = Clock(flows)
-    device = VirtualTurns(sys.maxsize if hardware.drive.num_at_once is None else hardware.drive.num_at_once)
-    disk_bytes = settings.disk_bytes
-    if disk_bytes is None:
-        disk_bytes = hardware.drive.capacity_bytes // num_ranks
-    ranks = [
-        _Run(
-            clock,
-            workload,
-            settings,
-            hardware.call_seconds_per_record,
-            LinkCopies(clock, number),
-            _engine(clock, flows, device, workload, hardware, settings, disk_bytes),
-            disk_bytes,
-            observer if number == 0 else None,
-            events if number == 0 else None,
-        )
-        for number in range(num_ranks)
-    ]
+    clock = Clock(partial(hardware.rates, workload.training_cores))
+    num_at_once = hardware.drive.num_at_once
+    turns = VirtualTurns(sys.maxsize if num_at_once is None else num_at_once)
+    if settings.disk_bytes is None:
+        settings = replace(settings, disk_bytes=hardware.drive.capacity_bytes // num_ranks)
+    ranks = [_Run(clock, turns, workload, hardware, settings) for _ in range(num_ranks)]
     for rank in ranks:
         clock.begin(rank.steps(num_steps))
     clock.run()
@@ -179,125 +143,87 @@ def _check(workload: Workload, hardware: Hardware, num_steps: int, num_ranks: in
         raise ConfigError("link", None, "the workload saves tensors on an accelerator: give hardware that has one")
 
 
-def _engine(
-    clock: Clock,
-    flows: Flows,
-    device: VirtualTurns,
-    workload: Workload,
-    hardware: Hardware,
-    settings: Settings,
-    disk_bytes: int,
-) -> SimulatedEngine:
-    codecs = CodecOfRecords(
-        settings.codec,
-        hardware,
-        workload.training_cores,
-        num_at_once=settings.num_turns,
-        now=partial(getattr, clock, "now_seconds"),
-        busy_seconds=flows.busy_seconds,
-    )
-    return SimulatedEngine(
-        clock,
-        hardware,
-        device,
-        codecs,
-        disk_bytes=disk_bytes,
-        num_spill_lanes=settings.num_spill_lanes,
-        num_restore_lanes=settings.num_restore_lanes,
-        num_turns=settings.num_turns,
-    )
+class _NumQueued(Observer):
+    """Counts writes and reads that were queued, including those cancelled later."""
+
+    value = 0
+
+    def spill_queued(self, record: int, nbytes: int) -> None:
+        self.value += 1
+
+    def restore_queued(self, record: int, nbytes: int, *, demanded: bool) -> None:
+        self.value += 1
 
 
 class _Run:
-    """The steps of one rank."""
+    """The steps of one rank. `turns`: at the drive, shared by all ranks."""
 
     def __init__(
-        self,
-        clock: Clock,
-        workload: Workload,
-        settings: Settings,
-        call_seconds: float,
-        copies: LinkCopies,
-        engine: SimulatedEngine,
-        disk_bytes: int,
-        observer: Observer | None,
-        events: list[Event] | None,
+        self, clock: Clock, turns: VirtualTurns, workload: Workload, hardware: Hardware, settings: Settings
     ) -> None:
         self.done: list[SimulatedStep] = []
-        self._clock = clock
-        self._workload = workload
-        self._settings = settings
-        self._call_seconds = call_seconds
-        self._copies = copies
+        self._clock, self._workload, self._settings = clock, workload, settings
+        self._call_seconds = hardware.call_seconds_per_record
         self._next_key = 0
-        self._seen = None if events is None else EventsSeen(clock, observer, self._levels, events)
-        self._jobs = self._seen or JobsSeen(clock, observer)
-        self._windows = HostWindows(settings.host_bytes, settings.staging_bytes, grows=settings.staging_grows)
-        self._device = SimulatedDevice(copies, settings.device_bytes)
-        self._rank = Rank(clock, self._windows, self._device, copies, engine, disk_bytes, workload, self._jobs)
-        engine.transfers = self._rank
         self._orders = LearnedOrders() if settings.prefetch == "learned" else None
+        self._windows = HostWindows(settings.host_bytes, settings.staging_bytes, grows=settings.staging_grows)
+        self._num_queued = _NumQueued()
+        self._copies = SimulatedDevice(clock)
+        self._engine = SimulatedEngine(clock, hardware, turns, workload.training_cores, settings)
+        self._rank = self._engine.transfers = Rank(
+            clock,
+            self._windows,
+            self._copies,
+            self._engine,
+            settings.disk_bytes or 0,
+            workload,
+            self._num_queued,
+            device_bytes=settings.device_bytes,
+        )
 
     def steps(self, num_steps: int) -> Process:
-        """One after the other."""
-        settings = self._settings
-        for number in range(num_steps):
+        settings, rank = self._settings, self._rank
+        for _ in range(num_steps):
             host_bytes, staging_bytes = self._windows.limits
             budgets = Budgets(host_bytes, settings.device_bytes, staging_bytes)
-            began_seconds, before = self._clock.now_seconds, deepcopy(self._rank.ledger.counters)
+            began_seconds, before = self._clock.now_seconds, deepcopy(rank.ledger.counters)
             waited_seconds = self._copies.waited_seconds
             self._begin_peaks()
             log = GraphLog(self._workload.saved, self._next_key, settings.scope_lookahead_bytes, self._orders, budgets)
-            yield from self._step(number, log)
+            yield from self._step(log)
             self._next_key = log.next_key
             self.done.append(self._step_since(began_seconds, before, waited_seconds))
 
-    def _step(self, number: int, log: GraphLog) -> Process:
+    def _step(self, log: GraphLog) -> Process:
         self._rank.begin(log)
-        if self._seen is not None:
-            settings = self._settings
-            self._seen.step_began(number, settings.device_bytes, settings.prefetch, settings.reach_bytes)
         for action in self._workload.actions:
-            num_before, began_seconds = self._jobs.num_queued, self._clock.now_seconds
+            num_before = self._num_queued.value
             yield from self._rank.act(log, action)
             if isinstance(action, Pack | Unpack):
-                call_seconds = self._call_seconds * (self._jobs.num_queued - num_before)
+                call_seconds = self._call_seconds * (self._num_queued.value - num_before)
                 if call_seconds:
                     yield self._clock.work(Activity.COMPUTE, call_seconds)
-            if self._seen is not None:
-                self._seen.acted(number, log, action, began_seconds)
         self._rank.end(log)
-        if self._seen is not None:
-            self._seen.step_ended(number)
-
-    def _levels(self) -> tuple[int, ...]:
-        in_host_memory = *self._windows.used_bytes, self._windows.lent.used_bytes
-        disk_bytes = self._rank.rules.disk_bytes
-        return self._device.held_bytes, self._rank.ledger.uncharged_bytes(), *in_host_memory, disk_bytes
 
     def _begin_peaks(self) -> None:
         for window in (self._windows.host, self._windows.staging):
             window.peak_bytes = window.used_bytes
-        self._rank.rules.disk_bytes_peak = self._rank.rules.disk_bytes
-        self._device.begin_peak()
+        self._rank.device.begin_peak()
 
     def _step_since(self, began_seconds: float, before: Counters, waited_seconds: float) -> SimulatedStep:
+        transfers, self._engine.ended = self._engine.ended, []
         return SimulatedStep(
-            began_seconds,
             self._clock.now_seconds - began_seconds,
-            self._workload.compute_seconds,
             _difference(self._rank.ledger.counters, before),
             self._copies.waited_seconds - waited_seconds,
             self._windows.host.peak_bytes,
             self._windows.staging.peak_bytes,
-            self._rank.rules.disk_bytes_peak,
-            self._device.peak_bytes,
-            self._jobs.take_ended(),
+            self._rank.device.peak_bytes,
+            transfers,
         )
 
 
 def _difference(after: Counters, before: Counters) -> Counters:
-    """The counts between the two moments."""
     counted = Counters()
     for name in Counters.__dataclass_fields__:
         now, then = getattr(after, name), getattr(before, name)

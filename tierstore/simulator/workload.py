@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from math import inf
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..errors import ConfigError
@@ -118,19 +117,6 @@ class Workload:
         """Whether any tensor is saved on an accelerator. The whole step is then computed there."""
         return any(saved.on_device for saved in self.saved)
 
-    def on_accelerator(self, speed: float) -> Workload:
-        """The same step, computed `speed` times as fast by an accelerator, with all saved tensors there.
-
-        Raises:
-            ConfigError: `speed` is not above 0.
-        """
-        if not 0 < speed < inf:
-            raise ConfigError("accelerator_speed", speed, "give more than 0")
-        saved = [saved._replace(on_device=True) for saved in self.saved]
-        actions = [Compute(act.seconds / speed) if isinstance(act, Compute) else act for act in self.actions]
-        return replace(self, saved=saved, actions=actions, training_cores=1.0)
-
     @property
     def compute_seconds(self) -> float:
-        """The time of the step if it never waits."""
         return sum(action.seconds for action in self.actions if isinstance(action, Compute))

@@ -2,5 +2,5 @@
 
 In here: the events (`events.py`), what records them (`recorder.py`, `recordings.py`), what reads and draws them. Not
 here: the hooks, which tell what is saved (`tierstore.hooks.recorded`), and the moves, which the rules tell to an
-`Observer`. The store, the hooks and the commands `trace`, `plan` and `tune` call it. Start with `events.py`.
+`Observer`. The store, the hooks and the commands `trace` and `tune` call it. Start with `events.py`.
 """

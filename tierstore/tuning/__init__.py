@@ -1,8 +1,7 @@
-"""Finds settings: for a machine (`tierstore doctor`), a program (`tune`), or hardware that is not there (`plan`).
+"""Finds settings for a machine (`tierstore doctor`) or a program (`tierstore tune`).
 
-* A machine: `examine.py` measures it, `findings.py` says what is wrong, `recommended.py` what to set.
+* A machine: `examine.py` measures it, `findings.py` says what is wrong, `report.py` what to set.
 * A program: start at `tune.py`. `tune_loop` (`loop.py`) tunes a loop in this process, `program.py` a program.
-* Other hardware: `plan.py` simulates a recorded step on the machines of `machines/`.
 """
 
 from __future__ import annotations

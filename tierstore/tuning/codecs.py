@@ -86,18 +86,18 @@ def measure_codecs(seconds: float, kind_done: Callable[[], None]) -> tuple[Codec
         while not found or time.monotonic() < ends_at:
             for sample in probe(data, itemsize_bytes, scratch):
                 found[sample.codec].append(sample)
-        speeds += [_speed(name, codec, samples) for codec, samples in found.items()]
+        for codec, samples in found.items():
+            raw_bytes = samples[0].raw_bytes
+            encode_seconds = statistics.median(each.encode_seconds for each in samples)
+            decode_seconds = statistics.median(each.decode_seconds for each in samples)
+            speeds.append(
+                CodecSpeed(
+                    data=name,
+                    codec=str(codec),
+                    ratio=samples[0].encoded_bytes / raw_bytes,
+                    encode_bytes_per_second=raw_bytes / max(encode_seconds, _LEAST_SECONDS),
+                    decode_bytes_per_second=raw_bytes / max(decode_seconds, _LEAST_SECONDS),
+                )
+            )
         kind_done()
     return tuple(speeds)
-
-
-def _speed(name: str, codec: Codec, samples: list[Sample]) -> CodecSpeed:
-    encode_seconds = statistics.median(each.encode_seconds for each in samples)
-    decode_seconds = statistics.median(each.decode_seconds for each in samples)
-    return CodecSpeed(
-        data=name,
-        codec=str(codec),
-        ratio=samples[0].encoded_bytes / samples[0].raw_bytes,
-        encode_bytes_per_second=samples[0].raw_bytes / max(encode_seconds, _LEAST_SECONDS),
-        decode_bytes_per_second=samples[0].raw_bytes / max(decode_seconds, _LEAST_SECONDS),
-    )

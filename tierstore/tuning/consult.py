@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
 
-from ..base.config import check_directory
+from ..base.config import check_directory, format_bytes
 from ..base.interrupts import ended_by_signals
 from ..base.json_text import json_text
 from ..base.new_file import check_distinct, check_new_file, make_file
 from ..base.system_words import words_of
 from ..errors import ConfigError, StorageIOError
-from ..hardware import hardware_text
+from ..hardware import Transfer, hardware_text
 from ..plain_text import plain
 from .examine import NUM_EXAMINED, examine
-from .findings import unfit_because
-from .recommended import config_text
-from .report import hardware_of, report_of
-from .report_view import report_view
+from .findings import Finding, unfit_because
+from .measurements import Measurements, fastest, rate
+from .report import Report, Setting, config_text, hardware_of, report_of
 
-__all__ = ["consult"]
+__all__ = ["consult", "report_view"]
+
+_STYLES = {"problem": "bold red", "warning": "yellow", "note": "dim"}
 
 
 def consult(
@@ -38,14 +42,7 @@ def consult(
 ) -> bool:
     """Examine, print, write the files asked for. Returns whether offloading works here. Blocks a little over `seconds`.
 
-    Args:
-        path: the directory.
-        socket: where a daemon is looked for; None: in the usual places.
-        seconds: for all measurements together.
-        as_json: print the report as JSON, and nothing else, on standard output.
-        config: a file to make with the recommended settings; None: none.
-        hardware: a file to make with the description of the machine; None: none.
-        verbose: print speeds by block size, and of codecs, too.
+    Args: as `tierstore doctor`'s.
 
     Raises:
         StorageIOError: the system refuses a call, or a thread.
@@ -60,10 +57,12 @@ def consult(
     for option, file in files.items():
         check_new_file(option, file)
     messages = Console(stderr=True, highlight=False)
-    with ended_by_signals(), _progress(messages) as progress:
-        task = progress.add_task("", total=NUM_EXAMINED)
+    columns = (BarColumn(bar_width=30), TextColumn("{task.description}"), TimeElapsedColumn())
+    bar = Progress(*columns, console=messages, transient=True, disable=not messages.is_terminal)
+    with ended_by_signals(), bar:
+        task = bar.add_task("", total=NUM_EXAMINED)
         try:
-            machine = examine(directory, socket, seconds, lambda at: progress.update(task, advance=1, description=at))
+            machine = examine(directory, socket, seconds, lambda at: bar.update(task, advance=1, description=at))
         except OSError as error:
             raise StorageIOError("examine", path, words_of(error), "nothing was changed") from error
     report = report_of(machine)
@@ -95,7 +94,101 @@ def _absolute(directory: Path) -> Path:
     return Path(text)
 
 
-def _progress(console: Console) -> Progress:
-    """A bar on a terminal; nothing at all elsewhere."""
-    columns = (BarColumn(bar_width=30), TextColumn("{task.description}"), TimeElapsedColumn())
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+# --- the report on a terminal -----------------------------------------------------------------------------------------
+
+
+def report_view(report: Report, *, verbose: bool = False) -> RenderableType:
+    """What `tierstore doctor` prints; with `verbose` also speeds by block size, and of codecs."""
+    machine = report.measurements
+    is_bad = "Offloading does not work well here. See the problems below."
+    facts = Table("", "", title="The machine", title_justify="left", show_header=False)
+    facts.columns[0].style = "dim"
+    for name, text in _facts(machine):
+        facts.add_row(name, _plain(text))
+    return Group(
+        Text("Offloading works here." if report.is_usable else is_bad, "bold"),
+        _settings(report.settings, unfit_because(machine.drive)),
+        _findings(report.findings),
+        facts,
+        *(_speeds(machine) if verbose else ()),
+    )
+
+
+def _settings(settings: tuple[Setting, ...], unfit: str | None) -> Table:
+    title = "Recommended settings; all others: the default"
+    table = Table("setting", "value", "why", title=title, title_justify="left")
+    if unfit is not None and not {"path", "connect"} & {each.name for each in settings}:
+        table.add_row("path", "another", _plain(f"{unfit}, so this directory is not recommended"))
+    for each in settings:
+        table.add_row(each.name, _plain(str(each.value)), _plain(each.reason))
+    return table
+
+
+def _findings(findings: tuple[Finding, ...]) -> Table:
+    table = Table(title="Findings", title_justify="left", show_header=False, show_lines=True)
+    for finding in findings:
+        advice = "" if finding.advice is None else f"\n→ {finding.advice}"
+        text = Text.assemble(_plain(finding.sentence), _plain(advice, "italic"))
+        table.add_row(Text(finding.severity, _STYLES[finding.severity]), text)
+    if not findings:
+        table.add_row("", "nothing")
+    return table
+
+
+def _facts(machine: Measurements) -> Iterator[tuple[str, str]]:
+    drive, memory, pages, cores = machine.drive, machine.memory, machine.huge_pages, machine.processor
+    yield "cores", f"{cores.usable_cores:g} of {cores.num_present} usable, {cores.model or 'of an unknown model'}"
+    yield "memory", f"{format_bytes(memory.available_bytes)} available of {format_bytes(memory.total_bytes)}"
+    alone, together = rate(memory.copy_bytes_per_second), rate(memory.copy_all_bytes_per_second)
+    fresh = rate(memory.fresh_bytes_per_second)
+    yield "memory copies", f"{alone} by one thread, {together} by all; {fresh} into fresh pages"
+    kept = memory.allocator_left_alone
+    words = "a store returns freed memory when it is short" if kept is None else f"a store leaves it alone: {kept}"
+    yield "allocator", f"{memory.allocator}; {words}"
+    share = pages.granted_share
+    granted = "not known" if share is None else f"{share:.0%} of a buffer that asked for them"
+    yield "huge pages", f"{granted}; a client's window gets {'some' if pages.collapses else 'none'}"
+    mode, free = drive.io_mode or "not tried", format_bytes(drive.free_bytes)
+    yield "drive", f"{drive.path}: {drive.file_system}, {mode}, {free} free"
+    if drive.device is not None:
+        size = "" if drive.size_bytes is None else f", {format_bytes(drive.size_bytes)}"
+        yield "device", f"{drive.device}{size}, {drive.model or 'without a model name'}"
+    written, read = fastest(drive.writes), fastest(drive.reads)
+    if written is not None and read is not None:
+        yield "drive at best", f"writes {rate(written)}, reads {rate(read)}"
+    if drive.write_latency_seconds is not None and drive.read_latency_seconds is not None:
+        write, back = 1e6 * drive.write_latency_seconds, 1e6 * drive.read_latency_seconds
+        yield "latency of 4 KiB", f"{write:.0f} µs to write, {back:.0f} µs to read"
+    for link in machine.accelerators.links:
+        down, up = rate(link.to_host_bytes_per_second), rate(link.to_device_bytes_per_second)
+        yield link.name, f"{format_bytes(link.memory_bytes)}; {link.host_memory} copies: {down} to the host, {up} back"
+    if machine.accelerators.note is not None:
+        yield "accelerators", machine.accelerators.note
+    yield "measured in", f"{machine.seconds:.0f} s"
+
+
+def _speeds(machine: Measurements) -> Iterator[Table]:
+    written, read = _by_combination(machine.drive.writes), _by_combination(machine.drive.reads)
+    if written or read:
+        title = "The drive, by block size and transfers at once"
+        table = Table("block", "at once", "write", "read", title=title, title_justify="left", min_width=len(title))
+        for block_bytes, depth in sorted(written | read):
+            speeds = (each.get((block_bytes, depth), "-") for each in (written, read))
+            table.add_row(format_bytes(block_bytes), str(depth), *speeds)
+        yield table
+    if machine.codecs:
+        title = "Codecs on one core, on made-up sample data"
+        table = Table("data", "codec", "ratio", "encode", "decode", title=title, title_justify="left")
+        for each in machine.codecs:
+            encode, decode = rate(each.encode_bytes_per_second), rate(each.decode_bytes_per_second)
+            table.add_row(each.data, each.codec, f"{each.ratio:.3f}", encode, decode)
+        yield table
+
+
+def _by_combination(transfers: tuple[Transfer, ...]) -> dict[tuple[int, int], str]:
+    return {(each.block_bytes, each.depth): rate(each.bytes_per_second) for each in transfers}
+
+
+def _plain(text: str, style: str = "") -> Text:
+    """Text from outside (paths, names of drives and drivers) that can neither style nor control the terminal."""
+    return Text(plain(text, kept="\n"), style)

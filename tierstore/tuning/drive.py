@@ -8,6 +8,7 @@ cache before they are read: the speed that remains when the cache is full.
 
 from __future__ import annotations
 
+import mmap
 import os
 import statistics
 import time
@@ -15,10 +16,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import count
+from itertools import count, product
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from msgspec.structs import replace
 
@@ -30,10 +31,9 @@ from ..disk.segments import Segment, close_segments, open_segment
 from ..disk.transfer import read_all, write_all
 from ..hardware import Transfer
 from .measurements import Drive
-from .memory import mapped
 from .system import device_bytes
 
-__all__ = ["BLOCKS", "DEPTHS", "NUM_STEPS", "SLACK_SECONDS", "measure_drive"]
+__all__ = ["BLOCKS", "DEPTHS", "NUM_STEPS", "SLACK_SECONDS", "mapped", "measure_drive"]
 
 KIB, MIB = 2**10, 2**20
 
@@ -60,22 +60,10 @@ _News = Drive | Exception | None
 """The result so far; or the error that ended the measurement; or that it is complete."""
 
 
-class _Plan(NamedTuple):
-    """One measurement to make: blocks of one size, `depth` at once, for so long; each lane moves one block at least."""
-
-    direction: Direction
-    block_bytes: int
-    depth: int
-    seconds: float
-    once: bool = False  # stop at the end of the file
-    stride: int = 1  # from one transfer to the next, in blocks
-
-
 @dataclass
 class _Run:
-    """A plan that is being carried out. The lanes only add to it; after an error no more transfers are begun."""
+    """A measurement under way. The lanes only add to it; after an error no more transfers are begun."""
 
-    ends_at: float
     began_at: float = field(default_factory=time.monotonic)
     ended_at: float = 0.0
     call_seconds: list[float] = field(default_factory=list)
@@ -83,12 +71,8 @@ class _Run:
     numbers: Iterator[int] = field(default_factory=count)
 
     @property
-    def num_blocks(self) -> int:
-        return len(self.call_seconds)
-
-    @property
-    def seconds(self) -> float:
-        return self.ended_at - self.began_at
+    def blocks_per_second(self) -> float:
+        return len(self.call_seconds) / (self.ended_at - self.began_at)
 
 
 class _Bench:
@@ -96,7 +80,7 @@ class _Bench:
 
     def __init__(self, segment: Segment, mode: IoMode, memory_bytes: int) -> None:
         self._block_limit_bytes = max(BLOCKS[0], memory_bytes // max(DEPTHS))
-        self._segment = segment
+        self._descriptor = segment.file.fileno()
         self._mode = mode
         self._span_bytes = segment.num_bytes
         self._buffers = _random_buffers(max(DEPTHS), min(max(BLOCKS), self._block_limit_bytes))
@@ -106,14 +90,13 @@ class _Bench:
         """Write the file from its beginning, once at most. Returns bytes, within which all later transfers stay, and
         bytes per second."""
         block_bytes = MIB if self._block_limit_bytes >= MIB else BLOCKS[0]
-        run = self._move(_Plan("write", block_bytes, max(DEPTHS), seconds, once=True))
-        self._span_bytes = run.num_blocks * block_bytes
-        self._best["write"] = self._span_bytes / run.seconds
+        run = self._move("write", block_bytes, max(DEPTHS), seconds, once=True)
+        self._span_bytes = len(run.call_seconds) * block_bytes
+        self._best["write"] = run.blocks_per_second * block_bytes
         return self._span_bytes, self._best["write"]
 
     def latency_seconds(self, direction: Direction, seconds: float) -> float:
-        plan = _Plan(direction, _LATENCY_BYTES, 1, seconds, stride=_SCATTER)
-        return statistics.median(self._move(plan).call_seconds)
+        return statistics.median(self._move(direction, _LATENCY_BYTES, 1, seconds, stride=_SCATTER).call_seconds)
 
     def transfer(self, direction: Direction, block_bytes: int, depth: int, seconds: float) -> Transfer | None:
         """Measure one combination; None: it would take too long, or more space or memory than there is."""
@@ -123,22 +106,48 @@ class _Bench:
         expected = self._best.get(direction) or self._best["write"]
         if in_flight_bytes / expected > _MOST_OVERRUN * seconds:
             return None
-        run = self._move(_Plan(direction, block_bytes, depth, seconds))
-        moved_bytes = run.num_blocks * block_bytes
-        speed = moved_bytes / run.seconds
+        run = self._move(direction, block_bytes, depth, seconds)
+        speed, moved_bytes = run.blocks_per_second * block_bytes, len(run.call_seconds) * block_bytes
         self._best[direction] = max(speed, self._best.get(direction, 0.0))
         return Transfer(block_bytes=block_bytes, depth=depth, bytes_per_second=speed, measured_bytes=moved_bytes)
 
-    def _move(self, plan: _Plan) -> _Run:
-        """Carry out a plan. Raises OSError if the drive fails."""
-        if plan.direction == "read" and not self._mode.direct:
-            os.posix_fadvise(self._segment.file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        run = _Run(time.monotonic() + plan.seconds)
+    def _move(
+        self, direction: Direction, block_bytes: int, depth: int, seconds: float, *, once: bool = False, stride: int = 1
+    ) -> _Run:
+        """Move blocks, `depth` at once, for so long, one of each lane at least. Raises OSError if the drive fails.
+
+        Args:
+            once: stop at the end of the file.
+            stride: from one transfer to the next, in blocks.
+        """
+        if direction == "read" and not self._mode.direct:
+            os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        num_places = self._span_bytes // block_bytes
+        move = read_all if direction == "read" else write_all
+        run = _Run()
+
+        def move_blocks(buffer: memoryview) -> None:
+            """Every transfer begun is completed, so a filled file has no gaps."""
+            try:
+                while run.error is None:
+                    number = next(run.numbers)
+                    if once and number >= num_places:
+                        return
+                    began_at = time.monotonic()
+                    move(self._descriptor, [buffer], number * stride % num_places * block_bytes)
+                    if direction == "write" and not self._mode.direct:
+                        os.fdatasync(self._descriptor)
+                    run.ended_at = time.monotonic()
+                    run.call_seconds.append(run.ended_at - began_at)
+                    if run.ended_at >= run.began_at + seconds:
+                        return
+            except Exception as error:  # noqa: BLE001 - raised on the thread that waits for the lanes
+                run.error = error
+
         lanes = []
         try:
-            for buffer in self._buffers[: plan.depth]:
-                job = partial(self._run_lane, plan, run, buffer[: plan.block_bytes])
-                lanes.append(start_thread(job, "tierstore-doctor"))
+            for buffer in self._buffers[:depth]:
+                lanes.append(start_thread(partial(move_blocks, buffer[:block_bytes]), "tierstore-doctor"))  # noqa: PERF401
         except OSError as error:  # no more threads; those that were started use the file
             run.error = error
         for lane in lanes:
@@ -146,27 +155,6 @@ class _Bench:
         if run.error is not None:
             raise run.error
         return run
-
-    def _run_lane(self, plan: _Plan, run: _Run, buffer: memoryview) -> None:
-        """Move blocks until the time is up. Every transfer begun is completed, so a filled file has no gaps."""
-        descriptor = self._segment.file.fileno()
-        num_places = self._span_bytes // plan.block_bytes
-        move = read_all if plan.direction == "read" else write_all
-        try:
-            while run.error is None:
-                number = next(run.numbers)
-                if plan.once and number >= num_places:
-                    return
-                began_at = time.monotonic()
-                move(descriptor, [buffer], number * plan.stride % num_places * plan.block_bytes)
-                if plan.direction == "write" and not self._mode.direct:
-                    os.fdatasync(descriptor)
-                run.ended_at = time.monotonic()
-                run.call_seconds.append(run.ended_at - began_at)
-                if run.ended_at >= run.ends_at:
-                    return
-        except Exception as error:  # noqa: BLE001 - raised on the thread that waits for the lanes
-            run.error = error
 
 
 def measure_drive(
@@ -222,7 +210,6 @@ def _measure(drive: Drive, directory: Path, seconds: float, memory_bytes: int, t
 
 
 def _steps(drive: Drive, bench: _Bench, seconds: float) -> Iterator[Drive]:
-    """Yields what is known after each step."""
     span_bytes, speed = bench.fill(_FILL_SHARE * seconds)
     drive = replace(drive, span_bytes=span_bytes, first_write_bytes_per_second=speed)
     yield drive
@@ -230,17 +217,16 @@ def _steps(drive: Drive, bench: _Bench, seconds: float) -> Iterator[Drive]:
     yield drive
     drive = replace(drive, read_latency_seconds=bench.latency_seconds("read", _LATENCY_SHARE * seconds))
     yield drive
-    for block_bytes in BLOCKS:
-        for depth in DEPTHS:
-            written = bench.transfer("write", block_bytes, depth, _STEP_SHARE * seconds)
-            read = bench.transfer("read", block_bytes, depth, _STEP_SHARE * seconds)
-            drive = replace(
-                drive,
-                writes=drive.writes + ((written,) if written else ()),
-                reads=drive.reads + ((read,) if read else ()),
-                num_left_out=drive.num_left_out + (written is None) + (read is None),
-            )
-            yield drive
+    for block_bytes, depth in product(BLOCKS, DEPTHS):
+        written = bench.transfer("write", block_bytes, depth, _STEP_SHARE * seconds)
+        read = bench.transfer("read", block_bytes, depth, _STEP_SHARE * seconds)
+        drive = replace(
+            drive,
+            writes=drive.writes + ((written,) if written else ()),
+            reads=drive.reads + ((read,) if read else ()),
+            num_left_out=drive.num_left_out + (written is None) + (read is None),
+        )
+        yield drive
 
 
 @contextmanager
@@ -261,3 +247,13 @@ def _random_buffers(num_buffers: int, num_bytes: int) -> list[memoryview]:
     for each in buffers:
         each.write(noise)
     return [memoryview(each) for each in buffers]
+
+
+def mapped(num_bytes: int) -> mmap.mmap:
+    """A private buffer, in huge pages if there are any."""
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    except OSError:
+        pass  # a kernel without huge pages
+    return memory

@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import platform
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ..base.config import available_host_bytes, local_world_size
-from .accelerators import measure_accelerators
+from ..base.device_files import has_driver
+from ..base.threads import start_thread
+from ..disk.linux import address_of, copy_memory, make_pages_huge
+from ..hardware import AcceleratorLink
+from ..returning.allocator import allocator_of_process
+from . import system
 from .codecs import SAMPLES, measure_codecs
-from .drive import NUM_STEPS, measure_drive
-from .measurements import Measurements
-from .memory import measure_huge_pages, measure_memory
-from .system import describe_drive, describe_limits, describe_processor, find_daemon
+from .drive import NUM_STEPS, mapped, measure_drive
+from .measurements import AcceleratorState, HugePages, Measurements, Memory
 
-__all__ = ["NUM_EXAMINED", "examine"]
+if TYPE_CHECKING:
+    import torch
 
+__all__ = ["NUM_EXAMINED", "examine", "measure_accelerators"]
+
+MIB = 2**20
 NUM_EXAMINED = NUM_STEPS + len(SAMPLES) + 4
 """How often `examine` reports progress, at most."""
 
 _DRIVE_SHARE, _CODEC_SHARE, _MEMORY_SHARE, _ACCELERATOR_SHARE = 0.7, 0.15, 0.05, 0.1
 _BUFFER_SHARE = 8  # buffers take an eighth of the available memory
+_LEAST_BUFFER_BYTES, _BUFFER_BYTES, _DEVICE_BUFFER_BYTES = 2 * MIB, 32 * MIB, 64 * MIB
+_MOST_THREADS = 8
+_HUGE_ORDER = 9  # a huge page has 2**9 pages on x86-64, and on arm64 with 4 KiB pages
 
 
 def examine(directory: Path, socket: str | None, seconds: float, progress: Callable[[str], None]) -> Measurements:
@@ -41,15 +54,15 @@ def examine(directory: Path, socket: str | None, seconds: float, progress: Calla
     began_at = time.monotonic()
     trainers = local_world_size() if "LOCAL_WORLD_SIZE" in os.environ else None
     memory_bytes = available_host_bytes() // _BUFFER_SHARE
-    processor = describe_processor()
-    daemon = find_daemon(socket, directory)
+    processor = system.describe_processor()
+    daemon = system.find_daemon(socket, directory)
     progress("daemon")
-    memory = measure_memory(_MEMORY_SHARE * seconds, int(processor.usable_cores))
+    memory = _memory(_MEMORY_SHARE * seconds, int(processor.usable_cores))
     progress("memory")
-    huge_pages = measure_huge_pages()
+    huge_pages = _huge_pages()
     progress("huge pages")
     drive = measure_drive(
-        describe_drive(directory),
+        system.describe_drive(directory),
         directory,
         seconds=_DRIVE_SHARE * seconds,
         memory_bytes=memory_bytes,
@@ -66,8 +79,172 @@ def examine(directory: Path, socket: str | None, seconds: float, progress: Calla
         memory=memory,
         huge_pages=huge_pages,
         processor=processor,
-        limits=describe_limits(),
+        limits=system.describe_limits(),
         codecs=codecs,
         accelerators=accelerators,
         daemon=daemon,
     )
+
+
+# --- host memory ------------------------------------------------------------------------------------------------------
+
+
+def _memory(seconds: float, num_cores: int) -> Memory:
+    num_threads = max(1, min(num_cores, _MOST_THREADS))
+    num_bytes = _buffer_bytes(2 * num_threads)
+    pairs = [(mapped(num_bytes), mapped(num_bytes)) for _ in range(num_threads)]
+    for source, _ in pairs:
+        source.write(b"\x5a" * num_bytes)
+    allocator = allocator_of_process()
+    return Memory(
+        **system.memory_figures(),
+        copy_bytes_per_second=_copy_speed(pairs[:1], seconds / 3),
+        copy_all_bytes_per_second=_copy_speed(pairs, seconds / 3),
+        fresh_bytes_per_second=_fresh_speed(memoryview(pairs[0][0]), seconds / 3),
+        allocator=allocator.name,
+        allocator_left_alone=allocator.left_alone or None,
+    )
+
+
+def _buffer_bytes(num_buffers: int) -> int:
+    """The length of a buffer, in whole huge pages, so that all buffers leave most of the available memory."""
+    share = available_host_bytes() // _BUFFER_SHARE // num_buffers // _LEAST_BUFFER_BYTES * _LEAST_BUFFER_BYTES
+    return max(_LEAST_BUFFER_BYTES, min(_BUFFER_BYTES, share))
+
+
+def _copy_speed(pairs: list[tuple[mmap.mmap, mmap.mmap]], seconds: float) -> float:
+    moved_bytes = [0] * len(pairs)
+    for source, target in pairs:
+        copy_memory(memoryview(target), memoryview(source))  # the first copy makes the kernel find the pages
+    began_at = time.monotonic()
+
+    def run(number: int) -> None:
+        source, target = memoryview(pairs[number][0]), memoryview(pairs[number][1])
+        while time.monotonic() < began_at + seconds or not moved_bytes[number]:
+            copy_memory(target, source)
+            moved_bytes[number] += len(source)
+
+    for thread in [start_thread(partial(run, number), "tierstore-doctor") for number in range(len(pairs))]:
+        thread.join()
+    return sum(moved_bytes) / (time.monotonic() - began_at)
+
+
+def _fresh_speed(source: memoryview, seconds: float) -> float:
+    """The speed of writing to pages that the kernel has to find and clear first, in bytes per second."""
+    moved_bytes, used_seconds = 0, 0.0
+    while used_seconds < seconds:
+        fresh = mapped(len(source))
+        began_at = time.monotonic()
+        copy_memory(memoryview(fresh), source)
+        used_seconds += time.monotonic() - began_at
+        moved_bytes += len(source)
+    return moved_bytes / used_seconds
+
+
+def _huge_pages() -> HugePages:
+    """Ask for huge pages, for private memory and for a client's window, and read the kernel's settings."""
+    num_bytes = _buffer_bytes(2)
+    free_bytes, free_share = system.free_in_pieces(_HUGE_ORDER)
+    memory = mapped(num_bytes)
+    address = address_of(memoryview(memory))
+    before_bytes = system.huge_bytes_at(address)  # of neighbours in the same mapping
+    memory.write(bytes(num_bytes))
+    after_bytes = system.huge_bytes_at(address)
+    granted_share = None
+    if before_bytes is not None and after_bytes is not None:
+        granted_share = max(0.0, min(1.0, (after_bytes - before_bytes) / num_bytes))
+    return HugePages(
+        enabled=system.huge_page_setting("enabled"),
+        shared=system.huge_page_setting("shmem_enabled"),
+        granted_share=granted_share,
+        collapses=_collapses(num_bytes),
+        free_bytes=free_bytes,
+        free_share=free_share,
+    )
+
+
+def _collapses(num_bytes: int) -> bool:
+    descriptor = os.memfd_create("tierstore-doctor", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(descriptor, num_bytes)
+        with mmap.mmap(descriptor, num_bytes) as window:
+            window.write(bytes(num_bytes))
+            make_pages_huge(descriptor, num_bytes)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+# --- accelerators -----------------------------------------------------------------------------------------------------
+
+
+def measure_accelerators(seconds: float, memory_bytes: int = _DEVICE_BUFFER_BYTES) -> AcceleratorState:
+    """Look for accelerators, and measure copies both ways on each in turn, through a slab like a store's. Never fails.
+
+    Blocks. torch is imported only if an accelerator's driver has made its device files.
+
+    Args:
+        seconds: for all of them together, without the time that drivers take to start.
+        memory_bytes: the most that the buffer in host memory may take.
+    """
+    if not has_driver():
+        return AcceleratorState(note="no driver of an accelerator has made device files in /dev")
+    import torch
+
+    kind = torch.accelerator.current_accelerator(check_available=True)
+    if kind is None:
+        return AcceleratorState(note=f"PyTorch {torch.__version__} finds no accelerator that it could use")
+    num_devices = torch.accelerator.device_count()
+    num_bytes = max(MIB, min(_DEVICE_BUFFER_BYTES, memory_bytes))
+    links: list[AcceleratorLink] = []
+    for index in range(num_devices):
+        try:
+            links.append(_link(torch.device(kind.type, index), seconds / num_devices, num_bytes))
+        except RuntimeError as error:  # out of memory, in exclusive use, a broken driver
+            return AcceleratorState(links=tuple(links), error=f"{kind.type}:{index} cannot be used: {error}")
+    return AcceleratorState(links=tuple(links))
+
+
+def _link(device: torch.device, seconds: float, num_bytes: int) -> AcceleratorLink:
+    import torch
+
+    from ..residency.slab import Slab
+
+    backend: Any = getattr(torch, device.type)
+    has_properties = hasattr(backend, "get_device_properties")
+    properties = backend.get_device_properties(device) if has_properties else None
+    with torch.accelerator.device_index(device.index):
+        slab = Slab(num_bytes)
+        slot = slab.allocate(num_bytes)
+        host = slot.as_plain_tensor().fill_(1)
+        slab.pin(device)
+        try:
+            on_device = torch.ones(num_bytes, dtype=torch.uint8, device=device)
+            return AcceleratorLink(
+                name=str(getattr(properties, "name", device)),
+                memory_bytes=int(getattr(properties, "total_memory", 0)),
+                host_memory=slab.description,
+                to_host_bytes_per_second=_speed(host, on_device, seconds / 2),
+                to_device_bytes_per_second=_speed(on_device, host, seconds / 2),
+            )
+        finally:
+            torch.accelerator.synchronize()
+            slab.unpin()
+            slab.free(slot)
+
+
+def _speed(target: torch.Tensor, source: torch.Tensor, seconds: float) -> float:
+    import torch
+
+    target.copy_(source, non_blocking=True)  # the first copy includes set-up in the driver
+    torch.accelerator.synchronize()
+    began_at = now = time.monotonic()
+    num_copies = 0
+    while now < began_at + seconds or not num_copies:
+        target.copy_(source, non_blocking=True)
+        torch.accelerator.synchronize()
+        num_copies += 1
+        now = time.monotonic()
+    return num_copies * target.nbytes / (now - began_at)

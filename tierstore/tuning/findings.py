@@ -15,8 +15,7 @@ from msgspec import Struct
 
 from ..base.config import format_bytes
 from ..disk.endurance import DAY_SECONDS
-from .measurements import Drive, Measurements, fastest
-from .words import rate
+from .measurements import Drive, Measurements, fastest, rate
 
 __all__ = ["Finding", "findings_of", "is_shared", "unfit_because"]
 
@@ -41,23 +40,21 @@ _USELESS_MEMORY_BYTES, _LITTLE_MEMORY_BYTES = 512 * MIB, 4 * GIB
 _SWAPPED_SHARE = 0.05  # of memory
 _SLOW_COPY = 2e9
 _FEW_HUGE_PAGES = 0.5
-_SMALL_SHM_BYTES = GIB
 _SEGMENT_BYTES = GIB  # size of an extent file; each takes a descriptor
 _OTHER_DESCRIPTORS = 64  # what else a training process has open
 _SLOW_LINK = 6e9  # PCIe 3.0 with 8 lanes
+_IS_IDLE = "Measure again when the machine is idle."
 
 Severity = Literal["problem", "warning", "note"]
 
 
 class Finding(Struct, frozen=True, kw_only=True):
-    """One thing to know about a machine."""
+    """One thing to know about a machine. `code`: a stable name. `advice`: what to do; None: nothing."""
 
     severity: Severity
     code: str
-    """A stable name, for programs."""
     sentence: str
     advice: str | None = None
-    """What to do about it; None: nothing has to be done."""
 
 
 _Found = Iterator[Finding]
@@ -68,6 +65,16 @@ def _finding(severity: Severity, code: str, sentence: str, advice: str | None = 
 
 
 _problem, _warning, _note = partial(_finding, "problem"), partial(_finding, "warning"), partial(_finding, "note")
+
+
+def findings_of(machine: Measurements) -> tuple[Finding, ...]:
+    """Every finding about a machine, the worst first; within a severity in the order of the checks."""
+    checks: tuple[Callable[[Measurements], _Found], ...] = (
+        _room, _place, _speed, _latency, _accelerators, _memory, _huge_pages, _cores_and_files, _daemon,
+        _worth_of_figures, _wear,
+    )  # fmt: skip
+    found = [finding for check in checks for finding in check(machine)]
+    return tuple(sorted(found, key=lambda finding: ("problem", "warning", "note").index(finding.severity)))
 
 
 # --- the drive --------------------------------------------------------------------------------------------------------
@@ -91,27 +98,18 @@ def _room(machine: Measurements) -> _Found:
     drive = machine.drive
     free = f"Only {format_bytes(drive.free_bytes)} are free under {drive.path}"
     if drive.error is not None:
-        yield _problem(
-            "drive-fails",
-            f"The drive under {drive.path} fails: {drive.error}.",
-            "Look at the kernel's log (dmesg), at quotas, and at the network if the drive is behind one.",
-        )
+        advice = "Look at the kernel's log (dmesg), at quotas, and at the network if the drive is behind one."
+        yield _problem("drive-fails", f"The drive under {drive.path} fails: {drive.error}.", advice)
     elif not drive.span_bytes:
-        yield _problem(
-            "drive-full",
-            f"{free}: too little to measure or spill to.",
-            "Free some space, or name a directory on another drive.",
-        )
+        advice = "Free some space, or name a directory on another drive."
+        yield _problem("drive-full", f"{free}: too little to measure or spill to.", advice)
     elif drive.free_bytes < _LITTLE_SPACE_BYTES:
-        yield _warning(
-            "little-space",
-            f"{free}, and one step may save more than that.",
-            "Free some space: a step raises StoreFullError when host memory and disk are used up.",
-        )
+        advice = "Free some space: a step raises StoreFullError when host memory and disk are used up."
+        yield _warning("little-space", f"{free}, and one step may save more than that.", advice)
 
 
 def _place(machine: Measurements) -> _Found:
-    drive = machine.drive
+    drive, has_links = machine.drive, bool(machine.accelerators.links)
     if drive.file_system in _NETWORK:
         yield _warning(
             "network-drive",
@@ -120,7 +118,6 @@ def _place(machine: Measurements) -> _Found:
             "Name a directory on a local drive, if there is one.",
         )
     if drive.file_system in _IN_MEMORY:
-        has_links = bool(machine.accelerators.links)
         yield (_warning if has_links else _problem)(
             "in-memory",
             f"{drive.path} is in memory ({drive.file_system}), so tensors that are spilled there still take memory.",
@@ -177,9 +174,7 @@ def _latency(machine: Measurements) -> _Found:
             "drive-answers-late",
             f"The drive needs {1e3 * slowest_seconds:.1f} ms to answer a request of 4 KiB."
             + " Other processes used the machine meanwhile." * is_busy,
-            "Measure again when the machine is idle."
-            if is_busy
-            else "Raise min_bytes, so that only large tensors go there.",
+            _IS_IDLE if is_busy else "Raise min_bytes, so that only large tensors go there.",
         )
 
 
@@ -201,7 +196,6 @@ def _measured_bytes(drive: Drive) -> int:
 
 
 def _worth_of_figures(machine: Measurements) -> _Found:
-    """How far the measured figures can be trusted."""
     drive, write = machine.drive, fastest(machine.drive.writes)
     if drive.num_left_out:
         yield _note(
@@ -214,14 +208,14 @@ def _worth_of_figures(machine: Measurements) -> _Found:
             "drive-shared",
             f"Other processes used the drive during the measurement: it moved {format_bytes(drive.device_bytes or 0)}, "
             f"{format_bytes(_measured_bytes(drive))} of it for these figures. The drive is faster than they say.",
-            "Measure again when the machine is idle.",
+            _IS_IDLE,
         )
     if _are_cores_shared(machine):
         yield _note(
             "cores-shared",
             f"Other processes used the cores: in the minute before, {machine.processor.load:.1f} threads on average "
             f"were ready to run on {machine.processor.usable_cores:g} cores.",
-            "Measure again when the machine is idle.",
+            _IS_IDLE,
         )
     if write is not None and (drive.first_write_bytes_per_second or write) < _SLOW_FIRST_WRITE * write:
         yield _note(
@@ -259,11 +253,9 @@ def _memory(machine: Measurements) -> _Found:
             "End other processes, or raise the limit: PyTorch and the model need memory beside the store.",
         )
     if memory.limit_bytes is not None:
-        yield _note(
-            "memory-limit",
-            f"A control group limits memory to {format_bytes(memory.limit_bytes)} of the machine's "
-            f"{format_bytes(memory.total_bytes)}. The store's default budget respects it.",
-        )
+        limit, total = format_bytes(memory.limit_bytes), format_bytes(memory.total_bytes)
+        sentence = f"A control group limits memory to {limit} of the machine's {total}. The store respects it."
+        yield _note("memory-limit", sentence)
     if memory.swap_used_bytes > _SWAPPED_SHARE * memory.total_bytes:
         yield _warning(
             "swapping",
@@ -282,12 +274,6 @@ def _memory(machine: Measurements) -> _Found:
             f"The store does not return freed memory of {memory.allocator} to the system here, because "
             f"{memory.allocator_left_alone}. The process may then not shrink by what the store moves out.",
             "docs/how_to/memory_on_cpu.md lists the settings that matter.",
-        )
-    if memory.shm_total_bytes is not None and memory.shm_total_bytes < _SMALL_SHM_BYTES:
-        yield _note(
-            "small-shm",
-            f"/dev/shm has {format_bytes(memory.shm_total_bytes)}. PyTorch's data loaders need it; the store does not.",
-            "In a container, raise it (--shm-size).",
         )
 
 
@@ -315,31 +301,21 @@ def _huge_pages(machine: Measurements) -> _Found:
         )
 
 
-def _cores_and_limits(machine: Measurements) -> _Found:
-    processor, limits = machine.processor, machine.limits
+def _cores_and_files(machine: Measurements) -> _Found:
+    processor, open_files = machine.processor, machine.limits.open_files
     if processor.quota_cores is not None and processor.quota_cores < processor.num_allowed:
-        yield _note(
-            "cpu-quota",
-            f"A quota leaves {processor.quota_cores:.2g} of {processor.num_allowed} cores.",
-            "Limit PyTorch to that many threads (OMP_NUM_THREADS): beyond the quota the kernel stops all of them.",
-        )
+        sentence = f"A quota leaves {processor.quota_cores:.2g} of {processor.num_allowed} cores."
+        advice = "Limit PyTorch to that many threads (OMP_NUM_THREADS): beyond the quota the kernel stops all of them."
+        yield _note("cpu-quota", sentence, advice)
     if processor.usable_cores < 2:
         sentence = "This process can use less than two cores, so the store takes its CPU time from training."
         yield _warning("one-core", sentence)
     wanted = math.ceil(machine.drive.free_bytes / _SEGMENT_BYTES) + _OTHER_DESCRIPTORS
-    if limits.open_files is not None and limits.open_files < wanted:
-        yield (_problem if limits.open_files < _OTHER_DESCRIPTORS else _warning)(
+    if open_files is not None and open_files < wanted:
+        yield (_problem if open_files < _OTHER_DESCRIPTORS else _warning)(
             "few-descriptors",
-            f"A process may open {limits.open_files} files, and a store that fills the drive opens one for each GiB.",
+            f"A process may open {open_files} files, and a store that fills the drive opens one for each GiB.",
             f"Run ulimit -n {wanted} before you start training, or give a smaller disk_bytes.",
-        )
-    pageable = any(link.host_memory != "pinned" for link in machine.accelerators.links)
-    if limits.locked_bytes is not None and pageable:
-        yield _note(
-            "locked-memory-limit",
-            f"A process may lock {format_bytes(limits.locked_bytes)} of memory (ulimit -l); some drivers count pinned "
-            "memory.",
-            "Run ulimit -l unlimited before you start training.",
         )
 
 
@@ -352,27 +328,23 @@ def _accelerators(machine: Measurements) -> _Found:
     for number, link in enumerate(machine.accelerators.links):
         slowest = min(link.to_host_bytes_per_second, link.to_device_bytes_per_second)
         if link.host_memory != "pinned":
+            limit_bytes = machine.limits.locked_bytes
+            limit = "not limited" if limit_bytes is None else format_bytes(limit_bytes)
             yield _warning(
                 "not-pinned",
                 f"Host memory for {link.name} ({number}) is {link.host_memory}: copies do not overlap with compute.",
-                "Look at the driver's version, and at the limit of locked memory (ulimit -l).",
+                f"Look at the driver's version, and at the limit of locked memory (ulimit -l: {limit}).",
             )
         if slowest < _SLOW_LINK:
-            yield _warning(
-                "link-slow",
-                f"Copies to and from {link.name} ({number}) reach {rate(slowest)}.",
-                "Check how many PCIe lanes the card uses, and of which generation.",
-            )
+            sentence = f"Copies to and from {link.name} ({number}) reach {rate(slowest)}."
+            yield _warning("link-slow", sentence, "Check how many PCIe lanes the card uses, and of which generation.")
 
 
 def _daemon(machine: Measurements) -> _Found:
     daemon = machine.daemon
     if daemon.is_answering and daemon.path is not None:
-        yield _note(
-            "daemon-runs",
-            f"A daemon answers at {daemon.socket} and uses {daemon.path}.",
-            f'Processes that share its drive use TierStore.connect("{daemon.socket}").',
-        )
+        sentence = f"A daemon answers at {daemon.socket} and uses {daemon.path}."
+        yield _note("daemon-runs", sentence, f'Its clients use TierStore.connect("{daemon.socket}").')
     elif daemon.is_refusing:
         yield _warning(
             "daemon-refuses",
@@ -385,16 +357,3 @@ def _daemon(machine: Measurements) -> _Found:
             f"There is a socket at {daemon.socket}, but no daemon can be used there: {daemon.note}.",
             "Look at the daemon's log. If no daemon runs, remove the socket.",
         )
-
-
-_CHECKS: tuple[Callable[[Measurements], _Found], ...] = (
-    _room, _place, _speed, _latency, _accelerators, _memory, _huge_pages, _cores_and_limits, _daemon,
-    _worth_of_figures, _wear,
-)  # fmt: skip
-"""All checks, in the order in which their findings are shown."""
-
-
-def findings_of(machine: Measurements) -> tuple[Finding, ...]:
-    """Every finding about a machine, the worst first; within a severity in the order of the checks."""
-    found = [finding for check in _CHECKS for finding in check(machine)]
-    return tuple(sorted(found, key=lambda finding: ("problem", "warning", "note").index(finding.severity)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 
@@ -15,11 +14,10 @@ from ..hardware import Hardware, read_hardware
 from ..hooks import tiered_offload
 from ..store.tier_store import TierStore
 from ..store.trial import announce_trace
-from .predicted import measure_machine
 from .program import TrialFailedError
 from .recording import NUM_WARMUPS
 from .settings import TrialSettings, default_settings
-from .tune import TuningPlan, tune
+from .tune import TuningPlan, measure_machine, tune
 from .tuned import LEAST_ROUNDS, Tuned
 
 __all__ = ["tune_loop"]
@@ -77,38 +75,27 @@ def tune_loop(
     if start is None and limit_bytes is not None:
         start = default_settings(limit_bytes)
     described = None if hardware is None else read_hardware(hardware)
-    loop = _Loop(step, check_directory(path), start, parse_size(min_bytes, "min_bytes"), steps + NUM_WARMUPS)
+    directory, min_limit_bytes = check_directory(path), parse_size(min_bytes, "min_bytes")
 
-    def measure(directory: Path) -> Hardware:
-        return measure_machine(directory) if described is None else described
-
-    plan = TuningPlan(limit_bytes, rounds, device_bytes=device_limit_bytes)
-    return tune(loop.run, measure, plan, lambda stage, done, total=None, what="": None)
-
-
-@dataclass(frozen=True)
-class _Loop:
-    step: Callable[[tiered_offload], object]
-    directory: Path
-    start: TrialSettings | None
-    min_bytes: int
-    num_graphs: int
-
-    def run(self, settings: TrialSettings | None, folder: Path) -> None:
+    def run(settings: TrialSettings | None, folder: Path) -> None:
+        used = start if settings is None else settings
+        store_options, options = ({}, {}) if used is None else (used.store, used.offload)
+        trace = announce_trace(folder, 1, torch.get_num_threads())
         try:
-            self._train(self.start if settings is None else settings, folder)
+            with TierStore(directory, **store_options) as store:
+                scope = tiered_offload(store, min_bytes=min_limit_bytes, trace=trace, **options)
+                recorder = store.traces.begin(trace)
+                recorder.is_paced = True
+                for _ in range(steps + NUM_WARMUPS):
+                    step(scope)
+                recorder.tell_times()
         except (torch.OutOfMemoryError, StoreFullError) as error:
             if settings is None:
                 raise
             raise TrialFailedError(str(error)) from error
 
-    def _train(self, settings: TrialSettings | None, folder: Path) -> None:
-        trace = announce_trace(folder, 1, torch.get_num_threads())
-        with TierStore(self.directory, **({} if settings is None else settings.store)) as store:
-            options = {} if settings is None else settings.offload
-            scope = tiered_offload(store, min_bytes=self.min_bytes, trace=trace, **options)
-            recorder = store.traces.begin(trace)
-            recorder.is_paced = True
-            for _ in range(self.num_graphs):
-                self.step(scope)
-            recorder.tell_times()
+    def measure(directory: Path) -> Hardware:
+        return measure_machine(directory) if described is None else described
+
+    plan = TuningPlan(limit_bytes, rounds, device_bytes=device_limit_bytes)
+    return tune(run, measure, plan, lambda stage, done, total=None, what="": None)

@@ -19,93 +19,100 @@ __all__ = [
     "Memory",
     "Processor",
     "fastest",
+    "rate",
 ]
 
 
 class Drive(Struct, frozen=True, kw_only=True):
-    """The directory that was asked about, and the drive under it. Bytes per second are of all transfers together."""
+    """The directory that was asked about, and the drive under it. Bytes per second are of all transfers together.
+
+    Attributes:
+        io_mode: how a store would read and write there: "O_DIRECT", or "buffered" and why.
+        is_rotational: what the kernel says.
+        free_bytes: what this user may still write.
+        span_bytes: size of the file that was measured on; 0: there was none.
+        first_write_bytes_per_second: into space that was only reserved; all others: over space written before.
+        write_latency_seconds, read_latency_seconds: of 4 KiB, one at a time, the median.
+        device_bytes: moved by the device meanwhile, for all processes.
+        num_left_out: combinations that would have taken too long on this drive, or too much space.
+        error: what went wrong at the drive; None: nothing.
+    """
 
     path: str
     file_system: str
     io_mode: str | None
-    """How a store would read and write there: "O_DIRECT", or "buffered" and why."""
     device: str | None
     model: str | None
     size_bytes: int | None
     is_rotational: bool | None
-    """What the kernel says."""
     total_bytes: int
     free_bytes: int
-    """What this user may still write."""
     span_bytes: int = 0
-    """Size of the file that was measured on; 0: there was none."""
     first_write_bytes_per_second: float | None = None
-    """Into space that was only reserved; all others: over space that was written before."""
     write_latency_seconds: float | None = None
-    """Of 4 KiB, one at a time, the median."""
     read_latency_seconds: float | None = None
     writes: tuple[Transfer, ...] = ()
     reads: tuple[Transfer, ...] = ()
     device_bytes: int | None = None
-    """Moved by the device meanwhile, for all processes."""
     num_left_out: int = 0
-    """Combinations that would have taken too long on this drive, or too much space."""
     error: str | None = None
-    """What went wrong at the drive; None: nothing."""
 
 
 class Memory(Struct, frozen=True, kw_only=True):
-    """Host memory."""
+    """Host memory.
+
+    Attributes:
+        available_bytes: what this process could still take, within its cgroups' limits.
+        limit_bytes: the lowest limit of its memory cgroups; None: none is set.
+        copy_bytes_per_second: of one thread, between buffers that it has used before.
+        copy_all_bytes_per_second: of a thread on each core (eight at most), together.
+        fresh_bytes_per_second: of one thread that writes to memory it has not used before.
+        allocator_left_alone: why a store does not make it return freed memory; None: the store does.
+    """
 
     total_bytes: int
     available_bytes: int
-    """What this process could still take, within its cgroups' limits."""
     limit_bytes: int | None
-    """The lowest limit of its memory cgroups; None: none is set."""
     swap_total_bytes: int
     swap_used_bytes: int
     shm_total_bytes: int | None
     shm_free_bytes: int | None
     copy_bytes_per_second: float
-    """Of one thread, between buffers that it has used before."""
     copy_all_bytes_per_second: float
-    """Of a thread on each core (eight at most), together."""
     fresh_bytes_per_second: float
-    """Of one thread that writes to memory it has not used before."""
     allocator: str
     allocator_left_alone: str | None
-    """Why a store does not make it return freed memory; None: the store does."""
 
 
 class HugePages(Struct, frozen=True, kw_only=True):
-    """Transparent huge pages. They save work: a transfer takes one entry in the device's queue per piece of memory."""
+    """Transparent huge pages. They save work: a transfer takes one entry in the device's queue per piece of memory.
+
+    Attributes:
+        enabled, shared: the kernel's settings for private and for shared memory; None: it has none.
+        granted_share: share of a new private buffer that became huge pages on request, 0 to 1.
+        collapses: whether a client's window became huge pages when asked afterwards (MADV_COLLAPSE).
+        free_bytes, free_share: free memory in pieces of a huge page or longer, and as a share of all free memory.
+    """
 
     enabled: str | None
-    """The kernel's setting for private memory; None: it has none. Likewise for shared memory."""
     shared: str | None
     granted_share: float | None
-    """Share of a new private buffer that became huge pages on request, 0 to 1."""
     collapses: bool
-    """Whether a client's window became huge pages when asked afterwards (MADV_COLLAPSE)."""
     free_bytes: int | None
-    """Free memory in pieces of a huge page or longer, by /proc/buddyinfo; then as a share of all free memory."""
     free_share: float | None
 
 
 class Processor(Struct, frozen=True, kw_only=True):
-    """The processor's cores."""
+    """The processor's cores. `load`: how many threads wanted a core in the minute before, on average."""
 
     model: str | None
     num_present: int
     num_allowed: int
     quota_cores: float | None
-    """How many of them its CPU cgroups allow; None: no quota."""
     load: float
-    """How many threads wanted a core in the minute before, on average."""
 
     @property
     def usable_cores(self) -> float:
-        """How many cores this process may use."""
         return min(float(self.num_allowed), self.quota_cores or float(self.num_allowed))
 
 
@@ -125,29 +132,35 @@ class AcceleratorState(Struct, frozen=True, kw_only=True):
 
 
 class Daemon(Struct, frozen=True, kw_only=True):
-    """The sidecar of this host, at the socket where it was looked for."""
+    """The sidecar of this host, at the socket where it was looked for.
+
+    Attributes:
+        is_refusing: this user may not use it.
+        path: the directory that it keeps.
+        keeps_directory: that is the examined directory.
+        note: why it did not answer.
+    """
 
     socket: str
     is_present: bool
     is_answering: bool = False
     is_refusing: bool = False
-    """Whether this user may not use it."""
     path: str | None = None
-    """The directory that it keeps."""
     keeps_directory: bool = False
-    """Whether that is the examined directory."""
     note: str | None = None
-    """Why it did not answer."""
 
 
 class Measurements(Struct, frozen=True, kw_only=True):
-    """All measurements of one machine."""
+    """All measurements of one machine.
+
+    Attributes:
+        num_trainers: processes that will share it: LOCAL_WORLD_SIZE, else one for each accelerator, else 1.
+        seconds: how long measuring took.
+    """
 
     kernel: str
     num_trainers: int
-    """Processes that will share the machine: LOCAL_WORLD_SIZE, else one for each accelerator, else 1."""
     seconds: float
-    """How long measuring took."""
     drive: Drive
     memory: Memory
     huge_pages: HugePages
@@ -161,3 +174,11 @@ class Measurements(Struct, frozen=True, kw_only=True):
 def fastest(transfers: tuple[Transfer, ...]) -> float | None:
     """Bytes per second of the best combination; None: nothing was measured."""
     return max((each.bytes_per_second for each in transfers), default=None)
+
+
+def rate(bytes_per_second: float) -> str:
+    """A speed in words, such as "1.21 GB/s": in decimal units, as on data sheets of drives."""
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if bytes_per_second >= factor:
+            return f"{bytes_per_second / factor:.3g} {unit}/s"
+    return f"{bytes_per_second:.3g} B/s"

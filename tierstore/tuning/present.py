@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import statistics
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
-from rich.console import Console
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
 
+from ..base.config import format_bytes
 from ..base.interrupts import ended_by_signals
 from ..base.json_text import json_text
 from ..base.new_file import check_distinct, check_new_file, make_file
@@ -17,33 +20,23 @@ from ..errors import ConfigError
 from ..hardware import Hardware, read_hardware
 from ..plain_text import plain
 from .examine import NUM_EXAMINED
-from .predicted import measure_machine
 from .program import Program
-from .tune import TuningPlan, tune
-from .tuned_view import tuned_view
+from .tune import TuningPlan, measure_machine, tune
+from .tuned import Candidate, Tuned
 
-__all__ = ["Wanted", "present"]
+__all__ = ["present", "tuned_view"]
 
 _MOST_SILENT_SECONDS = 10.0
 """A stage without trials tells how far it is after this time."""
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """The files to read and write.
+def present(program: Program, plan: TuningPlan, *, config: Path, hardware: Path | None, as_json: bool) -> None:
+    """Tune, print, and make the file asked for. Blocks for minutes.
 
-    Attributes:
+    Args:
         config: file to make.
         hardware: file that describes the machine; None: it is measured.
         as_json: print the outcome as JSON, and nothing else, on standard output.
-    """
-
-    config: Path
-    hardware: Path | None
-    as_json: bool
-
-
-def present(program: Program, plan: TuningPlan, wanted: Wanted) -> None:
-    """Tune, print, and write the file asked for. Blocks for minutes.
 
     Raises:
         ConfigError: an argument cannot be used, or a file is there already or cannot be made.
@@ -51,9 +44,9 @@ def present(program: Program, plan: TuningPlan, wanted: Wanted) -> None:
 
     Main thread only. SIGTERM ends it, and the running trial, as Ctrl-C does.
     """
-    check_distinct({"--hardware": wanted.hardware}, {"--config": wanted.config})
-    check_new_file("--config", wanted.config)
-    described = None if wanted.hardware is None else read_hardware(wanted.hardware)
+    check_distinct({"--hardware": hardware}, {"--config": config})
+    check_new_file("--config", config)
+    described = None if hardware is None else read_hardware(hardware)
     messages = Console(stderr=True, highlight=False)
     told = _Lines(lambda line: messages.print(plain(line), markup=False, soft_wrap=True))
 
@@ -62,23 +55,23 @@ def present(program: Program, plan: TuningPlan, wanted: Wanted) -> None:
             return described
         stage = "measuring the machine"
         told(stage, 0, NUM_EXAMINED)
-        hardware = measure_machine(directory, lambda done, total: told(stage, done, total))
+        measured = measure_machine(directory, lambda done: told(stage, done, NUM_EXAMINED))
         told(stage, NUM_EXAMINED, NUM_EXAMINED)
-        return hardware
+        return measured
 
     with ended_by_signals():
         tuned = tune(program.run, measure, plan, told)
-    if wanted.as_json:
+    if as_json:
         print(json_text(tuned.as_dict()))
     else:
         Console(highlight=False).print(tuned_view(tuned))
     sys.stdout.flush()
     try:
-        make_file("--config", wanted.config, tuned.toml)
+        make_file("--config", config, tuned.toml)
     except ConfigError:
         messages.print(tuned.toml, markup=False)  # so that a full disk does not lose the work of minutes
         raise
-    messages.print(plain(f"wrote {wanted.config}"), markup=False)
+    messages.print(plain(f"wrote {config}"), markup=False)
 
 
 class _Lines:
@@ -109,3 +102,67 @@ class _Lines:
             return
         self._said_at = now
         self._say(line)
+
+
+# --- the outcome ------------------------------------------------------------------------------------------------------
+
+
+def tuned_view(tuned: Tuned) -> Group:
+    """Tables of measurements and settings, and the outcome."""
+    until = "" if tuned.found.is_whole else " before --search-seconds ran out"
+    notes = [f"{len(tuned.found.predicted)} settings were simulated{until}."]
+    if tuned.link is not None:
+        notes.append(f"They were simulated with {tuned.link}.")
+    for each in tuned.candidates:
+        if not each.is_allowed:
+            notes.append(f"{each.label}: more memory than the limit; shown for comparison.")
+        if each.failure is not None:
+            notes.append(f"{each.label} failed: {each.failure}")
+    notes.append(tuned.reason)
+    return Group(_steps(tuned), "", _settings(tuned), "", *(Text(plain(note, kept="\n")) for note in notes))
+
+
+def _steps(tuned: Tuned) -> Table:
+    rounds = max(len(each.step_seconds) for each in tuned.candidates)
+    reference = next(each for each in tuned.candidates if each.is_allowed)
+    title = f"Step time in seconds (measured: median of {rounds} rounds)"
+    table = _table(title, "predicted", "measured", "least to most", f"relative to\n{reference.label}")
+    for each in tuned.candidates:
+        seconds = each.step_seconds
+        cells = (
+            _figure(each.predicted_seconds),
+            "failed" if each.failure is not None else _figure(each.median_seconds),
+            f"{min(seconds):.4f} to {max(seconds):.4f}" if seconds else "-",
+            f"{statistics.median(each.ratios_to(reference)):.2f}" if each.median_seconds else "-",
+        )
+        table.add_row(each.label, *cells, style=_style(each, tuned))
+    return table
+
+
+def _settings(tuned: Tuned) -> Table:
+    """What the candidates may differ in. All of their settings are in the file, and in the output of --json."""
+    on_device = ("on device",) if tuned.link is not None else ()
+    table = _table("Settings", "host", "staging", "codec", "prefetch", "depth", *on_device)
+    for each in tuned.candidates:
+        settings = each.settings
+        sizes = format_bytes(settings.host_bytes), format_bytes(settings.staging_bytes)
+        held = (format_bytes(each.device_bytes),) if on_device else ()
+        cells = (*sizes, settings.codec, settings.prefetch, str(settings.io_depth), *held)
+        table.add_row(each.label, *cells, style=_style(each, tuned))
+    return table
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 0, 0, 2), pad_edge=False)
+    table.add_column("", no_wrap=True)
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def _style(candidate: Candidate, tuned: Tuned) -> str:
+    return "bold" if candidate is tuned.chosen else ""
+
+
+def _figure(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds:.4f}"

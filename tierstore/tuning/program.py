@@ -9,7 +9,6 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 import msgspec
 
@@ -62,15 +61,10 @@ class Program:
             ConfigError: there is no such program.
             TrialFailedError: it failed, or recorded nothing. What it recorded until then is in `folder`.
         """
-        plan = TrialPlan(
-            folder=str(folder),
-            num_graphs=self.num_graphs,
-            store={} if settings is None else dict(settings.store),
-            offload={} if settings is None else dict(settings.offload),
-        )
-        place = folder / "plan"
+        store, offload = ({}, {}) if settings is None else (dict(settings.store), dict(settings.offload))
+        plan = TrialPlan(folder=str(folder), num_graphs=self.num_graphs, store=store, offload=offload)
+        place, said = folder / "plan", folder / "said"
         place.write_bytes(msgspec.json.encode(plan))
-        said = folder / "said"
         exit_code = self._run(os.environ | {VARIABLE: str(place)}, said)
         if exit_code:
             how = f"was ended by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"ended with {exit_code}"
@@ -85,7 +79,17 @@ class Program:
         """Run the program and return its exit code; None: it was ended because its time was up."""
         with said.open("wb") as output, interrupts_held_back() as let_through:
             # An interrupt just after a process was started would leave it running, before its `Popen` is known.
-            process = self._start(environment, output)
+            try:
+                process = subprocess.Popen(
+                    self.command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env=environment,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise ConfigError("COMMAND", self.command[0], f"it cannot be run: {error.strerror}") from error
             ended = os.pidfd_open(process.pid)
             try:
                 let_through()
@@ -97,22 +101,8 @@ class Program:
                     os.close(ended)
         return process.returncode if is_over else None
 
-    def _start(self, environment: dict[str, str], output: IO[bytes]) -> subprocess.Popen[bytes]:
-        try:
-            return subprocess.Popen(
-                self.command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise ConfigError("COMMAND", self.command[0], f"it cannot be run: {error.strerror}") from error
-
 
 def _has_ended(ended: int, seconds: float) -> bool:
-    """Wait for a process by its descriptor, without reaping it. Whether it ended in time."""
     return bool(select.select([ended], [], [], seconds)[0])
 
 

@@ -13,23 +13,22 @@ import msgspec
 
 from ..base.defaults import NUM_AT_ONCE
 from ..errors import ConfigError
-from ..simulator import Compute, Workload
+from ..simulator import Action, Compute, Workload
+from ..simulator import Pack as PackAction
+from ..simulator import Unpack as UnpackAction
 from ..simulator.from_hardware import CALL_SECONDS_PER_RECORD
 from ..simulator.from_trace import workload_of
 from ..store.trial import TracedStore
 from ..tracing.events import Computed, Gone, Pack, Restore, Scope, ScopeEnd, Spill
 from ..tracing.reader import RecordedTrace, read_trace
 from ..tracing.steps import Step, steps_of
-from .device_times import paced
 from .program import TrialFailedError
 from .settings import AUTO, TrialSettings
 
-__all__ = ["LEAST_STEPS", "NUM_WARMUPS", "ProgramRecording", "read_recording", "step_seconds_of"]
+__all__ = ["NUM_WARMUPS", "ProgramRecording", "read_recording", "step_seconds_of"]
 
 NUM_WARMUPS = 2
 """Graphs that are not counted: the first teaches the order, the second starts with the state that the first left."""
-LEAST_STEPS = NUM_WARMUPS + 1
-"""So many are needed to measure one."""
 
 _Graph = tuple[int, int]
 """A trace of a process, and a graph of it."""
@@ -53,11 +52,7 @@ class ProgramRecording:
 
     @property
     def settings(self) -> TrialSettings:
-        """The settings that the program ran with.
-
-        Raises:
-            ConfigError: nothing was packed, or the store is a daemon's.
-        """
+        """The settings that the program ran with. ConfigError: nothing was packed, or it is a daemon's store."""
         store = self.trace.header.store
         if store.codec is None:
             raise ConfigError("COMMAND", store.place, "its store is a daemon's; only embedded stores are tuned")
@@ -101,25 +96,70 @@ class ProgramRecording:
         Raises:
             ConfigError: no step was recorded whole, or it has tensors on several accelerators.
         """
-        alike = self._alike()
+        every = steps_of(self.trace)
+        whole = [step for step in every[NUM_WARMUPS:] if step.is_whole and step.backward_began_ns is not None]
+        if not whole:
+            raise ConfigError("COMMAND", self.trace.header.store.place, "none of its steps was recorded whole")
+        most_bytes = max(map(_saved_bytes, whole))
+        alike = [step for step in whole if _saved_bytes(step) == most_bytes]
+        alike.sort(key=lambda step: step.ended_ns - step.began_ns)
         step = alike[len(alike) // 2]
         workload = workload_of(self.trace, step, training_cores=self.num_threads)
         computed = {event.graph: event for event in self.trace.events if isinstance(event, Computed)}
         told = [(each, computed[each.graph]) for each in alike if each.graph in computed]
         if workload.uses_device and told:
-            return paced(workload, told, self.step_seconds)
-        pace = 1 - _call_seconds(step) / max(workload.compute_seconds, _call_seconds(step), 1e-9)
-        actions = [Compute(pace * each.seconds) if isinstance(each, Compute) else each for each in workload.actions]
-        return replace(workload, actions=[*actions, Compute(_between_seconds(steps_of(self.trace)))])
+            return _paced(workload, told, self.step_seconds)
+        gaps = [max(0, after.began_ns - before.ended_ns) / 1e9 for before, after in pairwise(every)]
+        between = Compute(statistics.median(gaps) if gaps else 0.0)  # optimizer and data
+        computing = max(0.0, workload.compute_seconds - _call_seconds(step))
+        return replace(workload, actions=[*_lasting(workload.actions, computing), between])
 
-    def _alike(self) -> Sequence[Step]:
-        """The whole steps of the largest graph, the shortest first. Raises ConfigError if there is none."""
-        steps = steps_of(self.trace)[NUM_WARMUPS:]
-        whole = [step for step in steps if step.is_whole and step.backward_began_ns is not None]
-        if not whole:
-            raise ConfigError("COMMAND", self.trace.header.store.place, "none of its steps was recorded whole")
-        most_bytes = max(map(_saved_bytes, whole))
-        return sorted((step for step in whole if _saved_bytes(step) == most_bytes), key=_lasted_ns)
+
+def _saved_bytes(step: Step) -> int:
+    return sum(pack.storage_bytes for pack in step.packs)
+
+
+def _call_seconds(step: Step) -> float:
+    """The time of the step's calls that is due to moved records. It is left out of compute: a simulation adds it again.
+
+    A trace does not show this time, so the simulator's figure is used. A simulation of the recorded settings then takes
+    as long as the recorded step.
+    """
+    moved: list[Spill | Restore] = [*step.spills, *step.restores]
+    return CALL_SECONDS_PER_RECORD * sum(step.began_ns <= each.queued_ns <= step.ended_ns for each in moved)
+
+
+def _paced(workload: Workload, steps: Sequence[tuple[Step, Computed]], step_seconds: float) -> Workload:
+    """The step with the accelerator's times, which the host runs ahead of: forward and backward each take as long as
+    marks in the stream that computes have measured. The rest of a step's time comes at its end."""
+    forward, backward = map(statistics.median, zip(*(_compute_seconds(*each) for each in steps), strict=True))
+    lasted = statistics.median(each.forward_seconds + each.backward_seconds for _, each in steps)
+    packs = [place for place, action in enumerate(workload.actions) if isinstance(action, PackAction)]
+    unpacks = [place for place, action in enumerate(workload.actions) if isinstance(action, UnpackAction)]
+    actions = [
+        *_lasting(workload.actions[: packs[0]], 0.0),
+        *_lasting(workload.actions[packs[0] : unpacks[0]], forward),
+        *_lasting(workload.actions[unpacks[0] : unpacks[-1]], backward),
+        *_lasting(workload.actions[unpacks[-1] :], 0.0),
+        Compute(max(0.0, step_seconds - lasted)),
+    ]
+    return replace(workload, actions=actions, training_cores=1.0)
+
+
+def _compute_seconds(step: Step, computed: Computed) -> tuple[float, float]:
+    turned_ns = step.ended_ns if step.backward_began_ns is None else step.backward_began_ns
+    waits = [(wait.began_ns < turned_ns, (wait.end_ns - wait.began_ns) / 1e9) for wait in step.waits]
+    forward, backward = (sum(seconds for is_forward, seconds in waits if is_forward is way) for way in (True, False))
+    return (
+        max(0.0, computed.forward_seconds - computed.forward_wait_seconds - forward),
+        max(0.0, computed.backward_seconds - computed.backward_wait_seconds - backward),
+    )
+
+
+def _lasting(actions: Sequence[Action], seconds: float) -> list[Action]:
+    host_seconds = sum(action.seconds for action in actions if isinstance(action, Compute))
+    pace = seconds / host_seconds if host_seconds else 0.0
+    return [Compute(pace * action.seconds) if isinstance(action, Compute) else action for action in actions]
 
 
 def read_recording(folder: Path) -> ProgramRecording:
@@ -143,9 +183,14 @@ def read_recording(folder: Path) -> ProgramRecording:
     step_seconds = step_seconds_of(by_process[pid])
     if step_seconds is None:
         num_steps = len(_ended_graphs(by_process[pid])[1])
-        seen = f"{num_steps} step{'s' * (num_steps != 1)} seen, {LEAST_STEPS} needed"
+        seen = f"{num_steps} step{'s' * (num_steps != 1)} seen, {NUM_WARMUPS + 1} needed"
         raise TrialFailedError(f"{seen}: the program did too few steps, by itself or within the time of a trial")
     return ProgramRecording(most, num_threads, len(by_process), step_seconds)
+
+
+def _has_line(trace: Path) -> bool:
+    """Whether the trace has a whole line. A program that was killed early may have written none."""
+    return trace.exists() and b"\n" in trace.read_bytes()
 
 
 def step_seconds_of(traces: Sequence[RecordedTrace]) -> float | None:
@@ -179,32 +224,3 @@ def _ended_graphs(traces: Sequence[RecordedTrace]) -> tuple[Counter[_Graph], lis
                 graph = number, event.graph
                 ended[graph] = max(ended.get(graph, 0), event.at_ns)
     return sizes, sorted((at_ns, graph) for graph, at_ns in ended.items() if graph in sizes)
-
-
-def _has_line(trace: Path) -> bool:
-    """Whether the trace has a whole line. A program that was killed early may have written none."""
-    return trace.exists() and b"\n" in trace.read_bytes()
-
-
-def _saved_bytes(step: Step) -> int:
-    return sum(pack.storage_bytes for pack in step.packs)
-
-
-def _call_seconds(step: Step) -> float:
-    """The time of the step's calls that is due to moved records. It is left out of compute: a simulation adds it again.
-
-    A trace does not show this time, so the simulator's figure is used. A simulation of the recorded settings then takes
-    as long as the recorded step.
-    """
-    moved: list[Spill | Restore] = [*step.spills, *step.restores]
-    return CALL_SECONDS_PER_RECORD * sum(step.began_ns <= each.queued_ns <= step.ended_ns for each in moved)
-
-
-def _lasted_ns(step: Step) -> int:
-    return step.ended_ns - step.began_ns
-
-
-def _between_seconds(steps: Sequence[Step]) -> float:
-    """The median time from the end of a step to the next scope: optimizer and data."""
-    gaps = [max(0, after.began_ns - before.ended_ns) / 1e9 for before, after in pairwise(steps)]
-    return statistics.median(gaps) if gaps else 0.0

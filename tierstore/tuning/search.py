@@ -31,7 +31,7 @@ Predict = Callable[[TrialSettings], float | None]
 
 @dataclass(frozen=True)
 class Space:
-    """The settings that may be tried.
+    """The settings that may be tried; all sequences rise.
 
     Attributes:
         memory_bytes: the most for `host_bytes`, `staging_bytes` and `working_bytes(io_depth)` together.
@@ -48,18 +48,14 @@ class Space:
         return self.memory_bytes - staging_bytes - working_bytes(io_depth)
 
     def hosts(self, staging_bytes: int, io_depth: int) -> Sequence[int]:
-        """Values of `host_bytes` to try with this window and depth, rising."""
         most = self.most_host_bytes(staging_bytes, io_depth)
-        useful = min(most, self.saved_bytes)
-        return sorted({int(useful * share) for share in _SHARES} | {most})
+        return sorted({int(min(most, self.saved_bytes) * share) for share in _SHARES} | {most})
 
     @property
     def devices(self) -> Sequence[int]:
-        """Values of `device_bytes` to try, rising."""
         return sorted({int(self.device_bytes * share) for share in _SHARES})
 
     def windows(self) -> Sequence[int]:
-        """Values of `staging_bytes` to try, rising."""
         sizes = (USUAL_STAGING_BYTES // 4, USUAL_STAGING_BYTES // 2, USUAL_STAGING_BYTES, 2 * USUAL_STAGING_BYTES)
         return [size for size in sizes if LEAST_STAGING_BYTES <= size <= self.memory_bytes]
 
@@ -84,7 +80,6 @@ class Found:
     down: Literal["lookahead_bytes", "device_bytes"] = "lookahead_bytes"
 
     def at(self, host_bytes: int, down: int | None) -> float | None:
-        """The predicted seconds at a point of the grid; None: not known."""
         return self.predicted.get(_with(self.start, {"host_bytes": host_bytes, self.down: down}))
 
     def best(self, number: int) -> list[TrialSettings]:
@@ -103,7 +98,6 @@ class Found:
         return list(chosen | dict.fromkeys(by_seconds.values()))[:number]
 
     def _seconds(self, settings: TrialSettings) -> float:
-        """The predicted seconds; infinite if they are not known, or the step would fail."""
         seconds = self.predicted.get(settings)
         return inf if seconds is None else seconds
 
@@ -119,16 +113,25 @@ def search(space: Space, known: Sequence[TrialSettings], predict: Predict, goes_
     """
     start = replace(known[0], prefetch="learned", lookahead_bytes=None)
     predicted = {settings: predict(settings) for settings in known}
+
+    def try_all(candidates: Iterable[TrialSettings]) -> bool:
+        for candidate in candidates:
+            if candidate not in predicted:
+                if not goes_on():
+                    return False
+                predicted[candidate] = predict(candidate)
+        return True
+
     hosts = space.hosts(start.staging_bytes, start.io_depth)
     down: Literal["lookahead_bytes", "device_bytes"] = "device_bytes" if space.device_bytes else "lookahead_bytes"
     downs: Sequence[int | None] = space.devices if space.device_bytes else (None,)
-    grid = [_with(start, {"host_bytes": host, down: value}) for value in downs[::-1] for host in hosts]
-    is_whole = _try(grid, predicted, predict, goes_on)
+    is_whole = try_all(_with(start, {"host_bytes": host, down: value}) for value in downs[::-1] for host in hosts)
     for _ in range(_MOST_PASSES):
         best = _ranked(predicted)[:1]
-        if not is_whole or not best or not (nearby := _untried(space, best[0], predicted)):
+        nearby = [each for each in _nearby(space, best[0]) if each not in predicted] if best else []
+        if not is_whole or not nearby:
             break
-        is_whole = _try(nearby, predicted, predict, goes_on)
+        is_whole = try_all(nearby)
     return Found(predicted, hosts, downs, start, is_whole, down)
 
 
@@ -136,22 +139,7 @@ def _with(settings: TrialSettings, changes: Mapping[str, Any]) -> TrialSettings:
     return replace(settings, **changes)
 
 
-def _try(
-    candidates: Iterable[TrialSettings],
-    predicted: dict[TrialSettings, float | None],
-    predict: Predict,
-    goes_on: Callable[[], bool],
-) -> bool:
-    """Predict all candidates that are not predicted yet. False: `goes_on` ended it."""
-    for candidate in candidates:
-        if candidate not in predicted:
-            if not goes_on():
-                return False
-            predicted[candidate] = predict(candidate)
-    return True
-
-
-def _untried(space: Space, best: TrialSettings, known: Mapping[TrialSettings, float | None]) -> list[TrialSettings]:
+def _nearby(space: Space, best: TrialSettings) -> list[TrialSettings]:
     """Settings that differ from `best` in one value. If the window or the depth changes, `host_bytes` is also tried
     at the most that the limit leaves, and lowered to that if needed."""
     nearby = [replace(best, codec=codec) for codec in CODECS]
@@ -160,8 +148,7 @@ def _untried(space: Space, best: TrialSettings, known: Mapping[TrialSettings, fl
     for each in moved + [replace(best, io_depth=depth) for depth in IO_DEPTHS]:
         most = space.most_host_bytes(each.staging_bytes, each.io_depth)
         nearby += [replace(each, host_bytes=host) for host in (min(each.host_bytes, most), most) if most >= 0]
-    nearby += [replace(best, host_bytes=host) for host in space.hosts(best.staging_bytes, best.io_depth)]
-    return [each for each in nearby if each not in known]
+    return nearby + [replace(best, host_bytes=host) for host in space.hosts(best.staging_bytes, best.io_depth)]
 
 
 def _ranked(predicted: Mapping[TrialSettings, float | None]) -> list[TrialSettings]:
@@ -169,11 +156,9 @@ def _ranked(predicted: Mapping[TrialSettings, float | None]) -> list[TrialSettin
     was tried first."""
     sound = {settings: seconds for settings, seconds in predicted.items() if seconds is not None}
     tied_seconds = _TIE * min(sound.values(), default=0.0)
-    return sorted(
-        sound,
-        key=lambda settings: (
-            0.0 if sound[settings] <= tied_seconds else sound[settings],
-            settings.simulated.device_bytes,
-            settings.memory_bytes,
-        ),
-    )
+
+    def rank(settings: TrialSettings) -> tuple[float, int, int]:
+        seconds = 0.0 if sound[settings] <= tied_seconds else sound[settings]
+        return seconds, settings.simulated.device_bytes, settings.memory_bytes
+
+    return sorted(sound, key=rank)

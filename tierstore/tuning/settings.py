@@ -58,12 +58,10 @@ class TrialSettings:
 
     @property
     def store(self) -> Mapping[str, Any]:
-        """Arguments of `TierStore`."""
         return {name: value for name, value in vars(self).items() if name not in _OF_SCOPE}
 
     @property
     def offload(self) -> Mapping[str, Any]:
-        """Arguments of `tiered_offload`."""
         return {name: getattr(self, name) for name in _OF_SCOPE}
 
     @property
@@ -83,18 +81,19 @@ class TrialSettings:
 
     def __str__(self) -> str:
         """The settings in one line, for people; what is rarely set only where it is not the default."""
-        text = f"{format_bytes(self.host_bytes)} + {format_bytes(self.staging_bytes)}, codec {self.codec}"
-        if self.prefetch != "learned":
-            text += f", prefetch {self.prefetch}"
-        if self.lookahead_bytes is not None:
-            text += f", {format_bytes(self.lookahead_bytes)} ahead"
-        if self.io_depth != NUM_AT_ONCE:
-            text += f", depth {self.io_depth}"
-        if self.device_bytes:
-            text += f", on the device {AUTO if self.device_bytes == AUTO else format_bytes(self.device_bytes)}"
-        if self.inline_bytes != USUAL_INLINE_BYTES:
-            text += f", inline {'all' if self.inline_bytes is None else format_bytes(self.inline_bytes)}"
-        return text
+        rare = {
+            f"prefetch {self.prefetch}": self.prefetch != "learned",
+            f"{_size(self.lookahead_bytes)} ahead": self.lookahead_bytes is not None,
+            f"depth {self.io_depth}": self.io_depth != NUM_AT_ONCE,
+            f"on the device {_size(self.device_bytes)}": self.device_bytes,
+            f"inline {_size(self.inline_bytes)}": self.inline_bytes != USUAL_INLINE_BYTES,
+        }
+        usual = f"{_size(self.host_bytes)} + {_size(self.staging_bytes)}, codec {self.codec}"
+        return ", ".join([usual, *(words for words, is_said in rare.items() if is_said)])
+
+
+def _size(num_bytes: int | str | None) -> str:
+    return format_bytes(num_bytes) if isinstance(num_bytes, int) else num_bytes or "all"
 
 
 @dataclass(frozen=True)
@@ -129,8 +128,7 @@ def default_settings(memory_bytes: int) -> TrialSettings:
         ConfigError: the limit leaves no room for staging.
     """
     if memory_bytes < LEAST_STAGING_BYTES:
-        raise ConfigError(
-            "host_bytes", memory_bytes, f"give {format_bytes(LEAST_STAGING_BYTES)} or more; staging is part of it"
-        )
+        what = f"give {format_bytes(LEAST_STAGING_BYTES)} or more; staging is part of it"
+        raise ConfigError("host_bytes", memory_bytes, what)
     staging_bytes = min(USUAL_STAGING_BYTES, max(LEAST_STAGING_BYTES, int(memory_bytes * _MOST_STAGING_SHARE)))
     return TrialSettings(memory_bytes - staging_bytes, staging_bytes)

@@ -9,11 +9,12 @@ import os
 import re
 import resource
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from ..base.address import default_address, find_address
-from ..base.config import allowed_cores, free_disk_bytes, memory_cgroup_limits
+from ..base.config import allowed_cores, available_host_bytes, free_disk_bytes, memory_cgroup_limits
 from ..demo.place import file_system_of
 from ..disk.codec.load import quota_cores
 from ..errors import DaemonUnavailableError, TierStoreError
@@ -25,13 +26,11 @@ __all__ = [
     "describe_limits",
     "describe_processor",
     "device_bytes",
-    "file_system_bytes",
     "find_daemon",
     "free_in_pieces",
     "huge_bytes_at",
     "huge_page_setting",
-    "memory_limit_bytes",
-    "swap_bytes",
+    "memory_figures",
 ]
 
 _DAEMON_SECONDS = 3.0
@@ -88,37 +87,33 @@ def describe_processor() -> Processor:
 
 def describe_limits() -> Limits:
     """Describe the limits of this process."""
-    return Limits(open_files=_limit(resource.RLIMIT_NOFILE), locked_bytes=_limit(resource.RLIMIT_MEMLOCK))
+    soft = [resource.getrlimit(number)[0] for number in (resource.RLIMIT_NOFILE, resource.RLIMIT_MEMLOCK)]
+    open_files, locked_bytes = (None if limit == resource.RLIM_INFINITY else limit for limit in soft)
+    return Limits(open_files=open_files, locked_bytes=locked_bytes)
 
 
-def _limit(number: int) -> int | None:
-    soft, _ = resource.getrlimit(number)
-    return None if soft == resource.RLIM_INFINITY else soft
-
-
-def memory_limit_bytes() -> int | None:
-    """The lowest limit of the memory cgroups; None: none, or one above the machine's memory (cgroups version 1)."""
+def memory_figures() -> dict[str, Any]:
+    """The fields of `Memory` that the kernel knows. Cgroups of version 1 say "no limit" by a huge one."""
     total_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min((limit for limit, _ in memory_cgroup_limits() if limit < total_bytes), default=None)
-
-
-def swap_bytes() -> tuple[int, int]:
-    """Swap space: (all of it, the used part)."""
+    limits = [limit for limit, _ in memory_cgroup_limits() if limit < total_bytes]
     meminfo = _read(Path("/proc/meminfo")) or ""
-    total, free = (
+    swap_bytes, free_swap_bytes = (
         int(match[1]) * 1024 if (match := re.search(rf"^{name}:\s+(\d+) kB", meminfo, re.MULTILINE)) else 0
         for name in ("SwapTotal", "SwapFree")
     )
-    return total, total - free
-
-
-def file_system_bytes(directory: Path) -> tuple[int, int] | None:
-    """Space of a file system: (all of it, the free part). None: there is no such directory."""
     try:
-        status = os.statvfs(directory)
+        shm = os.statvfs("/dev/shm")
     except OSError:
-        return None
-    return status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
+        shm = None
+    return {
+        "total_bytes": total_bytes,
+        "available_bytes": available_host_bytes(),
+        "limit_bytes": min(limits, default=None),
+        "swap_total_bytes": swap_bytes,
+        "swap_used_bytes": swap_bytes - free_swap_bytes,
+        "shm_total_bytes": None if shm is None else shm.f_blocks * shm.f_frsize,
+        "shm_free_bytes": None if shm is None else shm.f_bavail * shm.f_frsize,
+    }
 
 
 def huge_page_setting(name: str) -> str | None:

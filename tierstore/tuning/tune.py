@@ -13,22 +13,32 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import Protocol
 
-from ..base.config import format_bytes
+from msgspec import structs
+
+from ..base.config import check_directory, format_bytes
 from ..base.interrupts import interrupts_held_back
-from ..errors import ConfigError
-from ..hardware import Hardware
+from ..errors import ConfigError, StoreFullError
+from ..hardware import AcceleratorLink, Hardware
 from ..simulator import Hardware as SimulatedHardware
-from ..simulator import Workload
-from .predicted import link_in_words, link_of, machine_of, predict
+from ..simulator import Observation, Workload, fit, simulate, steady_seconds
+from ..simulator.from_hardware import hardware_of
+from .codecs import sample_data_of_kind
+from .examine import NUM_EXAMINED, examine, measure_accelerators
+from .measurements import rate
 from .program import TrialFailedError
 from .recording import ProgramRecording, read_recording
+from .report import hardware_of as description_of
 from .search import Found, Space, search
 from .settings import AUTO, LEAST_STAGING_BYTES, StoreLimits, TrialSettings, default_settings
 from .tuned import AS_IT_IS, Candidate, Tuned, choose
 
-__all__ = ["Run", "TuningPlan", "TuningProgress", "memory_within", "tune"]
+__all__ = ["Run", "TuningPlan", "TuningProgress", "fitted", "measure_machine", "memory_within", "tune"]
+
+_NUM_SIMULATED_STEPS = 3
+_NUM_SIMULATED_FOR_FIT = 20
+_MACHINE_SECONDS, _LINK_SECONDS = 10.0, 1.0
+"""Enough for the speeds that a simulation needs."""
 
 Run = Callable[[TrialSettings | None, Path], None]
 """Runs a trial with these settings, or (None) with the program's own, traced to the folder. Blocks.
@@ -39,11 +49,9 @@ Measure = Callable[[Path], Hardware]
 """Describes the machine of a store's directory. Blocks."""
 
 
-class TuningProgress(Protocol):
-    """Receives progress."""
-
-    def __call__(self, stage: str, done: int, total: int | None = None, what: str = "") -> None:
-        """`done` of `total` (None: not known) parts of a stage are over. `what`: the part that begins."""
+TuningProgress = Callable[..., None]
+"""Receives progress: (stage, done, total=None, what=""). `done` of `total` (None: not known) parts of a stage are over;
+`what`: the part that begins."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +60,10 @@ class TuningPlan:
 
     Attributes:
         host_bytes: the most that `host_bytes` and `staging_bytes` may be together; None: as the program has them.
-        device_bytes: the most that may stay on an accelerator; None: as the program has it.
         rounds: how often each candidate is measured.
         num_found: number of candidates from the simulator.
         search_seconds: time for all simulations of the search.
+        device_bytes: the most that may stay on an accelerator; None: as the program has it.
         limit_bytes: the most resident memory of the program; None: `host_bytes` says what the store may take.
     """
 
@@ -70,11 +78,7 @@ class TuningPlan:
 def tune(run: Run, measure: Measure, plan: TuningPlan, progress: TuningProgress) -> Tuned:
     """Find settings. Blocks for minutes; an interrupt ends the trial that runs, and leaves nothing behind.
 
-    Args:
-        run: see `Run`.
-        measure: see `Measure`; called once.
-        plan: how much is tried.
-        progress: called on this thread.
+    `measure` is called once, `progress` on this thread.
 
     Raises:
         ConfigError: the limit cannot be kept, or the recorded trial cannot be tuned.
@@ -94,17 +98,16 @@ def tune(run: Run, measure: Measure, plan: TuningPlan, progress: TuningProgress)
     defaults = replace(defaults, device_bytes=limits.device_bytes if workload.uses_device else settings.device_bytes)
     known = [settings, defaults] if limits.allow(settings, recording.device_bytes) else [defaults]
     described = measure(Path(place))
-    link = link_of(described, workload)
-    machine = machine_of(described, link, workload, recording, plan.search_seconds)
+    link = _link_of(described, workload)
+    machine = _machine_of(described, link, workload, recording, plan.search_seconds)
     found = _search(workload, machine, recording.num_ranks, known, limits, plan.search_seconds, progress)
     named = {settings: "defaults" if settings == defaults else AS_IT_IS}
     named.setdefault(defaults, "defaults")
     best = found.best(plan.num_found)
     for number, each in enumerate(best, 1):
         named.setdefault(each, f"found {number}")
-    for each in best[:1]:
-        if workload.uses_device and (plan.device_bytes or settings.device_bytes == AUTO):
-            named.setdefault(replace(each, prefetch="learned", device_bytes=AUTO), "auto")
+    if best and workload.uses_device and (plan.device_bytes or settings.device_bytes == AUTO):
+        named.setdefault(replace(best[0], prefetch="learned", device_bytes=AUTO), "auto")
     candidates = [
         Candidate(name, each, found.predicted.get(each), (), each in known or limits.allow(each))
         for each, name in named.items()
@@ -117,12 +120,14 @@ def tune(run: Run, measure: Measure, plan: TuningPlan, progress: TuningProgress)
         chosen=chosen,
         found=found,
         reason=reason,
-        link=None if link is None else link_in_words(link),
+        link=None if link is None else _in_words(link),
     )
 
 
+# --- limits -----------------------------------------------------------------------------------------------------------
+
+
 def _limits(plan: TuningPlan, recording: ProgramRecording, saved_bytes: int) -> StoreLimits:
-    """The plan's limits; those not given are the program's own. Without `device_bytes`, "auto" is not limited."""
     memory_bytes, device_bytes = plan.host_bytes, plan.device_bytes
     if plan.limit_bytes is not None:
         held_bytes = min(recording.settings.memory_bytes, saved_bytes)
@@ -135,10 +140,10 @@ def _limits(plan: TuningPlan, recording: ProgramRecording, saved_bytes: int) -> 
 
 
 def memory_within(limit_bytes: int, resident_bytes: int | None, held_bytes: int) -> int:
-    """How much memory a store may take in a program that is to stay within a limit.
+    """How much memory a store may take in a program whose resident memory is to stay within a limit.
 
     Args:
-        limit_bytes: for the resident memory of the program.
+        limit_bytes: the limit.
         resident_bytes: what it was at the end of forward, as recorded; None: the system did not tell.
         held_bytes: the part of it that was saved tensors.
 
@@ -156,6 +161,82 @@ def memory_within(limit_bytes: int, resident_bytes: int | None, held_bytes: int)
     return limit_bytes - besides_bytes
 
 
+def _saved_bytes(workload: Workload) -> int:
+    return sum(saved.nbytes for saved in workload.saved if saved.record is None)
+
+
+def _device_bytes(workload: Workload) -> int:
+    """The part of the saved bytes that is on an accelerator and may leave it."""
+    saved = (saved for saved in workload.saved if saved.record is None)
+    return sum(each.nbytes for each in saved if each.on_device and not each.is_shared)
+
+
+# --- the simulated machine --------------------------------------------------------------------------------------------
+
+
+def measure_machine(directory: Path, progress: Callable[[int], None] = lambda done: None) -> Hardware:
+    """Measure the machine. Blocks for about ten seconds. `progress`: called with the steps done, of `NUM_EXAMINED`.
+
+    Raises:
+        ConfigError: there is no such directory (any more).
+        TrialFailedError: the drive could not be measured.
+    """
+    check_directory(directory)
+    done = count(1)
+    machine = examine(directory, None, _MACHINE_SECONDS, lambda what: progress(min(next(done), NUM_EXAMINED)))
+    described = description_of(machine)
+    if described is None:
+        raise TrialFailedError(f"the drive under {directory} could not be measured: {machine.drive.error}")
+    return described
+
+
+def _link_of(described: Hardware, workload: Workload) -> AcceleratorLink | None:
+    """The link to the accelerator, measured now if it was not described; None: the step saves nothing there."""
+    if not workload.uses_device:
+        return None
+    links = described.accelerators or measure_accelerators(_LINK_SECONDS).links
+    if not links:
+        what = "give a file with the link to the accelerator, which could not be measured"
+        raise ConfigError("hardware", None, what)
+    return links[0]
+
+
+def _in_words(link: AcceleratorLink) -> str:
+    out, back = rate(link.to_host_bytes_per_second), rate(link.to_device_bytes_per_second)
+    return f"copies to the host at {out}, back at {back}"
+
+
+def _machine_of(
+    described: Hardware, link: AcceleratorLink | None, workload: Workload, recording: ProgramRecording, seconds: float
+) -> SimulatedHardware:
+    kinds = {saved.kind: sample_data_of_kind(saved.kind) for saved in workload.saved}
+    if link is not None:
+        # The host runs ahead of its accelerator, which does not wait for calls of the store.
+        described = structs.replace(described, accelerators=(link,))
+        return replace(hardware_of(described, kinds=kinds), call_seconds_per_record=0.0)
+    return fitted(hardware_of(described, kinds=kinds), workload, recording, seconds)
+
+
+def fitted(
+    hardware: SimulatedHardware, workload: Workload, recording: ProgramRecording, seconds: float
+) -> SimulatedHardware:
+    """The hardware with the contention that the recorded steps show, if half of the time is enough to find it.
+
+    The recorded compute already contains what training lost to the store, so little contention is found. It makes the
+    prediction for the recorded settings equal the measured time.
+    """
+    if recording.num_ranks > 1:  # the fit does not model ranks that slow each other down
+        return hardware
+    observed = Observation(workload, recording.settings.simulated, recording.step_seconds)
+    began_at = time.monotonic()
+    try:
+        steady_seconds(observed.workload, hardware, observed.settings)
+        is_quick = (time.monotonic() - began_at) * _NUM_SIMULATED_FOR_FIT <= seconds / 2
+        return fit(hardware, [observed]) if is_quick else hardware
+    except StoreFullError:  # the described machine may be another, with a smaller drive
+        return hardware
+
+
 def _search(
     workload: Workload,
     machine: SimulatedHardware,
@@ -165,18 +246,28 @@ def _search(
     seconds: float,
     progress: TuningProgress,
 ) -> Found:
-    """Search in the simulator, beginning at the first of the known settings."""
     stage, done, ends_at = "simulating settings", count(1), time.monotonic() + seconds
     progress(stage, 0)
 
     def predicted(settings: TrialSettings) -> float | None:
+        """The last of some steps; None: it would fail, or "auto" has yet to find a size."""
         progress(stage, next(done))
-        return predict(workload, machine, num_ranks, settings)
+        if settings.device_bytes == AUTO and workload.uses_device:
+            return None
+        how = settings.simulated
+        try:
+            ranks = simulate(workload, machine, how, num_steps=_NUM_SIMULATED_STEPS, num_ranks=num_ranks)
+        except StoreFullError:
+            return None
+        return ranks[0][-1].seconds
 
     space = Space(limits.memory_bytes, _saved_bytes(workload), min(limits.device_bytes, _device_bytes(workload)))
     found = search(space, known, predicted, lambda: time.monotonic() < ends_at)
     progress(stage, len(found.predicted), len(found.predicted))
     return found
+
+
+# --- trials -----------------------------------------------------------------------------------------------------------
 
 
 def _try(run: Run, settings: TrialSettings | None) -> ProgramRecording:
@@ -188,17 +279,6 @@ def _try(run: Run, settings: TrialSettings | None) -> ProgramRecording:
     finally:
         with interrupts_held_back():  # even a second Ctrl-C leaves nothing
             folder.cleanup()
-
-
-def _saved_bytes(workload: Workload) -> int:
-    """Bytes that one step saves; each storage counts once."""
-    return sum(saved.nbytes for saved in workload.saved if saved.record is None)
-
-
-def _device_bytes(workload: Workload) -> int:
-    """The part of the saved bytes that is on an accelerator and may leave it."""
-    saved = (saved for saved in workload.saved if saved.record is None)
-    return sum(each.nbytes for each in saved if each.on_device and not each.is_shared)
 
 
 def _measure_by_turns(

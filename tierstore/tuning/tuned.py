@@ -48,7 +48,6 @@ class Candidate:
 
     @property
     def label(self) -> str:
-        """Its name for people."""
         return "your settings" if self.name == AS_IT_IS else self.name
 
     @property
@@ -62,8 +61,25 @@ class Candidate:
         return statistics.median(self.step_seconds) if self.step_seconds and self.failure is None else None
 
     def ratios_to(self, other: Candidate) -> list[float]:
-        """Its step seconds divided by the other's, by round."""
         return [mine / its for mine, its in zip(self.step_seconds, other.step_seconds, strict=False)]
+
+    def sound_ratios_to(self, other: Candidate) -> list[float]:
+        """The same; empty if it failed, or had too few rounds to prove anything."""
+        ratios = self.ratios_to(other)
+        return ratios if self.failure is None and len(ratios) >= LEAST_ROUNDS else []
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            **self.settings.store,
+            **self.settings.offload,
+            "predicted_seconds": self.predicted_seconds,
+            "median_seconds": self.median_seconds,
+            "step_seconds": list(self.step_seconds),
+            "found_bytes": self.found_bytes,
+            "is_allowed": self.is_allowed,
+            "failure": self.failure,
+        }
 
 
 @dataclass(frozen=True)
@@ -114,12 +130,11 @@ class Tuned:
         return "".join(f"# {plain(line)}\n" for line in title) + toml_text(tables)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values by name, for programs."""
         return {
             "chosen": self.chosen.name,
             "reason": self.reason,
             "config": self.config,
-            "candidates": [_as_dict(each) for each in self.candidates],
+            "candidates": [each.as_dict() for each in self.candidates],
             "link": self.link,
             "heat_map": {
                 "host_bytes": list(self.found.hosts),
@@ -141,7 +156,13 @@ def choose(candidates: Sequence[Candidate]) -> tuple[Candidate, str]:
     """
     allowed = [each for each in candidates if each.is_allowed]
     chosen, reason = _fastest(allowed)
-    lighter = [each for each in allowed if each.device_bytes < chosen.device_bytes and _is_as_fast(each, chosen)]
+    lighter = [
+        each
+        for each in allowed
+        if each.device_bytes < chosen.device_bytes
+        and (ratios := each.sound_ratios_to(chosen))
+        and statistics.median(ratios) <= _TIE
+    ]
     if not lighter:
         return chosen, reason
     lightest = min(lighter, key=lambda each: each.device_bytes)
@@ -153,55 +174,27 @@ def choose(candidates: Sequence[Candidate]) -> tuple[Candidate, str]:
 
 def _fastest(allowed: Sequence[Candidate]) -> tuple[Candidate, str]:
     reference, *others = allowed
-    noise = max(_LEAST_GAIN, _spread(reference) / 2)
-    better = [(statistics.median(ratios), each) for each in others if (ratios := _steady_ratios(each, reference))]
+    seconds, middle = reference.step_seconds, reference.median_seconds
+    spread = (max(seconds) - min(seconds)) / middle if middle else 0.0
+    noise = max(_LEAST_GAIN, spread / 2)
+    better = [
+        (statistics.median(ratios), each)
+        for each in others
+        if (ratios := each.sound_ratios_to(reference)) and max(ratios) < 1
+    ]
     if better:
         gained, best = min(better, key=lambda pair: pair[0])
         if gained < 1 - noise:
             words = f"With {_told(best)} a step takes {gained:.2f} of the time that it takes with {_told(reference)}"
             return best, f"{words}, and was faster in every round."
-    keep = f"Keep {_told(reference)}"
     if not others:
-        return reference, f"{keep}: there was nothing else to measure."
-    return reference, (
-        f"{keep}: no candidate was faster in every round by more than {noise:.0%}. Smaller differences may be chance."
-    )
+        return reference, f"Keep {_told(reference)}: there was nothing else to measure."
+    why = f"no candidate was faster in every round by more than {noise:.0%}. Smaller differences may be chance."
+    return reference, f"Keep {_told(reference)}: {why}"
 
 
 def _told(candidate: Candidate) -> str:
-    """Its name in a sentence."""
     return {AS_IT_IS: candidate.label, "defaults": "the defaults"}.get(candidate.name, repr(candidate.name))
-
-
-def _is_as_fast(candidate: Candidate, chosen: Candidate) -> bool:
-    ratios = candidate.ratios_to(chosen)
-    return candidate.failure is None and len(ratios) >= LEAST_ROUNDS and statistics.median(ratios) <= _TIE
-
-
-def _steady_ratios(candidate: Candidate, reference: Candidate) -> list[float]:
-    """Its ratios to the reference by round; empty if it failed, was once not faster, or had too few rounds."""
-    ratios = candidate.ratios_to(reference)
-    return ratios if candidate.failure is None and len(ratios) >= LEAST_ROUNDS and max(ratios) < 1 else []
-
-
-def _spread(candidate: Candidate) -> float:
-    """The difference between its slowest and fastest round, relative to the median."""
-    middle = candidate.median_seconds
-    return 0.0 if not middle else (max(candidate.step_seconds) - min(candidate.step_seconds)) / middle
-
-
-def _as_dict(candidate: Candidate) -> dict[str, Any]:
-    return {
-        "name": candidate.name,
-        **candidate.settings.store,
-        **candidate.settings.offload,
-        "predicted_seconds": candidate.predicted_seconds,
-        "median_seconds": candidate.median_seconds,
-        "step_seconds": list(candidate.step_seconds),
-        "found_bytes": candidate.found_bytes,
-        "is_allowed": candidate.is_allowed,
-        "failure": candidate.failure,
-    }
 
 
 def _seconds(seconds: float | None) -> str:
