@@ -11,7 +11,7 @@ from tests.store.test_trace_file import HEADER
 from tierstore.rules.counters import STALL_CAUSES
 from tierstore.tracing.causes import explain, union_ns
 from tierstore.tracing.events import Event, Gone, Levels, Pack, Restore, Scope, ScopeEnd, Spill, Stall, Unpack
-from tierstore.tracing.page import drawn_step, page_of
+from tierstore.tracing.page import page_of
 from tierstore.tracing.perfetto import trace_events
 from tierstore.tracing.reader import RecordedTrace
 from tierstore.tracing.steps import Step, choose_step, longest_waits, steps_of
@@ -174,8 +174,7 @@ def test_perfetto_slices_name_their_lane_and_counters_their_tier() -> None:
 
 def test_page_needs_nothing_from_elsewhere_and_no_text_ends_its_script() -> None:
     step, summary = drawn()
-    on_page = drawn_step(step, summary, HEADER.store, {THREAD: "</script><b>main"})
-    page = page_of([on_page], 3, first=summary.number)
+    page = page_of([step], HEADER, {THREAD: "</script><b>main"}, 3, first=summary.number)
     assert "</script><b>" not in page
     assert page.count("</script>") == 2
     assert "://" not in page

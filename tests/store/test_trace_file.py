@@ -11,8 +11,8 @@ import pytest
 from tierstore import ConfigError
 from tierstore.tracing import events
 from tierstore.tracing.events import End, Event, Gone, Header, Machine, Pack, StoreSettings
-from tierstore.tracing.file import TraceFile
 from tierstore.tracing.reader import read_trace
+from tierstore.tracing.recorder import TraceFile
 
 SETTINGS = StoreSettings("/nvme", False, 1, 2, 3, "none", 4, True, 6, 6, "O_DIRECT")
 HEADER = Header(events.FORMAT, events.VERSION, 0, 0.0, 1, SETTINGS, Machine("a cpu", 4, 2**30, {"python": "3"}))

@@ -46,7 +46,6 @@ class ExplainedWait:
 
     @property
     def seconds(self) -> float:
-        """How long the thread waited."""
         return (self.wait.end_ns - self.wait.began_ns) / 1e9
 
 

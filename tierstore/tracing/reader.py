@@ -18,13 +18,7 @@ _OLDEST_VERSION = 1
 
 @dataclass(frozen=True)
 class RecordedTrace:
-    """The content of a trace file.
-
-    Attributes:
-        header: its first line.
-        events: all others, in the order of the file.
-        is_complete: the trace was ended; False: its process was killed, or still writes.
-    """
+    """The content of a trace file. `is_complete`: False: its process was killed, or still writes."""
 
     header: Header
     events: Sequence[Event]
@@ -32,8 +26,6 @@ class RecordedTrace:
 
 
 class _AnyHeader(msgspec.Struct):
-    """The fields of a first line that every version has."""
-
     event: str
     format: str
     version: int

@@ -51,17 +51,14 @@ class Step:
     Attributes:
         number: counted from 1 in the trace.
         graph, thread: its number, and the thread that packed it.
-        began_ns: when its first scope was entered.
-        forward_ended_ns: when its last scope was left.
+        began_ns, forward_ended_ns: when its first scope was entered, and its last one left.
         backward_began_ns: when its first unpack began; None: there was none.
-        ended_ns: when it was gone, or the end of the trace.
-        is_whole: the trace saw it gone.
+        ended_ns: when it was gone (`is_whole`), or the end of the trace.
         scope: the options of its first scope.
-        packs, unpacks, releases, ours: events of the graph.
         waits: of all threads.
         spills, restores, offloads, reloads, levels: events of the whole store during the step.
-        memory: the end of its last scope, with the memory that the process held; None: not recorded.
         codecs: the codec of each record, where the trace has its write.
+        memory: the end of its last scope, with the memory that the process held; None: not recorded.
     """
 
     number: int
@@ -110,13 +107,7 @@ def choose_step(steps: Sequence[Step], number: int | None) -> Step:
 
 
 def longest_waits(steps: Sequence[Step], chosen: Step, most_steps: int, most_events: int) -> list[Step]:
-    """The chosen step, and with it the steps that waited longest, in their order.
-
-    Args:
-        steps: to choose from.
-        chosen: one of them; taken in any case.
-        most_steps, most_events: limits of what is taken.
-    """
+    """The chosen step, and with it the steps that waited longest, in their order, within the limits."""
     others = sorted((step for step in steps if step is not chosen), key=_waited_longest, reverse=True)
     taken, num_events = [chosen], _num_events(chosen)
     for step in others[: most_steps - 1]:

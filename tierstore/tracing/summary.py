@@ -20,10 +20,9 @@ _WORTH_A_WORD = 0.03
 
 @dataclass(frozen=True)
 class Direction:
-    """The transfers of a step in one direction.
+    """The transfers of a step in one direction. Without "stored", bytes are logical ones.
 
     Attributes:
-        num_records, nbytes, stored_bytes: records, their logical bytes, and the bytes that they take on disk.
         busy_seconds: for how long anything moved; `lane_seconds`: the times of all transfers added up.
         codec_seconds: the part of `lane_seconds` in codecs.
         cpu_seconds: CPU time of all transfers for which it is known.
@@ -41,7 +40,6 @@ class Direction:
 
     @property
     def bytes_per_second(self) -> float:
-        """Logical bytes per second of `busy_seconds`; 0 if nothing moved."""
         return self.nbytes / self.busy_seconds if self.busy_seconds else 0.0
 
 
@@ -56,8 +54,7 @@ class StepSummary:
         resident_bytes, allocator_free_bytes: memory of the process at the end of forward, and the part of it that was
             freed but kept by its allocator; None: not recorded.
         away_bytes: of saved tensors that were on disk at that moment; None: not recorded.
-        wait_seconds: by phase and cause, all threads added up.
-        num_waits: number of waits, by phase and cause.
+        wait_seconds, num_waits: by phase and cause, all threads added up.
     """
 
     number: int
@@ -78,12 +75,10 @@ class StepSummary:
 
     @property
     def waited_seconds(self) -> float:
-        """All waits, all threads added up."""
         return sum(sum(by_cause.values()) for by_cause in self.wait_seconds.values())
 
     @property
     def memory(self) -> str | None:
-        """The memory of the process at the end of forward, in words; None: not recorded."""
         if self.resident_bytes is None:
             return None
         words = f"At the end of forward the process held {format_bytes(self.resident_bytes)}"
@@ -104,7 +99,6 @@ class StepSummary:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
         return asdict(self)
 
 
