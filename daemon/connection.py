@@ -1,8 +1,7 @@
 """One client's connection: which messages it may send now, and when each request runs. For one loop.
 
-A connection has a phase (`messages.py`), and in the last phase a session. It owns the slabs that came over it: when the
-connection is lost they are forgotten, and the client shares them again over the next one. `registry.py` knows the
-sessions, `records.py` stores and loads, `lanes.py` decides whose turn it is at the drive.
+It owns the slabs that came over it: when it is lost they are forgotten, and the client shares them again over the next
+one.
 """
 
 from __future__ import annotations
@@ -50,17 +49,7 @@ _MOST_UNSENT_BYTES = 8 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """The parts of the daemon that all connections use.
-
-    Attributes:
-        limits: of a session.
-        program: who the daemon is, for clients.
-        registry: the sessions.
-        records: what sessions have stored.
-        lanes: whose turn it is at the drive.
-        tasks: run requests.
-        reporter: answers `Inspect`.
-    """
+    """The parts of the daemon that all connections use. `program`: who the daemon is, for clients."""
 
     limits: ServerLimits
     program: str
@@ -79,9 +68,6 @@ class Connection:
         uid: the client's user, as the kernel says.
         shared: the parts of the daemon that all connections use.
         on_end: called with this connection when it is over; may be called again.
-
-    Attributes:
-        session: the client's; None: not opened yet.
     """
 
     def __init__(self, accepted: socket.socket, uid: int, shared: Shared, on_end: Callable[[Connection], None]) -> None:
@@ -109,7 +95,6 @@ class Connection:
 
     @property
     def peer(self) -> str:
-        """Who the client is, for messages."""
         if self.session is None:
             return self._channel.peer
         return self.session.peer
@@ -121,7 +106,6 @@ class Connection:
 
     @property
     def slab_bytes(self) -> int:
-        """How many bytes of memory the client shares over this connection."""
         return sum(each.num_bytes for each in self._slabs.values())
 
     def refuse(self, reason: str, *, is_final: bool = True) -> None:
@@ -140,16 +124,13 @@ class Connection:
             self._ended(ProtocolError(self.peer, "it does not read its answers"))
 
     def stop_listening(self) -> None:
-        """Take no more requests."""
         self._hello_timer.cancel()
         self._channel.stop_listening()
 
     def end_when_sent(self) -> None:
-        """Close the connection when all answers are sent."""
         self._channel.end_when_sent()
 
     def close(self) -> None:
-        """Close the connection now."""
         self._hello_timer.cancel()
         self._slabs.clear()
         self._channel.close()
@@ -236,9 +217,9 @@ class Connection:
             await self._shared.registry.end(session, "its client left before it was opened")
             return
         self._begin(session)
-        records = self._shared.records
-        number, key_base = session.lease.number, session.disk_key(0)
-        self.answer(messages.Opened(number, token, records.seed, key_base, session.quota_bytes, records.io_mode))
+        disk, key_base = self._shared.records.disk, session.disk_key(0)
+        figures = disk.session, key_base, session.quota_bytes, disk.usage().io_mode
+        self.answer(messages.Opened(session.lease.number, token, *figures))
 
     async def _resume(self, message: messages.Resume) -> None:
         if not self._channel.is_open:
@@ -254,7 +235,7 @@ class Connection:
         if session.is_ended:
             self.refuse("the session has ended")
             return
-        if not self._shared.registry.is_connection_of(session, self):  # it left meanwhile, or came back once more
+        if session.connection is not self:  # it left meanwhile, or came back once more
             return
         self._begin(session)
         self.answer(messages.Resumed())
@@ -262,7 +243,7 @@ class Connection:
     def _begin(self, session: Session) -> None:
         self.session = session
         self._phase = messages.Phase.SESSION
-        self._shared.registry.enter(session, self)
+        session.connection = self
 
     async def _close_session(self) -> None:
         session, self.session = self.session, None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -19,6 +20,7 @@ import pytest
 
 from tests.daemon.peer import Peer
 from tierstore.sidecar.inspection import inspect_daemon
+from tierstore.sidecar.shared_slab import SharedSlab
 from tierstore.testing import FaultPlan
 
 READY_SECONDS = 120.0
@@ -160,6 +162,15 @@ def start_daemon(tmp_path: Path, short_directory: Path) -> Iterator[StartDaemon]
     for daemon in started:
         daemon.kill()
         shutil.rmtree(daemon.path, ignore_errors=True)  # a killed daemon leaves gigabytes, as it should
+
+
+@pytest.fixture
+def slab() -> Iterator[SharedSlab]:
+    """Number 1, of 4 MiB; a codec needs long for the first of them."""
+    slab = SharedSlab(1, 4 * 2**20)
+    slab.memory[: 2**20] = bytes(each & 15 for each in random.Random(0).randbytes(2**20))
+    yield slab
+    slab.close()
 
 
 @pytest.fixture

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
-import socket
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.daemon.conftest import END_SECONDS, READY_SECONDS, environment_of_tests
+from tests.daemon.conftest import END_SECONDS, DaemonProcess, environment_of_tests
 from tierstore import TierStore
 from tierstore.base import address
 from tierstore.base.address import SYSTEM_ADDRESS, check_folder, default_address, find_address, places_to_look
@@ -196,20 +193,6 @@ def _run(variables: dict[str, str], *arguments: str) -> subprocess.CompletedProc
     )
 
 
-def _wait_for(address: Path, daemon: subprocess.Popen[bytes]) -> None:
-    ends_at = time.monotonic() + READY_SECONDS
-    while True:
-        with socket.socket(socket.AF_UNIX) as probe:
-            try:
-                probe.connect(str(address))
-            except OSError:
-                assert daemon.poll() is None
-                assert time.monotonic() < ends_at
-            else:
-                return
-        time.sleep(0.01)  # nothing announces a socket
-
-
 @pytest.mark.parametrize("variables", ["with", "without"], indirect=True)
 def test_daemon_and_clients_of_an_ordinary_user_agree_without_an_address(
     variables: dict[str, str], short_directory: Path
@@ -226,9 +209,12 @@ def test_daemon_and_clients_of_an_ordinary_user_agree_without_an_address(
         assert alone.returncode == 1
         for word in (str(folder / "tierstore.sock"), SYSTEM_ADDRESS, "tierstore serve --path DIRECTORY"):
             assert word in said
-    daemon = subprocess.Popen([*_AS_USER, sys.executable, *cli, "serve", "--path", str(drive)], env=variables, cwd="/")
+    command, log_file = [*_AS_USER, sys.executable, *cli, "serve", "--path", str(drive)], short_directory / "log"
+    with log_file.open("wb") as log:
+        process = subprocess.Popen(command, env=variables, cwd="/", stdout=log, stderr=log)
+    daemon = DaemonProcess(process, drive, folder / "tierstore.sock", log_file)
     try:
-        _wait_for(folder / "tierstore.sock", daemon)
+        daemon.wait_until_ready()
         status = folder.stat()
         assert (stat.S_IMODE(status.st_mode), status.st_uid) == (0o700, UID)
         stored = _run(variables, "-c", _STORE)
@@ -237,11 +223,9 @@ def test_daemon_and_clients_of_an_ordinary_user_agree_without_an_address(
             done = _run(variables, *cli, *command)
             assert done.returncode == 0, done.stderr
             assert str(drive) in done.stdout
-        daemon.send_signal(signal.SIGTERM)
-        assert daemon.wait(END_SECONDS) == 0
+        assert daemon.stop() == 0
     finally:
         daemon.kill()
-        daemon.wait(END_SECONDS)
 
 
 @pytest.mark.parametrize("variables", ["without"], indirect=True)

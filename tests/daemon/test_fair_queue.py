@@ -12,14 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tierstore.daemon.fair_queue import FairQueue
-from tierstore.daemon.lanes import JOB_BYTES, Job, Lanes
+from tierstore.daemon.lanes import JOB_BYTES, FairQueue, Job, Lanes
 from tierstore.daemon.records import Records
 from tierstore.daemon.registry import Registry
 from tierstore.daemon.sessions import Session, new_lease
 from tierstore.daemon.settings import ServerLimits
-from tierstore.daemon.stage import Stage
-from tierstore.daemon.tasks import Tasks
+from tierstore.daemon.tasks import Stage, Tasks
 from tierstore.disk.local import LocalDisk
 
 PART_BYTES = 8 * 2**20

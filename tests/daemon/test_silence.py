@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tierstore.sidecar.silence import Silence
+from tierstore.sidecar.reconnecting import Silence
 
 
 @dataclass(eq=False)

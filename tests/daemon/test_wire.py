@@ -7,6 +7,7 @@ import struct
 import tracemalloc
 import typing
 from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -122,21 +123,11 @@ def test_stream_cut_anywhere_gives_the_same_frames(frames: list[list[Any]], data
     stream = b"".join(map(wire.frame_of, frames))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=20)))
     reader = wire.FrameReader(wire.DaemonMessage, "")
-    found = []
+    ends, found = list(accumulate(len(wire.frame_of(frame)) for frame in frames)), []
     for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
         found += reader.feed(memoryview(stream)[start:end])
+        assert reader.is_inside_frame == (end not in (0, *ends))
     assert found == frames
-    assert not reader.is_inside_frame
-
-
-def test_stream_byte_by_byte_is_inside_a_frame_until_its_end() -> None:
-    reader = wire.FrameReader(wire.ClientMessage, "")
-    frame = wire.frame_of([wire.Unmap(3)])
-    for position in range(len(frame) - 1):
-        assert reader.feed(frame[position : position + 1]) == []
-        assert reader.is_inside_frame
-    assert reader.feed(frame[-1:]) == [[wire.Unmap(3)]]
-    assert not reader.is_inside_frame
 
 
 def test_fields_of_a_later_version_are_ignored() -> None:
@@ -314,14 +305,6 @@ def test_message_out_of_its_phase_is_refused(phase: wire.Phase, kind: type) -> N
         return
     with pytest.raises(ProtocolError, match=f"client 7.*{kind.__name__} in the phase '{phase.value}'"):
         wire.check_allowed(phase, _some(kind), "client 7")
-
-
-# --- what is sent -------------------------------------------------------------------------------------------------
-
-
-def test_frame_too_long_for_a_peer_is_not_made() -> None:
-    with pytest.raises(ValueError, match="at most 1048576"):
-        wire.frame_of([wire.Report(bytes(wire.MAX_FRAME_BYTES))])
 
 
 # --- the document -------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -100,8 +100,10 @@ def test_trace_of_steps_has_every_event_and_agrees_with_stats(
 
 def test_trace_each_saved_tensor_is_packed_asked_for_and_let_go_of_in_that_order(store: TierStore, file: Path) -> None:
     run_step(store, file)
-    store.close()
+    store.flush()
     trace = read_trace(file)
+    assert not trace.is_complete, "the store is open, and the file has all so far"
+    assert steps_of(trace)[0].is_whole
     packs = {(pack.graph, pack.index): pack for pack in of(trace, Pack)}
     unpacks = {(unpack.graph, unpack.index): unpack for unpack in of(trace, Unpack)}
     releases = {(release.graph, release.index): release for release in of(trace, Release)}
@@ -112,25 +114,23 @@ def test_trace_each_saved_tensor_is_packed_asked_for_and_let_go_of_in_that_order
         assert pack.began_ns <= pack.end_ns <= unpacks[name].began_ns <= unpacks[name].end_ns <= releases[name].at_ns
     assert [pack.index for pack in of(trace, Pack)] == list(range(8))
     assert sorted(unpacks, key=lambda name: unpacks[name].began_ns) == sorted(packs, reverse=True)
-
-
-def test_trace_jobs_are_queued_then_begun_then_over_one_at_a_time_in_a_lane(store: TierStore, file: Path) -> None:
-    run_step(store, file)
-    store.close()
-    trace = read_trace(file)
     for kind in (Spill, Restore):
-        jobs = of(trace, kind)
-        assert jobs
-        last_of_lane: dict[int, int] = {}
-        for job in sorted(jobs, key=lambda job: job.began_ns):
-            assert job.queued_ns <= job.began_ns < job.end_ns
-            assert last_of_lane.get(job.lane, 0) <= job.began_ns
-            last_of_lane[job.lane] = job.end_ns
-            assert job.drive_seconds is None or 0 <= job.drive_seconds <= (job.end_ns - job.began_ns) / 1e9
+        assert_jobs_take_turns(of(trace, kind))
     written = {spill.record: spill.end_ns for spill in of(trace, Spill)}
     freed = {event.record: event.at_ns for event in of(trace, Freed)}
     for restore in of(trace, Restore):
         assert written[restore.record] <= freed[restore.record] <= restore.queued_ns
+
+
+def assert_jobs_take_turns(jobs: Sequence[Spill | Restore]) -> None:
+    """They are queued, then begun, then over, one at a time in a lane."""
+    assert jobs
+    last_of_lane: dict[int, int] = {}
+    for job in sorted(jobs, key=lambda job: job.began_ns):
+        assert job.queued_ns <= job.began_ns < job.end_ns
+        assert last_of_lane.get(job.lane, 0) <= job.began_ns
+        last_of_lane[job.lane] = job.end_ns
+        assert job.drive_seconds is None or 0 <= job.drive_seconds <= (job.end_ns - job.began_ns) / 1e9
 
 
 def test_trace_tells_what_a_replay_needs_of_each_pack(make_store: MakeStore, file: Path) -> None:
@@ -331,15 +331,6 @@ def test_trace_untraced_step_between_traced_ones_is_not_in_it(store: TierStore, 
     assert sum(spill.nbytes for spill in of(trace, Spill)) <= store.stats().spilled_bytes - 8 * NBYTES
 
 
-def test_trace_of_a_scope_is_in_the_file_after_flush_while_the_store_is_open(store: TierStore, file: Path) -> None:
-    run_step(store, file)
-    store.flush()
-    trace = read_trace(file)
-    assert not trace.is_complete
-    assert len(of(trace, Unpack)) == 8
-    assert steps_of(trace)[0].is_whole
-
-
 def test_trace_other_file_while_a_graph_is_alive_refused_then_allowed(
     store: TierStore, file: Path, tmp_path: Path
 ) -> None:
@@ -405,7 +396,6 @@ def test_graph_that_two_traces_see_the_beginning_and_the_end_of_is_in_the_second
 def test_trace_of_a_full_disk_does_not_harm_the_step_and_close_tells(make_store: MakeStore) -> None:
     store = make_store()
     traced = run_step(store, Path("/dev/full"))
-    torch.manual_seed(0)
     torch.manual_seed(0)
     assert_same_bits([bits(traced)], [bits(run_step(make_store(), None))])
     with pytest.raises(StorageIOError, match="No space left on device") as caught:

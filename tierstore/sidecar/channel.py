@@ -89,7 +89,6 @@ class Channel:
 
     @property
     def is_inside_frame(self) -> bool:
-        """Whether a frame has begun to arrive and not ended."""
         return self._reader.is_inside_frame
 
     @property
@@ -98,10 +97,7 @@ class Channel:
         return self._outgoing_bytes + self._batch_bytes
 
     def send(self, message: ClientMessage | DaemonMessage | msgspec.Raw) -> None:
-        """Send a message with the others of this turn of the loop; a `Raw` is one that `encoded` has made.
-
-        Dropped if the connection is over.
-        """
+        """Send a message with the others of this turn of the loop; dropped if the connection is over."""
         if not self._can_send:
             return
         try:
@@ -115,10 +111,7 @@ class Channel:
         self._batch_bytes += len(memoryview(raw))
 
     def send_with(self, message: ClientMessage | DaemonMessage, descriptor: int) -> None:
-        """Send a message in a frame of its own, with a copy of the descriptor; the caller keeps the original.
-
-        Dropped if the connection is over.
-        """
+        """Send a message in a frame of its own, with a copy of the descriptor; dropped if the connection is over."""
         self._collect()
         if not self._can_send:
             return
@@ -126,11 +119,7 @@ class Channel:
         self._loop.call_soon(self._flush)
 
     def take_descriptor(self) -> int:
-        """The oldest descriptor that has arrived and not been taken; the caller closes it.
-
-        Raises:
-            ProtocolError: there is none.
-        """
+        """The oldest descriptor that nobody has taken, else ProtocolError; the caller closes it."""
         if not self._descriptors:
             raise ProtocolError(self.peer, "no descriptor came with the message that needs one")
         return self._descriptors.popleft()

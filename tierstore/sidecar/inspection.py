@@ -60,7 +60,7 @@ def inspect_daemon(address: str | PathLike[str], *, seconds: float = 5.0, daemon
 
 
 class _RefusedError(PermissionError):
-    """The daemon said no, and why."""
+    pass
 
 
 class _Talk:
@@ -78,14 +78,7 @@ class _Talk:
         self._connection.sendall(frame_of([message]))
 
     def hear(self, kind: type[T]) -> T:
-        """The next message, which must be of this kind. Blocks.
-
-        Raises:
-            ConnectionResetError: the daemon has closed the connection.
-            _RefusedError: it refuses.
-            ProtocolError: it says something else.
-            TimeoutError: it said nothing in time.
-        """
+        """The next message, which must be of this kind. Blocks."""
         while not self._heard:
             self._limit()
             data = self._connection.recv(_RECEIVE_BYTES)

@@ -5,14 +5,23 @@ from __future__ import annotations
 import os
 import socket
 import struct
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from ..base.address import SYSTEM_ADDRESS, trusted_uid
 from ..base.safe_folder import is_of_root_alone, unknown_owners
 
-__all__ = ["check_daemon", "uid_of_peer"]
+__all__ = ["check_daemon", "program_name", "uid_of_peer"]
 
 _CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid (unix(7))
+
+
+def program_name() -> str:
+    """Who this process is, for the other end."""
+    try:
+        return f"tierstore {version('tierstore')}, process {os.getpid()}"
+    except PackageNotFoundError:
+        return f"tierstore (not installed), process {os.getpid()}"
 
 
 def uid_of_peer(connection: socket.socket) -> int:

@@ -38,11 +38,6 @@ class SharedSlab:
         inodes: the files that a forked child has to give up. The slab's inode is among them for as long as it is open,
             from before it has a page. None: a child keeps it.
 
-    Attributes:
-        memory: all of it, writable.
-        descriptor: the memfd's.
-        inode: the memfd's.
-
     Raises:
         OSError: there is not enough memory (ENOMEM, ENOSPC), or no descriptor is left.
     """

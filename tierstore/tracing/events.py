@@ -13,35 +13,6 @@ from collections.abc import Mapping
 
 import msgspec
 
-__all__ = [
-    "FORMAT",
-    "OWNERS_SINCE_VERSION",
-    "VERSION",
-    "Booked",
-    "Cancelled",
-    "Computed",
-    "End",
-    "Event",
-    "Freed",
-    "Gone",
-    "Header",
-    "Levels",
-    "Lost",
-    "Machine",
-    "Offload",
-    "Ours",
-    "Pack",
-    "Release",
-    "Reload",
-    "Restore",
-    "Scope",
-    "ScopeEnd",
-    "Spill",
-    "Stall",
-    "StoreSettings",
-    "Unpack",
-]
-
 FORMAT = "tierstore trace"
 VERSION = 2
 OWNERS_SINCE_VERSION = 2
