@@ -78,7 +78,7 @@ def view(
         _write(perfetto, "--perfetto", msgspec.json.encode(events))
     wrote = {name: str(file) for name, file in (("html", html), ("perfetto", perfetto)) if file}
     if as_json:
-        print_json({"wrote": wrote, "num_steps": len(steps), "step": summary.as_dict()})
+        print_json({"wrote": wrote, "num_steps": len(steps), "step": summary})
         return
     for written in wrote.values():
         print(plain(f"wrote {written}"))
@@ -101,7 +101,7 @@ def show(
     chosen = steps if step is None else [choose_step(steps, step)]
     summaries = [summarize(each, trace.header) for each in chosen]
     if as_json:
-        print_json({"is_complete": trace.is_complete, "steps": [summary.as_dict() for summary in summaries]})
+        print_json({"is_complete": trace.is_complete, "steps": summaries})
         return
     from rich.console import Console
 

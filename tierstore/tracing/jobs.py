@@ -16,8 +16,6 @@ __all__ = ["OpenJobs"]
 
 @dataclass(slots=True)
 class _Job:
-    """One record on its way; `began_ns` and `lane` are None while it is only queued."""
-
     nbytes: int
     demanded: bool
     queued_ns: int
@@ -36,7 +34,7 @@ class _Direction:
         self._jobs[record] = _Job(nbytes, demanded, at_ns)
 
     def begin(self, record: int, nbytes: int | None, at_ns: int) -> None:
-        """A lane takes the job. `nbytes`: bytes to move, if that is known only now; else None."""
+        """A lane takes the job. `nbytes`: bytes to move, if that is known only now."""
         job = self._jobs.get(record)
         if job is None or job.began_ns is not None:
             return
@@ -47,7 +45,6 @@ class _Direction:
         self._lanes.add(job.lane)
 
     def forget(self, record: int) -> _Job | None:
-        """Drop a job that is over or will not be done, and return it if it is known."""
         job = self._jobs.pop(record, None)
         if job is not None:
             self._lanes.discard(job.lane)

@@ -61,8 +61,10 @@ def _check_version(path: Path, lines: Sequence[bytes]) -> None:
         header = msgspec.json.decode(lines[0] if lines else b"", type=_AnyHeader)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ConfigError("trace", str(path), f"line 1 is not the header of a trace: {error}") from error
+    known, reason = range(_OLDEST_VERSION, VERSION + 1), ""
     if header.format != FORMAT:
-        raise ConfigError("trace", str(path), f"line 1 is the header of something else: {header.format!r}")
-    if not _OLDEST_VERSION <= header.version <= VERSION:
-        known = f"{_OLDEST_VERSION} to {VERSION}"
-        raise ConfigError("trace", str(path), f"it is of version {header.version}; this program reads {known}")
+        reason = f"line 1 is the header of something else: {header.format!r}"
+    elif header.version not in known:
+        reason = f"it is of version {header.version}; this program reads {known[0]} to {known[-1]}"
+    if reason:
+        raise ConfigError("trace", str(path), reason)

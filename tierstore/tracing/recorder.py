@@ -52,10 +52,6 @@ class TraceFile:
     """A file open for writing and locked (flock): two traces in one file could not be told apart.
     A device or a pipe is neither locked nor truncated.
 
-    Args:
-        place: its path; the directory must exist.
-        is_continued: append to the file instead of replacing its content.
-
     Raises:
         ConfigError: it cannot be opened, or another trace is being written to it. Its content is unchanged.
     """
@@ -90,14 +86,9 @@ class TraceFile:
 class Recorder(Observer):
     """One trace while it is recorded.
 
-    As an `Observer` it is called under the store's lock. `append` may be called from any thread. Only `tell_times`,
-    `flush` and `close` block.
-
-    Args:
-        place, file: path and file of the trace; the file is closed with the trace.
-        header: the first line; None: it continues a trace.
-        levels: returns the fields of `Levels` after its time. Called under the store's lock.
-        on_idle: called on the writing thread whenever it has written everything and `is_idle`.
+    As an `Observer` it is called under the store's lock, and so it calls `levels`, for the fields of `Levels` after its
+    time. `append` may be called from any thread. Only `tell_times`, `flush` and `close` block. `on_idle` is called on
+    the writing thread whenever it has written everything and `is_idle`. Without `header` it continues a trace.
 
     Attributes:
         waiting: events that are not written yet. A graph that dies appends here too.
@@ -154,7 +145,6 @@ class Recorder(Observer):
             self._graphs[number] = _GraphRemains(graph, self.waiting.extend, number)
 
     def time_graph(self, number: int, graph: object, times: GraphTimes) -> None:
-        """Keep the graph's times; `tell_times` records them once the graph is gone."""
         self._timed.append((number, weakref.ref(graph), times))
 
     def tell_times(self) -> None:
@@ -179,7 +169,6 @@ class Recorder(Observer):
         return not self.num_inside and all(graph() is None for graph in list(self._graphs.values()))
 
     def is_over(self) -> bool:
-        """Whether it was ended, or its file failed. `close` raises that failure."""
         return self._is_over
 
     def flush(self, deadline_seconds: float) -> None:
@@ -217,7 +206,6 @@ class Recorder(Observer):
             raise StorageIOError("write", self.place, reason, _CUT_SHORT) from error
 
     def abandon(self) -> None:
-        """Leave the trace to the parent, in a forked child. Waits for nothing."""
         self._is_over = True
         self._file.close()
 

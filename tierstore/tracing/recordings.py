@@ -76,7 +76,6 @@ class Recordings:
         recorder.wake()
 
     def leave(self, recorder: Recorder) -> None:
-        """Stop recording a scope, or the store. Its graphs are recorded until they are gone."""
         with self._residency.lock:
             recorder.num_inside -= 1
 
@@ -158,7 +157,6 @@ def header_of(store: StoreSettings) -> Header:
 
 
 def _this_machine() -> Machine:
-    """Describe this machine, without its host name."""
     model = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     versions = {"linux": platform.release(), "python": platform.python_version()}
     return Machine(

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import msgspec
+
 from ..errors import ConfigError
 from .events import (
     Booked,
@@ -26,22 +28,11 @@ from .events import (
 )
 from .reader import RecordedTrace
 
-__all__ = ["Step", "Wait", "choose_step", "longest_waits", "records_of", "steps_of", "thread_names_of"]
+__all__ = ["Step", "choose_step", "longest_waits", "records_of", "steps_of", "thread_names_of"]
 
 _T = TypeVar("_T")
 _ONE_WAIT_NS = 1_000_000
 """Any progress wakes a waiting thread, which may then wait again. A shorter gap does not end the wait."""
-
-
-@dataclass(frozen=True)
-class Wait:
-    """A thread waited, perhaps with short wake-ups in between. Fields as `Stall`'s."""
-
-    began_ns: int
-    end_ns: int
-    thread: int
-    cause: str
-    record: int | None
 
 
 @dataclass(frozen=True)
@@ -55,7 +46,7 @@ class Step:
         backward_began_ns: when its first unpack began; None: there was none.
         ended_ns: when it was gone (`is_whole`), or the end of the trace.
         scope: the options of its first scope.
-        waits: of all threads.
+        waits: of all threads; those with short wake-ups in between are one.
         spills, restores, offloads, reloads, levels: events of the whole store during the step.
         codecs: the codec of each record, where the trace has its write.
         memory: the end of its last scope, with the memory that the process held; None: not recorded.
@@ -74,7 +65,7 @@ class Step:
     unpacks: Sequence[Unpack]
     releases: Sequence[Release]
     ours: Sequence[Ours]
-    waits: Sequence[Wait]
+    waits: Sequence[Stall]
     spills: Sequence[Spill]
     restores: Sequence[Restore]
     offloads: Sequence[Offload]
@@ -215,16 +206,16 @@ def _step(number: int, first: Pack, events: _Events) -> Step:
     )
 
 
-def _waits(stalls: Iterable[Stall]) -> list[Wait]:
-    waits: list[Wait] = []
+def _waits(stalls: Iterable[Stall]) -> list[Stall]:
+    waits: list[Stall] = []
     last: dict[int, int] = {}  # index of each thread's last wait
     for stall in sorted(stalls, key=lambda stall: stall.began_ns):
         before = waits[last[stall.thread]] if stall.thread in last else None
         is_same = before is not None and (before.cause, before.record) == (stall.cause, stall.record)
         if before is not None and is_same and stall.began_ns - before.end_ns < _ONE_WAIT_NS:
             end_ns = max(before.end_ns, stall.end_ns)  # rounded times may overlap
-            waits[last[stall.thread]] = Wait(before.began_ns, end_ns, stall.thread, stall.cause, stall.record)
+            waits[last[stall.thread]] = msgspec.structs.replace(before, end_ns=end_ns)
         else:
             last[stall.thread] = len(waits)
-            waits.append(Wait(stall.began_ns, stall.end_ns, stall.thread, stall.cause, stall.record))
+            waits.append(stall)
     return waits

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from ..base.config import format_bytes
 from ..returning.advice import keeps_too_much
 from .causes import CAUSES, Cause, ExplainedWait, codec_ns, explain, union_ns
-from .events import Header, Levels, Restore, Spill
+from .events import Header, Restore, Spill
 from .steps import Step
 
 __all__ = ["Direction", "StepSummary", "summarize"]
@@ -98,9 +97,6 @@ class StepSummary:
             "(docs/how_to/memory_on_cpu.md)."
         )
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def summarize(step: Step, header: Header) -> StepSummary:
     """The figures of a step."""
@@ -114,6 +110,8 @@ def summarize(step: Step, header: Header) -> StepSummary:
         _sentence("backward", by_phase["backward"], backward_seconds or 0.0, read, step, header),
     ]
     headline = [line for line in lines if line] or [_quick(waits, step)]
+    memory = step.memory
+    away_bytes = [level.disk_bytes for level in step.levels if memory is not None and level.at_ns <= memory.at_ns]
     return StepSummary(
         number=step.number,
         headline=headline,
@@ -129,15 +127,10 @@ def summarize(step: Step, header: Header) -> StepSummary:
         written=written,
         read=read,
         is_whole=step.is_whole,
-        resident_bytes=None if step.memory is None else step.memory.resident_bytes,
-        allocator_free_bytes=None if step.memory is None else step.memory.allocator_free_bytes,
-        away_bytes=None if step.memory is None else _away_bytes(step.levels, step.memory.at_ns),
+        resident_bytes=None if memory is None else memory.resident_bytes,
+        allocator_free_bytes=None if memory is None else memory.allocator_free_bytes,
+        away_bytes=away_bytes[-1] if away_bytes else None,
     )
-
-
-def _away_bytes(levels: Sequence[Levels], at_ns: int) -> int | None:
-    before = [level.disk_bytes for level in levels if level.at_ns <= at_ns]
-    return before[-1] if before else None
 
 
 _PHASES: Mapping[str, Callable[[Step], tuple[int, int]]] = {

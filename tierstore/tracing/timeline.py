@@ -61,7 +61,7 @@ class Limit(NamedTuple):
 
 
 class Timeline(NamedTuple):
-    """One step as lanes and curves; times as in the trace."""
+    """One step; times as in the trace."""
 
     began_ns: int
     ended_ns: int
