@@ -289,16 +289,16 @@ class Connection:
             raise ProtocolError(self.peer, f"record {message.key}, which is being written, once more")
         session.begin_job(message.key)
         self._num_named[message.slab] += 1
-        number = session.lease.number
+        lanes, about = self._shared.lanes, (session.lease.number, message.num_bytes)
+
+        def job() -> Coroutine[Any, Any, None]:
+            return self._guarded(self._serve(session, message, slab))
+
         if isinstance(message, messages.Write):
             session.being_written.add(message.key)
-            write = partial(self._write, session, message, slab)
-            to_lane = partial(self._shared.lanes.write, number, message.num_bytes, lambda: self._guarded(write()))
-            session.writes.add(message.num_bytes, partial(to_lane, asked_at=time.perf_counter()))
+            session.writes.add(message.num_bytes, partial(lanes.write, *about, job, asked_at=time.perf_counter()))
         else:
-            self._shared.lanes.read(
-                number, message.num_bytes, lambda: self._guarded(self._read(session, message, slab))
-            )
+            lanes.read(*about, job)
 
     def _request_discard(self, session: Session, message: messages.Discard) -> None:
         if self._num_discards >= _MOST_DISCARDS:
@@ -324,31 +324,24 @@ class Connection:
         slab.check_range(message.offset, message.num_bytes)
         return slab
 
-    async def _write(self, session: Session, message: messages.Write, slab: MappedSlab) -> None:
+    async def _serve(self, session: Session, message: messages.Write | messages.Read, slab: MappedSlab) -> None:
+        records = self._shared.records
+        answer: messages.DaemonMessage | None = None
         try:
-            if session.is_ended:
-                return
-            memory = slab.range(message.offset, message.num_bytes)
-            self.answer(await self._shared.records.write(session, message, memory))
+            if isinstance(message, messages.Read):
+                answer = await records.read(session, message, slab.range(message.offset, message.num_bytes))
+            elif not session.is_ended:
+                answer = await records.write(session, message, slab.range(message.offset, message.num_bytes))
+            if answer is not None:
+                self.answer(answer)
         except ProtocolError as error:
             self.refuse(error.reason)
         finally:
-            session.being_written.discard(message.key)
-            session.writes.end(message.num_bytes)
-            self._end_job(session, message)
-
-    async def _read(self, session: Session, message: messages.Read, slab: MappedSlab) -> None:
-        try:
-            memory = slab.range(message.offset, message.num_bytes)
-            self.answer(await self._shared.records.read(session, message, memory))
-        except ProtocolError as error:
-            self.refuse(error.reason)
-        finally:
-            self._end_job(session, message)
-
-    def _end_job(self, session: Session, message: messages.Write | messages.Read) -> None:
-        self._num_named[message.slab] -= 1
-        session.end_job(message.key)
+            if isinstance(message, messages.Write):
+                session.being_written.discard(message.key)
+                session.writes.end(message.num_bytes)
+            self._num_named[message.slab] -= 1
+            session.end_job(message.key)
 
     async def _discard(self, session: Session, message: messages.Discard) -> None:
         try:

@@ -153,10 +153,6 @@ class Lanes:
         self._num_each = num_each
         self._owed_to_reads = 0  # cost that the last write still owes to reads; 0 or less: it is paid
 
-    @property
-    def num_queued(self) -> int:
-        return len(self.reads.queue) + len(self.writes.queue)
-
     def read(self, session: int, num_bytes: int, job: Job) -> None:
         self._push(self.reads, session, num_bytes, job)
 

@@ -121,7 +121,7 @@ async def test_lanes_run_so_many_at_once_and_one_write_while_a_read_waits() -> N
             lanes.write(1, 10, lambda number=number: job(f"w{number}"))
         await turn()
         assert begun == ["r0", "r1", "w0"], "r2 waits, so no other write begins"
-        assert lanes.num_queued == 3
+        assert (len(lanes.reads.queue), len(lanes.writes.queue)) == (1, 2)
         doors["r0"].set()
         await turn()
         assert begun == ["r0", "r1", "w0", "r2", "w1"]

@@ -72,11 +72,11 @@ async def test_slots_of_whole_pages_fill_the_window_without_a_gap(window: Shared
     assert first.offset == slots[1].offset
     for slot in [*slots[:1], *slots[2:], first]:
         window.give_back(slot)
-    await window.take(window.num_bytes, to_read=True)
+    await window.take(NUM_PAGES * PAGE, to_read=True)
 
 
 async def test_waiting_reads_go_before_waiting_writes(window: SharedWindow) -> None:
-    whole = await window.take(window.num_bytes, to_read=False)
+    whole = await window.take(NUM_PAGES * PAGE, to_read=False)
     order: list[str] = []
     tasks = []
     for name, to_read in (("write 1", False), ("read 1", True), ("write 2", False), ("read 2", True)):
@@ -130,18 +130,18 @@ async def test_cancelled_while_it_waits_lets_the_next_one_in(window: SharedWindo
     assert large.cancelled()
     window.give_back(await small)
     window.give_back(most)
-    await window.take(window.num_bytes, to_read=True)
+    await window.take(NUM_PAGES * PAGE, to_read=True)
 
 
 @pytest.mark.parametrize("is_cancelled_first", [False, True])
 async def test_cancelled_just_as_it_gets_its_slot_loses_nothing(window: SharedWindow, is_cancelled_first: bool) -> None:
-    whole = await window.take(window.num_bytes, to_read=False)
+    whole = await window.take(NUM_PAGES * PAGE, to_read=False)
     first, second = taking(window, NUM_PAGES, to_read=True), taking(window, NUM_PAGES, to_read=True)
     await turns()
     steps = [first.cancel, lambda: window.give_back(whole)]
     for step in steps if is_cancelled_first else reversed(steps):
         step()
-    assert (await second).num_bytes == window.num_bytes
+    assert (await second).num_bytes == NUM_PAGES * PAGE
     assert first.cancelled()
 
 
@@ -154,7 +154,7 @@ async def test_no_byte_is_in_two_slots_and_all_come_back(wanted: list[tuple[int,
     async def use(num_bytes: int, to_read: bool) -> None:
         slot = await window.take(num_bytes, to_read=to_read)
         assert slot.offset % PAGE == 0
-        assert slot.offset + num_bytes <= window.num_bytes
+        assert slot.offset + num_bytes <= NUM_PAGES * PAGE
         pages = set(range(slot.offset // PAGE, (slot.offset + max(num_bytes, 1) - 1) // PAGE + 1))
         assert not pages & held
         held.update(pages)
@@ -163,7 +163,7 @@ async def test_no_byte_is_in_two_slots_and_all_come_back(wanted: list[tuple[int,
         window.give_back(slot)
 
     await asyncio.gather(*(use(*each) for each in wanted))
-    window.give_back(await window.take(window.num_bytes, to_read=False))
+    window.give_back(await window.take(NUM_PAGES * PAGE, to_read=False))
     slab.close()
 
 

@@ -88,10 +88,6 @@ class Channel:
         return self._is_open
 
     @property
-    def is_inside_frame(self) -> bool:
-        return self._reader.is_inside_frame
-
-    @property
     def unsent_bytes(self) -> int:
         """How many bytes were sent that the peer has not taken yet, this turn's messages included."""
         return self._outgoing_bytes + self._batch_bytes
@@ -204,7 +200,7 @@ class Channel:
                 self.peer, "more descriptors than messages that need one, or than this process can open"
             )
         if not data:
-            self._end(ProtocolError(self.peer, "it left inside a frame") if self.is_inside_frame else None)
+            self._end(ProtocolError(self.peer, "it left inside a frame") if self._reader.is_inside_frame else None)
             return
         frames = self._reader.feed(data)
         self._time_frame(has_ended=bool(frames))
@@ -215,10 +211,10 @@ class Channel:
 
     def _time_frame(self, *, has_ended: bool) -> None:
         """Time the frame that has begun to arrive, from its first byte."""
-        if self._frame_timer is not None and (has_ended or not self.is_inside_frame):
+        if self._frame_timer is not None and (has_ended or not self._reader.is_inside_frame):
             self._frame_timer.cancel()
             self._frame_timer = None
-        if self._frame_timer is None and self._frame_seconds is not None and self.is_inside_frame:
+        if self._frame_timer is None and self._frame_seconds is not None and self._reader.is_inside_frame:
             self._frame_timer = self._loop.call_later(self._frame_seconds, self._stalled)
 
     def _stalled(self) -> None:

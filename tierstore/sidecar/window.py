@@ -41,10 +41,6 @@ class SharedWindow:
         self._free.free(0, slab.num_bytes)
         self._waiting: tuple[deque[_Waiter], deque[_Waiter]] = (deque(), deque())  # to read, to write
 
-    @property
-    def num_bytes(self) -> int:
-        return self._slab.num_bytes
-
     async def take(self, num_bytes: int, *, to_read: bool) -> WindowSlot:
         """Take a slot of whole pages with room for `num_bytes`, as soon as there is one.
 
