@@ -120,12 +120,7 @@ _LOBBY_SHARE = 8  # of the descriptors that the process may have; a connection t
 
 
 class Acceptor:
-    """Holds every connection from when it is accepted until it is over.
-
-    Args:
-        allowed_uids: users who may connect, beside the daemon's own and root.
-        shared: the parts of the daemon that all connections use.
-    """
+    """Holds every connection until it is over. `allowed_uids`: who may connect beside the daemon's user and root."""
 
     def __init__(self, allowed_uids: Set[int], shared: Shared) -> None:
         self._allowed_uids = {0, os.getuid()} | allowed_uids

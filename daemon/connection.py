@@ -63,11 +63,8 @@ class Shared:
 class Connection:
     """A client's connection, with what it may do now. Lives on the daemon's loop; nothing blocks.
 
-    Args:
-        accepted: the socket; owned.
-        uid: the client's user, as the kernel says.
-        shared: the parts of the daemon that all connections use.
-        on_end: called with this connection when it is over; may be called again.
+    It owns the `accepted` socket. `uid`: the client's user, as the kernel says. `on_end` is called with this connection
+    when it is over, and may be called again.
     """
 
     def __init__(self, accepted: socket.socket, uid: int, shared: Shared, on_end: Callable[[Connection], None]) -> None:

@@ -64,7 +64,6 @@ class FairQueue(Generic[T]):
         return item
 
     def forget(self, owner: int) -> list[T]:
-        """Remove an owner; returns its items."""
         line = self._lines.pop(owner, None)
         items = [] if line is None else [item for _, item in line.items]
         self._num_items -= len(items)
@@ -96,7 +95,6 @@ class _Queued(NamedTuple):
 
     @property
     def cost_bytes(self) -> int:
-        """How much the job takes of its session's share: a job of one byte is not free."""
         return self.num_bytes + JOB_BYTES
 
 
@@ -114,11 +112,7 @@ class Histogram:
 
 
 class DriveWay:
-    """The jobs of one direction: those in the queue and those that run, and figures of those that are done.
-
-    Args:
-        queued, at_drive: what the time of its jobs is counted as.
-    """
+    """The jobs of one direction, and figures of those done; their time is counted as `queued` and `at_drive`."""
 
     def __init__(self, queued: Stay, at_drive: Stay) -> None:
         self.queued, self.at_drive = queued, at_drive

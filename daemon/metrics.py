@@ -169,7 +169,6 @@ def _family(name: str, words: str, samples: Iterable[tuple[str, float]]) -> Iter
 
 
 def _of_each(figures: _Figures, things: Sequence[object], labels: Sequence[str]) -> Iterator[str]:
-    """The family of each figure, with a sample for each thing that has it."""
     for name, field, words in figures:
         values = zip(labels, map(attrgetter(field), things), strict=True)
         yield from _family(name, words, [(its, value) for its, value in values if value is not None])

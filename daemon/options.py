@@ -35,11 +35,8 @@ class Option(NamedTuple):
 
     Attributes:
         parse: (value, where it was given) -> the value in `ServeSettings`; raises ConfigError.
-        in_file: the TOML types that it may have in a file.
-        allowed: those types in words.
-        metavar, help: as `--help` shows them.
+        in_file, allowed: the TOML types that it may have in a file, and those in words.
         separator: between several values in the environment; None: the text is one value.
-        is_repeated: on the command line it can be given several times.
         setting: its name in `ServeSettings` or `ServerLimits`, if it is another.
     """
 
@@ -54,11 +51,9 @@ class Option(NamedTuple):
 
 
 def settings_of(line: Mapping[str, Given], environment: Mapping[str, str]) -> ServeSettings:
-    """The settings from a command line, an environment, and the file that they name.
+    """The settings from a command line (names with underscores), an environment, and the file that they name.
 
-    Args:
-        line: options as the command line gave them, by name with underscores.
-        environment: the process's. An empty variable counts as not set.
+    An empty variable counts as not set.
 
     Raises:
         ConfigError: an option or the file cannot be used; names the option, and where it was given.
@@ -158,7 +153,6 @@ def _uids(value: Given, source: str) -> frozenset[int]:
 
 
 def _uid(part: object) -> int | None:
-    """The user id; None: this is no user id."""
     if isinstance(part, str) and part.isascii() and part.isdecimal() and len(part) <= len(str(_MOST_UID)):
         part = int(part)
     return part if isinstance(part, int) and not isinstance(part, bool) and 0 <= part <= _MOST_UID else None

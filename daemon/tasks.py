@@ -64,7 +64,6 @@ class Tasks:
         self._group: asyncio.TaskGroup
 
     def run_in(self, group: asyncio.TaskGroup) -> None:
-        """Start tasks in this group. Called once, before the first `start`."""
         self._group = group
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:

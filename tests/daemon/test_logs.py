@@ -36,22 +36,14 @@ class Clock:
 # --- lines ------------------------------------------------------------------------------------------------------------
 
 
-def test_text_line_has_time_level_message_and_fields() -> None:
+def test_line_has_time_level_message_and_fields() -> None:
     record = record_of("session ended: %s", "closed", session=3, client="train.py", rank=None, path="/a b")
     record.created, record.msecs = 1767225600.5, 500.0
     line = TextFormatter().format(record)
     assert line == '2026-01-01T00:00:00.500Z INFO session ended: closed session=3 client=train.py path="/a b"'
-
-
-def test_json_line_has_the_same() -> None:
-    record = record_of("refused: %s", "no Hello", uid=7, level=logging.WARNING)
-    record.created, record.msecs = 1767225600.5, 500.0
-    assert json.loads(JsonFormatter().format(record)) == {
-        "time": "2026-01-01T00:00:00.500Z",
-        "level": "WARNING",
-        "message": "refused: no Hello",
-        "uid": 7,
-    }
+    words = {"time": "2026-01-01T00:00:00.500Z", "level": "INFO", "message": "session ended: closed"}
+    fields = {"session": 3, "client": "train.py", "path": "/a b"}
+    assert json.loads(JsonFormatter().format(record)) == words | fields
 
 
 @pytest.mark.parametrize("formatter", [TextFormatter(), JsonFormatter()])

@@ -149,9 +149,8 @@ def test_queued_bytes_are_shown(daemon: DaemonProcess, slab: SharedSlab) -> None
         assert "0 B of 2 MiB" in tierstore("stat", "--socket", str(daemon.socket), COLUMNS="200").stdout
 
 
-@pytest.mark.parametrize("quota", ["0", "300KiB"])
-def test_training_with_a_small_quota_gets_the_same_gradients(start_daemon: StartDaemon, quota: str) -> None:
-    daemon = start_daemon(session_queued_bytes=quota)
+def test_training_with_a_small_quota_gets_the_same_gradients(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon(session_queued_bytes="300KiB")
     model, batch = make_model(0)
     expected = gradients(model, batch, None, lambda: None)
     with TierStore.connect(daemon.socket, host_bytes=0) as store:

@@ -39,7 +39,6 @@ class Channel:
     Args:
         connection: connected; the channel closes it.
         kinds: the messages that the peer may send, as `FrameReader`'s.
-        peer: who the peer is, for errors.
         on_messages: called with each frame's messages, in order. If it raises, the connection ends; a ProtocolError
             goes to `on_end` only, everything else on to the loop's exception handler as well.
         on_end: called once, when the connection is over, with the reason; with None if the peer closed it, or if all is
@@ -210,7 +209,6 @@ class Channel:
                 return
 
     def _time_frame(self, *, has_ended: bool) -> None:
-        """Time the frame that has begun to arrive, from its first byte."""
         if self._frame_timer is not None and (has_ended or not self._reader.is_inside_frame):
             self._frame_timer.cancel()
             self._frame_timer = None
@@ -313,7 +311,6 @@ def _rights(descriptors: Sequence[int]) -> list[tuple[int, int, array.array[int]
 
 
 def _frames_of(messages: Sequence[msgspec.Raw]) -> list[bytes]:
-    """As few frames as a peer accepts."""
     try:
         return [frame_of(messages)]
     except ValueError:

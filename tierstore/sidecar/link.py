@@ -35,10 +35,9 @@ Answer = messages.Stored | messages.Full | messages.Failed | messages.Bad | mess
 
 
 class Request:
-    """A request that the daemon has not answered yet.
+    """A request that the daemon has not answered yet; sent again as it is after a reconnect.
 
     Attributes:
-        message: as it was sent, and will be sent again after a reconnect.
         answer: set when the answer comes; None: nobody waits for it.
         on_late: called with an answer that nobody waits for; with None if the session is over and none will come.
     """
@@ -55,13 +54,11 @@ class DaemonLink:
     """The client's end of a session.
 
     Args:
-        address: the daemon's socket.
         introduction: the message that opens the session.
         reconnect_seconds: for how long a lost daemon is waited for.
         daemon_uid: as `check_daemon`'s, which is asked at each connection.
 
     Attributes:
-        opened: the daemon's answer to the introduction.
         max_slab_bytes: the most that the daemon allows the session's slabs to have together.
         on_unavailable: called when all who wait for the daemon must give up, with a function that makes their errors.
         renew_slabs: called before the session is resumed, so that its slabs can be shared again. May raise OSError.
@@ -119,7 +116,6 @@ class DaemonLink:
         self.opened = answer
 
     def share(self, slab: SharedSlab) -> None:
-        """Let the daemon read and write a slab from now on."""
         self._slabs[slab.number] = slab
         if self._channel is not None:
             self._channel.send_with(messages.Slab(slab.number, slab.num_bytes), slab.descriptor)

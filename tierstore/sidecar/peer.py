@@ -34,12 +34,8 @@ def check_daemon(connection: socket.socket, address: str, daemon_uid: int | None
     """Check whose daemon a client has connected to, before a word is said. Reads two files of the kernel's.
 
     A client trusts the daemons of its own user and of root. It also trusts that of the user who has the folder of
-    `SYSTEM_ADDRESS` if it connects there: root alone can have made that folder.
-
-    Args:
-        connection: connected.
-        address: where to.
-        daemon_uid: another user whose daemon is trusted; None: the one that `TIERSTORE_DAEMON_UID` names, if any.
+    `SYSTEM_ADDRESS` if it connects there: root alone can have made that folder. `daemon_uid`: another user whose daemon
+    is trusted; None: the one that `TIERSTORE_DAEMON_UID` names, if any.
 
     Raises:
         PermissionError: it is the daemon of a user who is not trusted.

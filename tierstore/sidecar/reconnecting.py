@@ -92,7 +92,6 @@ class Reconnecting:
     Args:
         reconnect_seconds: for how long a lost daemon is waited for before those who wait are told.
         resume: makes one attempt within the seconds that it is given; raises why it failed.
-        has_requests: whether any request is not answered.
         tell: called with the reason and the seconds waited, when those who wait are to be told.
 
     Attributes:

@@ -52,8 +52,6 @@ _STILL_ON_DISK = "the record is still with the daemon and may be asked for again
 
 
 class _Part(NamedTuple):
-    """A part that is stored; `wire_key` is the daemon's name for it."""
-
     num_bytes: int
     stored: Stored
     wire_key: int
@@ -347,7 +345,7 @@ def _pieces(parts: Sequence[_Part], memory: memoryview) -> Iterator[tuple[_Part,
 
 
 def _raise_first(outcomes: Iterable[object]) -> None:
-    """Raise the first error among outcomes. Called when all of them are there, so nothing is going on any more."""
+    """Raise the first error among outcomes. All of them are there, so nothing is going on any more."""
     for outcome in outcomes:
         if isinstance(outcome, BaseException):
             raise outcome
