@@ -203,12 +203,10 @@ def test_daemon_and_clients_of_an_ordinary_user_agree_without_an_address(
     drive.mkdir()
     os.chown(drive, UID, UID)
     cli = ("-m", "tierstore.cli")
-    for command in (("stat",), ("top", "--iterations=1")):
-        alone = _run(variables, *cli, *command)
-        said = " ".join((alone.stdout + alone.stderr).split())
-        assert alone.returncode == 1
-        for word in (str(folder / "tierstore.sock"), SYSTEM_ADDRESS, "tierstore serve --path DIRECTORY"):
-            assert word in said
+    alone = _run(variables, *cli, "stat")
+    assert alone.returncode == 1
+    for word in (str(folder / "tierstore.sock"), SYSTEM_ADDRESS, "tierstore serve --path DIRECTORY"):
+        assert word in alone.stderr
     command, log_file = [*_AS_USER, sys.executable, *cli, "serve", "--path", str(drive)], short_directory / "log"
     with log_file.open("wb") as log:
         process = subprocess.Popen(command, env=variables, cwd="/", stdout=log, stderr=log)
@@ -219,7 +217,7 @@ def test_daemon_and_clients_of_an_ordinary_user_agree_without_an_address(
         assert (stat.S_IMODE(status.st_mode), status.st_uid) == (0o700, UID)
         stored = _run(variables, "-c", _STORE)
         assert (stored.returncode, stored.stdout) == (0, "stored\n"), stored.stderr
-        for command in (("stat",), ("top", "--iterations=1"), ("stat", "--json")):
+        for command in (("stat",), ("top", "--iterations=1")):
             done = _run(variables, *cli, *command)
             assert done.returncode == 0, done.stderr
             assert str(drive) in done.stdout
