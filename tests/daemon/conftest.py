@@ -28,20 +28,13 @@ END_SECONDS = 120.0
 
 
 class DaemonProcess:
-    """One daemon.
-
-    Attributes:
-        process: it. What it says goes to `log_file`.
-        path: the directory of its files.
-        socket: where it listens.
-    """
+    """One daemon. What it says goes to `log_file`; its files are in the directory `path`."""
 
     def __init__(self, process: subprocess.Popen[bytes], path: Path, socket: Path, log_file: Path) -> None:
         self.process, self.path, self.socket, self.log_file = process, path, socket, log_file
 
     @property
     def log(self) -> str:
-        """What it has said so far."""
         return self.log_file.read_text(encoding="utf-8")
 
     def wait_until_ready(self) -> None:
@@ -86,7 +79,6 @@ def environment_of_tests(**variables: str) -> dict[str, str]:
 
 
 def words_of(options: Mapping[str, object]) -> list[str]:
-    """For a command line; what is a list is said several times."""
     return [
         f"--{name.replace('_', '-')}={each}"
         for name, value in options.items()
@@ -95,7 +87,6 @@ def words_of(options: Mapping[str, object]) -> list[str]:
 
 
 def variables_of(options: Mapping[str, object]) -> dict[str, str]:
-    """For an environment."""
     return {
         f"TIERSTORE_{name.upper()}": " ".join(map(str, value)) if isinstance(value, list) else str(value)
         for name, value in options.items()
@@ -103,7 +94,6 @@ def variables_of(options: Mapping[str, object]) -> dict[str, str]:
 
 
 def tierstore(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run the command line to its end."""
     command = [sys.executable, "-m", "tierstore.cli", *arguments]
     env = environment_of_tests(**({"COLUMNS": "150"} | variables))
     return subprocess.run(command, capture_output=True, text=True, check=False, env=env, timeout=END_SECONDS)
@@ -175,7 +165,6 @@ def slab() -> Iterator[SharedSlab]:
 
 @pytest.fixture
 async def peer(short_directory: Path) -> AsyncIterator[Peer]:
-    """Listens on the test's loop."""
     peer = Peer(str(short_directory / "s"))
     server = await asyncio.start_unix_server(peer.take_in, peer.address)
     yield peer

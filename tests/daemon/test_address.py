@@ -93,9 +93,6 @@ def test_runtime_directory_of_another_user_is_left(places: Path) -> None:
     assert default_address() == str(places / f"tierstore-{UID}" / "tierstore.sock")
 
 
-# --- how a client looks -----------------------------------------------------------------------------------------------
-
-
 def test_own_daemon_comes_before_that_of_the_system(places: Path) -> None:
     (places / "system.sock").touch()
     assert find_address() == str(places / "system.sock")
@@ -153,8 +150,6 @@ def test_folder_in_tmp_of_another_user_is_not_used(
     with pytest.raises(ConfigError):
         check_folder(folder)
 
-
-# --- a real daemon of an ordinary user --------------------------------------------------------------------------------
 
 _AS_USER = (
     "setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups", "--bounding-set=-all,+dac_read_search",

@@ -121,9 +121,6 @@ def _send_descriptors(connection: socket.socket, data: bytes, num_descriptors: i
     os.close(memory)
 
 
-# --- what is sent arrives -----------------------------------------------------------------------------------------
-
-
 async def test_send_in_one_turn_goes_out_in_one_frame(ours: socket.socket, theirs: socket.socket) -> None:
     end = End(ours)
     for turn in range(2):
@@ -230,9 +227,6 @@ async def test_end_when_sent_delivers_everything_to_a_peer_that_reads_later(
     assert await sender.until_end() is None
     await receiver.until_end()
     assert sender.messages == []
-
-
-# --- how it ends --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("num_left_out", [0, 1])

@@ -36,9 +36,6 @@ def quota_of(daemon: DaemonProcess) -> int:
         return quota_bytes
 
 
-# --- options ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("by", ["line", "environment", "file"])
 def test_options_have_their_effect(start_daemon: StartDaemon, by: str, tmp_path: Path) -> None:
     group = grp.getgrgid(os.getgid()).gr_name
@@ -71,9 +68,6 @@ def test_options_have_their_effect(start_daemon: StartDaemon, by: str, tmp_path:
         assert "zstd:3" in str(store.stats().codec_choices)
         del handle
     assert daemon.stop() == 0
-
-
-# --- what is refused --------------------------------------------------------------------------------------------------
 
 
 def assert_refused(arguments: list[str], *words: str, **variables: str) -> None:
@@ -155,9 +149,6 @@ def test_port_taken_exits_2_and_makes_nothing(start_daemon: StartDaemon, tmp_pat
     assert not (short_directory / "new").exists()
 
 
-# --- life and death ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal_exits_0_and_leaves_nothing(start_daemon: StartDaemon, number: int) -> None:
     daemon = start_daemon()
@@ -200,9 +191,6 @@ def test_idle_daemon_is_small_and_quiet_and_never_maps_torch(start_daemon: Start
         del handle
     assert daemon.stop() == 0
     assert daemon.log == ""
-
-
-# --- folders ----------------------------------------------------------------------------------------------------------
 
 
 def test_refused_start_leaves_no_folder_of_the_socket(tmp_path: Path, short_directory: Path) -> None:

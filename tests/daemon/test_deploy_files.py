@@ -36,18 +36,12 @@ def seconds(text: str) -> int:
     return int(text.removesuffix("s"))
 
 
-# --- what is installed --------------------------------------------------------------------------------------------
-
-
 def test_daemon_requirements_are_the_dependencies_without_torch_and_the_solver() -> None:
     declared = requirements(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"])
     del declared["torch"], declared["highspy"]
     wanted = requirements((DEPLOY / "daemon-requirements.txt").read_text().splitlines())
     assert wanted == declared
     assert wanted.keys() <= requirements((ROOT / "constraints.txt").read_text().splitlines()).keys()
-
-
-# --- options ------------------------------------------------------------------------------------------------------
 
 
 def documented() -> list[tuple[str, str, str]]:
@@ -84,9 +78,6 @@ def test_daemon_takes_every_setting_of_the_toml_file(tmp_path: Path) -> None:
     assert (full.limits, full.codec) == (limits, plain.codec)
 
 
-# --- the image ----------------------------------------------------------------------------------------------------
-
-
 def one(stage: list[Instruction], word: str) -> str:
     (rest,) = [instruction.rest for instruction in stage if instruction.word == word]
     return rest
@@ -115,9 +106,6 @@ def test_image_runs_the_installed_daemon_as_no_root_with_a_folder_for_the_socket
     assert one(image, "HEALTHCHECK").endswith('CMD exec tierstore stat --socket "$TIERSTORE_SOCKET"')
 
 
-# --- Compose ------------------------------------------------------------------------------------------------------
-
-
 def test_compose_shares_user_and_socket_bounds_memory_and_never_makes_the_drive() -> None:
     compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
     sidecar, trainer = compose["services"]["sidecar"], compose["services"]["trainer"]
@@ -134,9 +122,6 @@ def test_compose_shares_user_and_socket_bounds_memory_and_never_makes_the_drive(
     (drive,) = [each for each in sidecar["volumes"] if each["type"] == "bind"]
     assert drive["target"] == sidecar["environment"]["TIERSTORE_PATH"]
     assert drive["bind"]["create_host_path"] is False
-
-
-# --- Kubernetes ---------------------------------------------------------------------------------------------------
 
 
 def test_pod_runs_the_daemon_beside_the_trainer_and_shares_a_folder_with_the_socket_below_it() -> None:
@@ -163,9 +148,6 @@ def test_pod_runs_the_daemon_beside_the_trainer_and_shares_a_folder_with_the_soc
     (drive,) = [each for each in sidecar["volumeMounts"] if each["name"] == "drive"]
     assert drive["mountPath"] == environment["TIERSTORE_PATH"]
     assert {each["name"] for each in pod["volumes"]} == {"drive", "socket"}
-
-
-# --- systemd ------------------------------------------------------------------------------------------------------
 
 
 def test_unit_lets_the_daemon_write_where_its_settings_send_it() -> None:

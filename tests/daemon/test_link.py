@@ -48,9 +48,6 @@ def discard(link: DaemonLink, key: int, late: list[Answer | None] | None = None)
     return asyncio.ensure_future(link.answer_to(request))
 
 
-# --- the first connection ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("said", "words"),
     [
@@ -84,9 +81,6 @@ async def test_no_answer_is_given_up(peer: Peer, monkeypatch: pytest.MonkeyPatch
         await guest.say(WELCOME)
     with pytest.raises(DaemonUnavailableError, match=r"no answer to Open within 0.1 s.*nothing was stored"):
         await opening
-
-
-# --- a session --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -213,9 +207,6 @@ async def test_final_refusal_ends_everything_at_once(peer: Peer) -> None:
         assert late == [None, None]
         with pytest.raises(DaemonUnavailableError, match="no such session"):
             await discard(link, 3, late)
-
-
-# --- a link that has given up -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -347,9 +338,6 @@ async def test_close_while_it_is_away_and_without_an_answer_ends(peer: Peer, mon
         await guest.expect(wire.Close)
         await closing
         assert await guest.hear() is None
-
-
-# --- the disk tier over it --------------------------------------------------------------------------------------------
 
 
 async def test_answers_become_the_tier_s_errors_and_slots_come_back(peer: Peer) -> None:

@@ -55,9 +55,6 @@ def status_of(page: str) -> dict[str, Any]:
     return json.loads(answer.body)
 
 
-# --- the page ---------------------------------------------------------------------------------------------------------
-
-
 def made_up_report() -> DaemonReport:
     spread = Spread((1.0,), (0, 0), 0.0)
     times = JobTimes(0, 0, spread, spread, spread)
@@ -129,9 +126,6 @@ async def test_status_says_that_the_daemon_starts_or_ends() -> None:
         assert (answer.status, answer.text) == (503, f"{words}\n")
         stage.end()
     page.close()
-
-
-# --- figures ----------------------------------------------------------------------------------------------------------
 
 
 def test_status_has_the_report_and_the_curves(daemon: DaemonProcess, address: str, tmp_path: Path) -> None:
@@ -259,8 +253,6 @@ async def test_visitor_that_has_said_all_and_closes_its_half_is_answered(watched
     writer.close()
     await writer.wait_closed()
 
-
-# --- bad visitors -----------------------------------------------------------------------------------------------------
 
 LONG = 32 * MIB  # more than sockets take in
 

@@ -54,9 +54,6 @@ def of_sessions(samples: Samples) -> set[str]:
     return {name for name, its_labels in samples if "session" in dict(its_labels)}
 
 
-# --- metrics ----------------------------------------------------------------------------------------------------------
-
-
 def test_metrics_tell_what_a_session_did(daemon: DaemonProcess, page: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "3")
     with TierStore.connect(daemon.socket, host_bytes=0, name='train "it" \\ now\n') as store:
@@ -196,9 +193,6 @@ def test_histogram_bound_belongs_to_its_bucket() -> None:
     assert (histogram.counts, histogram.total) == ([2, 2, 1], 7.5)
 
 
-# --- probes and bad visitors ------------------------------------------------------------------------------------------
-
-
 def test_probes_are_answered_and_nonsense_is_refused(page: str) -> None:
     for path, status in {"/healthz": 200, "/readyz": 200, "/readyz?verbose": 200, "/nothing": 404}.items():
         assert ask(page, path).status == status
@@ -246,6 +240,3 @@ def test_ready_no_more_while_it_ends(busy_daemon: DaemonProcess) -> None:
     assert ask(report.metrics, "/metrics").status == 200
     assert busy_daemon.process.poll() is None
     assert busy_daemon.stop() == 0, "a second signal ends it at once"
-
-
-# --- bad visitors -----------------------------------------------------------------------------------------------------

@@ -111,9 +111,6 @@ def test_config_of_line_before_that_of_environment(tmp_path: Path) -> None:
     assert settings_of({"config": str(tmp_path / "one")}, environment).paths == (Path("/one"),)
 
 
-# --- what cannot be used ----------------------------------------------------------------------------------------------
-
-
 ENDLESS = {"disk_bytes": "", "allow_uid": "", "metrics": "127.0.0.1:", "codec": "zstd:"}
 """Python itself raises for numbers of more than 4,300 digits."""
 

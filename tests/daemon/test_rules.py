@@ -30,9 +30,6 @@ def slow_daemon(start_daemon: StartDaemon) -> DaemonProcess:
     return start_daemon(codec="zstd:19")
 
 
-# --- rule 3 -----------------------------------------------------------------------------------------------------------
-
-
 async def test_slot_of_a_request_that_was_given_up_is_not_used_for_another(peer: Peer) -> None:
     plain = Kind("uint8", 1, "")
     async with opened_disk(peer, reconnect_seconds=0.0) as (disk, guest):
@@ -53,9 +50,6 @@ async def test_slot_of_a_request_that_was_given_up_is_not_used_for_another(peer:
         await guest.say(*(wire.Stored(each.request, 4096, "none", "uint8", 1) for each in (first, second)))
         await writing
         assert (await guest.expect(wire.Discard)).keys == (first.key,), "nobody waited for it any more"
-
-
-# --- rules 4 to 6 -----------------------------------------------------------------------------------------------------
 
 
 def test_resumed_only_when_the_jobs_of_the_lost_connection_have_ended(

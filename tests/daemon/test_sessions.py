@@ -103,9 +103,6 @@ def test_numbers_begin_again_when_no_session_is_left(start_daemon: StartDaemon) 
         assert (first.open().session, second.open().session) == (1, 2)
 
 
-# --- who waits for jobs -----------------------------------------------------------------------------------------------
-
-
 async def test_wait_for_keys_ends_when_none_of_them_has_a_job() -> None:
     session, woken = Session(LEASE, 0, None), list[str]()
 

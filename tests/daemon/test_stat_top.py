@@ -53,9 +53,6 @@ def make_up(report: DaemonReport, **changes: object) -> DaemonReport:
     return msgspec.structs.replace(report, **changes)
 
 
-# --- the report -------------------------------------------------------------------------------------------------------
-
-
 def test_report_of_a_session(daemon: DaemonProcess, store: TierStore) -> None:
     report = report_of(daemon)
     (session,) = report.sessions
@@ -106,9 +103,6 @@ def test_rates_are_differences_of_one_daemon(daemon: DaemonProcess, store: TierS
     assert rates_between(None, later) is None
     assert rates_between(later, later) is None
     assert rates_between(make_up(earlier, pid=1), later) is None
-
-
-# --- stat -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("columns", [80, 100, 200])
@@ -255,9 +249,6 @@ def test_stopped_daemon_does_not_answer(daemon: DaemonProcess) -> None:
     assert "it does not answer" in complaint
 
 
-# --- top --------------------------------------------------------------------------------------------------------------
-
-
 def test_top_prints_the_last_look_where_nobody_watches(daemon: DaemonProcess, store: TierStore) -> None:
     done = tierstore("top", "--socket", str(daemon.socket), "--iterations", "2", "--interval", "0.1")
     assert done.returncode == 0, done.stderr
@@ -352,9 +343,6 @@ def test_top_follows_the_daemon_until_it_is_told_to_leave(start_daemon: StartDae
         assert "\x1b[?25h" in shown, "and the cursor"
     finally:
         terminal.close()
-
-
-# --- where it cannot be said ------------------------------------------------------------------------------------------
 
 
 def run_into(output: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:

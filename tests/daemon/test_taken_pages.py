@@ -128,9 +128,6 @@ def test_huge_pages_are_refused(daemon: DaemonProcess) -> None:
     os.close(descriptor)
 
 
-# --- clients of another user ------------------------------------------------------------------------------------------
-
-
 def open_to_all(daemon: DaemonProcess) -> None:
     """Let everybody reach the socket: the daemon decides."""
     for place, mode in ((daemon.socket.parent.parent, 0o755), (daemon.socket.parent, 0o755), (daemon.socket, 0o666)):
@@ -246,9 +243,6 @@ def test_store_of_another_user_goes_on_when_the_daemon_comes_back(start_daemon: 
             assert training.wait(LONG_SECONDS) == 0
         finally:
             training.send_signal(signal.SIGKILL)
-
-
-# --- the client's side ------------------------------------------------------------------------------------------------
 
 
 def test_slab_that_was_sealed_moves_with_its_bytes_and_leaves_nothing() -> None:

@@ -104,9 +104,6 @@ def _beyond_limits() -> Iterator[tuple[type, int, object]]:
                     yield kind, position, (info.item_type.le + 1,)
 
 
-# --- what is said arrives -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_every_message_comes_back_equal(kind: type) -> None:
     @settings(max_examples=30, deadline=None)
@@ -138,9 +135,6 @@ def test_fields_of_a_later_version_are_ignored() -> None:
 def test_longest_discard_fits_into_a_frame() -> None:
     longest = wire.Discard(2**63 - 1, tuple(range(2**40 - wire.MAX_KEYS, 2**40)))
     assert _read(wire.frame_of([longest])[4:]) == [[longest]]
-
-
-# --- what is not a message is refused -----------------------------------------------------------------------------
 
 
 def _fed(reader: wire.FrameReader, data: bytes, kinds: tuple[type, ...]) -> bool:
@@ -289,9 +283,6 @@ def test_every_integer_text_and_list_has_limits() -> None:
                     assert info.max_length is not None, f"{kind.__name__}.{field.name}"
 
 
-# --- phases -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", CLIENT_KINDS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("phase", wire.Phase, ids=lambda phase: phase.value)
 def test_message_out_of_its_phase_is_refused(phase: wire.Phase, kind: type) -> None:
@@ -305,9 +296,6 @@ def test_message_out_of_its_phase_is_refused(phase: wire.Phase, kind: type) -> N
         return
     with pytest.raises(ProtocolError, match=f"client 7.*{kind.__name__} in the phase '{phase.value}'"):
         wire.check_allowed(phase, _some(kind), "client 7")
-
-
-# --- the document -------------------------------------------------------------------------------------------------
 
 
 def test_document_names_every_message_with_its_fields_in_order() -> None:

@@ -22,9 +22,6 @@ MIB = 2**20
 NUM_WRITES = 24
 
 
-# --- the rule ---------------------------------------------------------------------------------------------------------
-
-
 @given(st.integers(0, 100), st.lists(st.integers(0, 150), max_size=40), st.data())
 def test_writes_start_in_order_within_the_quota_and_all_of_them(
     most_bytes: int, sizes: list[int], data: st.DataObject
@@ -65,9 +62,6 @@ def test_short_write_does_not_overtake_a_long_one() -> None:
     assert started == ["first", "long"], "it goes alone"
     queue.end(50)
     assert started == ["first", "long", "short"]
-
-
-# --- in a daemon ------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -71,9 +71,6 @@ def run_step(store: TierStore, file: Path | None, **options: Any) -> torch.Tenso
     return leaf.grad
 
 
-# --- complete, and in order ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("host_bytes", [0, 3 * NBYTES, 2**30])
 def test_trace_of_steps_has_every_event_and_agrees_with_stats(
     make_store: MakeStore, file: Path, host_bytes: int
@@ -210,9 +207,6 @@ def test_trace_of_an_accelerator_has_every_copy(make_store: MakeStore, file: Pat
     assert sum(copy.nbytes for copy in of(trace, Reload)) == stats.reloaded_bytes > 0
 
 
-# --- graphs of every kind -----------------------------------------------------------------------------------------
-
-
 def test_trace_scope_that_fails_is_told_and_its_graph_is_gone(store: TierStore, file: Path) -> None:
     with pytest.raises(ZeroDivisionError), tiered_offload(store, min_bytes=0, trace=file):
         chain()[1].add_(1 // 0)
@@ -310,9 +304,6 @@ def test_trace_two_scopes_of_one_forward_are_one_step(store: TierStore, file: Pa
     (step,) = steps_of(trace)
     assert [pack.scope for pack in step.packs] == [scope.scope for scope in of(trace, Scope)]
     assert step.forward_ended_ns == of(trace, ScopeEnd)[1].at_ns
-
-
-# --- how long it goes on ------------------------------------------------------------------------------------------
 
 
 def test_trace_untraced_step_between_traced_ones_is_not_in_it(store: TierStore, file: Path) -> None:
