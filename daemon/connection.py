@@ -1,8 +1,7 @@
 """One client's connection: which messages it may send now, and when each request runs. For one loop.
 
-A connection has a phase (`messages.py`), and in the last phase a session. It owns the slabs that came over it: when the
-connection is lost they are forgotten, and the client shares them again over the next one. `registry.py` knows the
-sessions, `records.py` stores and loads, `lanes.py` decides whose turn it is at the drive.
+It owns the slabs that came over it: when it is lost they are forgotten, and the client shares them again over the next
+one.
 """
 
 from __future__ import annotations
@@ -50,17 +49,7 @@ _MOST_UNSENT_BYTES = 8 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """The parts of the daemon that all connections use.
-
-    Attributes:
-        limits: of a session.
-        program: who the daemon is, for clients.
-        registry: the sessions.
-        records: what sessions have stored.
-        lanes: whose turn it is at the drive.
-        tasks: run requests.
-        reporter: answers `Inspect`.
-    """
+    """The parts of the daemon that all connections use. `program`: who the daemon is, for clients."""
 
     limits: ServerLimits
     program: str
@@ -74,14 +63,8 @@ class Shared:
 class Connection:
     """A client's connection, with what it may do now. Lives on the daemon's loop; nothing blocks.
 
-    Args:
-        accepted: the socket; owned.
-        uid: the client's user, as the kernel says.
-        shared: the parts of the daemon that all connections use.
-        on_end: called with this connection when it is over; may be called again.
-
-    Attributes:
-        session: the client's; None: not opened yet.
+    It owns the `accepted` socket. `uid`: the client's user, as the kernel says. `on_end` is called with this connection
+    when it is over, and may be called again.
     """
 
     def __init__(self, accepted: socket.socket, uid: int, shared: Shared, on_end: Callable[[Connection], None]) -> None:
@@ -109,7 +92,6 @@ class Connection:
 
     @property
     def peer(self) -> str:
-        """Who the client is, for messages."""
         if self.session is None:
             return self._channel.peer
         return self.session.peer
@@ -121,7 +103,6 @@ class Connection:
 
     @property
     def slab_bytes(self) -> int:
-        """How many bytes of memory the client shares over this connection."""
         return sum(each.num_bytes for each in self._slabs.values())
 
     def refuse(self, reason: str, *, is_final: bool = True) -> None:
@@ -140,16 +121,13 @@ class Connection:
             self._ended(ProtocolError(self.peer, "it does not read its answers"))
 
     def stop_listening(self) -> None:
-        """Take no more requests."""
         self._hello_timer.cancel()
         self._channel.stop_listening()
 
     def end_when_sent(self) -> None:
-        """Close the connection when all answers are sent."""
         self._channel.end_when_sent()
 
     def close(self) -> None:
-        """Close the connection now."""
         self._hello_timer.cancel()
         self._slabs.clear()
         self._channel.close()
@@ -236,9 +214,9 @@ class Connection:
             await self._shared.registry.end(session, "its client left before it was opened")
             return
         self._begin(session)
-        records = self._shared.records
-        number, key_base = session.lease.number, session.disk_key(0)
-        self.answer(messages.Opened(number, token, records.seed, key_base, session.quota_bytes, records.io_mode))
+        disk, key_base = self._shared.records.disk, session.disk_key(0)
+        figures = disk.session, key_base, session.quota_bytes, disk.usage().io_mode
+        self.answer(messages.Opened(session.lease.number, token, *figures))
 
     async def _resume(self, message: messages.Resume) -> None:
         if not self._channel.is_open:
@@ -254,7 +232,7 @@ class Connection:
         if session.is_ended:
             self.refuse("the session has ended")
             return
-        if not self._shared.registry.is_connection_of(session, self):  # it left meanwhile, or came back once more
+        if session.connection is not self:  # it left meanwhile, or came back once more
             return
         self._begin(session)
         self.answer(messages.Resumed())
@@ -262,7 +240,7 @@ class Connection:
     def _begin(self, session: Session) -> None:
         self.session = session
         self._phase = messages.Phase.SESSION
-        self._shared.registry.enter(session, self)
+        session.connection = self
 
     async def _close_session(self) -> None:
         session, self.session = self.session, None
@@ -308,16 +286,16 @@ class Connection:
             raise ProtocolError(self.peer, f"record {message.key}, which is being written, once more")
         session.begin_job(message.key)
         self._num_named[message.slab] += 1
-        number = session.lease.number
+        lanes, about = self._shared.lanes, (session.lease.number, message.num_bytes)
+
+        def job() -> Coroutine[Any, Any, None]:
+            return self._guarded(self._serve(session, message, slab))
+
         if isinstance(message, messages.Write):
             session.being_written.add(message.key)
-            write = partial(self._write, session, message, slab)
-            to_lane = partial(self._shared.lanes.write, number, message.num_bytes, lambda: self._guarded(write()))
-            session.writes.add(message.num_bytes, partial(to_lane, asked_at=time.perf_counter()))
+            session.writes.add(message.num_bytes, partial(lanes.write, *about, job, asked_at=time.perf_counter()))
         else:
-            self._shared.lanes.read(
-                number, message.num_bytes, lambda: self._guarded(self._read(session, message, slab))
-            )
+            lanes.read(*about, job)
 
     def _request_discard(self, session: Session, message: messages.Discard) -> None:
         if self._num_discards >= _MOST_DISCARDS:
@@ -343,31 +321,24 @@ class Connection:
         slab.check_range(message.offset, message.num_bytes)
         return slab
 
-    async def _write(self, session: Session, message: messages.Write, slab: MappedSlab) -> None:
+    async def _serve(self, session: Session, message: messages.Write | messages.Read, slab: MappedSlab) -> None:
+        records = self._shared.records
+        answer: messages.DaemonMessage | None = None
         try:
-            if session.is_ended:
-                return
-            memory = slab.range(message.offset, message.num_bytes)
-            self.answer(await self._shared.records.write(session, message, memory))
+            if isinstance(message, messages.Read):
+                answer = await records.read(session, message, slab.range(message.offset, message.num_bytes))
+            elif not session.is_ended:
+                answer = await records.write(session, message, slab.range(message.offset, message.num_bytes))
+            if answer is not None:
+                self.answer(answer)
         except ProtocolError as error:
             self.refuse(error.reason)
         finally:
-            session.being_written.discard(message.key)
-            session.writes.end(message.num_bytes)
-            self._end_job(session, message)
-
-    async def _read(self, session: Session, message: messages.Read, slab: MappedSlab) -> None:
-        try:
-            memory = slab.range(message.offset, message.num_bytes)
-            self.answer(await self._shared.records.read(session, message, memory))
-        except ProtocolError as error:
-            self.refuse(error.reason)
-        finally:
-            self._end_job(session, message)
-
-    def _end_job(self, session: Session, message: messages.Write | messages.Read) -> None:
-        self._num_named[message.slab] -= 1
-        session.end_job(message.key)
+            if isinstance(message, messages.Write):
+                session.being_written.discard(message.key)
+                session.writes.end(message.num_bytes)
+            self._num_named[message.slab] -= 1
+            session.end_job(message.key)
 
     async def _discard(self, session: Session, message: messages.Discard) -> None:
         try:

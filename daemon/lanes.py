@@ -1,17 +1,74 @@
-"""Starts jobs at the drive: a fixed number at once each way, fairly between sessions, reads before writes. One loop."""
+"""Starts jobs at the drive: a fixed number at once each way, fairly between sessions, reads before writes. One loop.
+
+NOTE [Fair turns]
+Start-time fair queueing: all owners that wait get the same share of the service, measured by cost, whatever one item
+costs and however many they have queued. An owner that was idle gets no credit for that.
+"""
 
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from bisect import bisect_left
+from collections import defaultdict, deque
 from collections.abc import Callable, Coroutine, Mapping
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
-from .fair_queue import FairQueue
-from .histogram import Histogram
+__all__ = ["JOB_BYTES", "DriveWay", "FairQueue", "Histogram", "Job", "Lanes", "Stay"]
 
-__all__ = ["JOB_BYTES", "DriveWay", "Job", "Lanes", "Stay"]
+T = TypeVar("T")
+
+
+class _Line(Generic[T]):
+    def __init__(self, starts_at: int) -> None:
+        self.starts_at = starts_at
+        self.items: deque[tuple[int, T]] = deque()
+
+
+class FairQueue(Generic[T]):
+    """Items of several owners, each with a cost. First come first served within an owner."""
+
+    def __init__(self) -> None:
+        self._lines: dict[int, _Line[T]] = {}
+        self._now = 0
+        self._num_items = 0
+
+    def __len__(self) -> int:
+        return self._num_items
+
+    @property
+    def num_owners(self) -> int:
+        return len(self._lines)
+
+    def push(self, owner: int, cost: int, item: T) -> None:
+        line = self._lines.get(owner)
+        if line is None:
+            line = self._lines[owner] = _Line(self._now)
+        elif not line.items:
+            line.starts_at = max(line.starts_at, self._now)
+        line.items.append((cost, item))
+        self._num_items += 1
+
+    def pop(self) -> T:
+        """Take the next item of the owner that was served least; among equals, of the one that has waited longest."""
+        waiting = [owner for owner, line in self._lines.items() if line.items]
+        if not waiting:
+            raise IndexError("nothing is queued")
+        owner = min(waiting, key=lambda each: self._lines[each].starts_at)
+        line = self._lines.pop(owner)
+        self._lines[owner] = line  # behind its equals
+        cost, item = line.items.popleft()
+        self._now = line.starts_at
+        line.starts_at += cost
+        self._num_items -= 1
+        return item
+
+    def forget(self, owner: int) -> list[T]:
+        line = self._lines.pop(owner, None)
+        items = [] if line is None else [item for _, item in line.items]
+        self._num_items -= len(items)
+        return items
+
 
 Job = Callable[[], Coroutine[Any, Any, None]]
 Stay = Literal["read_queued", "read_at_drive", "write_held", "write_queued", "write_at_drive"]
@@ -38,24 +95,24 @@ class _Queued(NamedTuple):
 
     @property
     def cost_bytes(self) -> int:
-        """How much the job takes of its session's share: a job of one byte is not free."""
         return self.num_bytes + JOB_BYTES
 
 
+class Histogram:
+    """Counts of what was observed, for each bucket up to its bound, and for all larger values."""
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+
 class DriveWay:
-    """The jobs of one direction.
-
-    Args:
-        queued, at_drive: what the time of its jobs is counted as.
-
-    Attributes:
-        queued, at_drive: as given.
-        queue: jobs that have not begun.
-        num_running: jobs that run.
-        seconds: how long jobs ran.
-        wait_seconds: how long jobs were queued before they ran.
-        num_bytes: the length of the records that jobs moved, as the clients see them.
-    """
+    """The jobs of one direction, and figures of those done; their time is counted as `queued` and `at_drive`."""
 
     def __init__(self, queued: Stay, at_drive: Stay) -> None:
         self.queued, self.at_drive = queued, at_drive
@@ -78,7 +135,6 @@ class Lanes:
         num_each: how many jobs run at once, each way.
 
     Attributes:
-        reads, writes: the jobs of each direction.
         seconds: how long requests have stayed where, those of all sessions added up.
     """
 
@@ -91,27 +147,16 @@ class Lanes:
         self._num_each = num_each
         self._owed_to_reads = 0  # cost that the last write still owes to reads; 0 or less: it is paid
 
-    @property
-    def num_queued(self) -> int:
-        """Jobs that have not begun."""
-        return len(self.reads.queue) + len(self.writes.queue)
-
     def read(self, session: int, num_bytes: int, job: Job) -> None:
-        """Queue a job that reads `num_bytes` for a session."""
         self._push(self.reads, session, num_bytes, job)
 
     def write(self, session: int, num_bytes: int, job: Job, asked_at: float | None = None) -> None:
-        """Queue a job that writes `num_bytes` for a session.
-
-        Args:
-            asked_at: when its client asked for it, by `time.perf_counter`, if it was held back since; None: just now.
-        """
+        """Queue a job that writes; `asked_at`: when its client asked (`time.perf_counter`), if it was held back."""
         self._push(self.writes, session, num_bytes, job)
         if asked_at is not None:
             self._count(session, "write_held", time.perf_counter() - asked_at)
 
     def seconds_of(self, session: int) -> Mapping[Stay, float]:
-        """How long the requests of a session have stayed where, added up."""
         return self._seconds_of.get(session, _NO_SECONDS)
 
     def forget(self, session: int) -> None:
@@ -135,7 +180,6 @@ class Lanes:
             self._owed_to_reads = _READS_PER_WRITE * self._begin(self.writes)
 
     def _begin(self, way: DriveWay) -> int:
-        """Start the next job of a direction; returns its cost."""
         queued = way.queue.pop()
         way.num_running += 1
         self._start_task(self._run(way, queued))

@@ -37,12 +37,7 @@ class CauseFilter(logging.Filter):
 
     A cause is the message before its figures are filled in, together with the client (name, rank, user) and its
     session. Clients choose their names, and may open sessions without end, so the lines of all of a user's causes are
-    bounded too. A line says how many like it were dropped since the one before. The number of causes that are
-    remembered is bounded: the one that was asked for the longest ago is forgotten.
-
-    Args:
-        seconds: for how long further lines of a cause are dropped.
-        clock: in seconds; never goes back.
+    bounded too. A line says how many like it were dropped since the one before (`not_logged`).
     """
 
     def __init__(self, seconds: float = _SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
@@ -52,7 +47,6 @@ class CauseFilter(logging.Filter):
         self._spans: OrderedDict[tuple[object, ...], _Span] = OrderedDict()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether to log it; adds `not_logged`, the number of lines like it that were dropped."""
         kind = (record.name, record.levelno, record.msg, getattr(record, "uid", None))
         cause = (*kind, *(getattr(record, name, None) for name in _CLIENT_FIELDS))
         num_dropped, spans = 0, []
@@ -70,7 +64,6 @@ class CauseFilter(logging.Filter):
         return True
 
     def _span(self, key: tuple[object, ...]) -> _Span:
-        """The minute that runs for it."""
         now = self._clock()
         span = self._spans.get(key)
         if span is None or now - span.began_at >= self._seconds:
@@ -84,7 +77,7 @@ class CauseFilter(logging.Filter):
 
 @dataclass(slots=True)
 class _Span:
-    """A minute of a cause, or of a kind of message: lines that were logged and dropped, and were dropped before it."""
+    """A minute of a cause, or of a kind of message."""
 
     began_at: float
     dropped_before: int
@@ -96,7 +89,6 @@ class TextFormatter(logging.Formatter):
     """`2026-01-31T12:00:00.123Z INFO session opened session=3 client="train.py" rank=0`: always one line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
         fields = "".join(f" {name}={_quoted(value)}" for name, value in _fields_of(record).items())
         return f"{_time_of(record)} {record.levelname} {plain(record.getMessage())}{fields}"
 
@@ -105,7 +97,6 @@ class JsonFormatter(logging.Formatter):
     """The same as an object of JSON: time, level, message, then the fields."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
         event = {"time": _time_of(record), "level": record.levelname, "message": record.getMessage()}
         return json.dumps(_fields_of(record) | event, default=str)
 

@@ -2,30 +2,92 @@
 
 The names of sessions' series begin with `tierstore_`. The daemon's totals outlive sessions; their names begin with
 `tierstore_daemon_`. A session's series are labelled by its number, client and rank, and end with the session.
+
+The lines are written here, since thousands of objects of the library take seconds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, chain
+from operator import attrgetter
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    InfoMetricFamily,
-    Metric,
-)
-from prometheus_client.registry import Collector
 
 from tierstore.plain_text import plain
 
-from .report import DaemonReport, DriveState, SessionState, Spread, Totals
+from .report import DaemonReport, SessionState, Spread, Stays
 
-__all__ = ["CONTENT_TYPE", "ReportCollector", "metrics_text"]
+__all__ = ["CONTENT_TYPE", "metrics_text"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
+_Figures = Sequence[tuple[str, str, str]]
+"""Metrics of a thing: the name, the field of the thing (None there: it has none), and words."""
+
+_OF_DAEMON: _Figures = (
+    ("tierstore_uptime_seconds", "uptime_seconds", "Since the daemon was started"),
+    ("tierstore_daemon_disk_bytes", "disk.disk_bytes", "Bytes on disk that all live records take"),
+    ("tierstore_daemon_records", "disk.num_records", "Live records of all sessions"),
+    ("tierstore_allocated_bytes", "disk.allocated_bytes", "Bytes taken from the file system"),
+    ("tierstore_disk_budget_bytes", "disk.budget_bytes", "The most that records may take"),
+    ("tierstore_write_allowance_bytes", "disk.write_allowance_bytes", "Bytes that the daily limit lets be written now"),
+    ("tierstore_sessions", "num_sessions", "Sessions, including those without a client"),
+    ("tierstore_sessions_opened_total", "num_sessions_opened", "Sessions opened"),
+    (
+        "tierstore_daemon_internal_errors_total",
+        "internal_errors",
+        "Internal errors of the daemon; the log has each",
+    ),
+)
+_OF_DRIVE: _Figures = (
+    ("tierstore_drive_disk_bytes", "disk_bytes", "Bytes on the drive that records take"),
+    ("tierstore_drive_allocated_bytes", "allocated_bytes", "Bytes taken from the drive's file system"),
+    ("tierstore_drive_budget_bytes", "budget_bytes", "The most that records may take on the drive"),
+    ("tierstore_drive_records", "num_records", "Records on the drive"),
+    (
+        "tierstore_drive_resting",
+        "is_resting",
+        "1 if other drives are preferred for now, because it was full or has failed; else 0",
+    ),
+    (
+        "tierstore_drive_write_allowance_bytes",
+        "write_allowance_bytes",
+        "Bytes that the daily limit lets be written to the drive now",
+    ),
+    (
+        "tierstore_drive_write_day_bytes",
+        "write_day_bytes",
+        "The daily limit of bytes that are written to the drive",
+    ),
+    (
+        "tierstore_drive_write_bytes_per_second",
+        "write_bytes_per_second",
+        "Measured while there was something to write; only with several drives",
+    ),
+    ("tierstore_drive_written_bytes_total", "written_bytes", "Bytes written to the drive"),
+    ("tierstore_drive_read_bytes_total", "read_bytes", "Bytes read from the drive"),
+)
+_OF_WAY: _Figures = (
+    ("tierstore_jobs_queued", "queued", "Jobs that wait for the drive"),
+    ("tierstore_jobs_running", "running", "Jobs at the drive"),
+)
+_SPREADS: _Figures = (
+    ("tierstore_job_seconds", "seconds", "Time that jobs ran"),
+    ("tierstore_job_wait_seconds", "wait_seconds", "Time that jobs were queued"),
+    ("tierstore_job_bytes", "num_bytes", "Bytes that jobs were about"),
+)
+_OF_SESSION: _Figures = (
+    ("tierstore_disk_bytes", "disk_bytes", "Bytes on disk that the session's records take"),
+    ("tierstore_quota_bytes", "quota_bytes", "The most that they may take"),
+    ("tierstore_records", "num_records", "Records of the session"),
+    ("tierstore_slab_bytes", "slab_bytes", "Bytes of memory that the client shares with the daemon"),
+    ("tierstore_session_jobs", "num_jobs", "Jobs of the session, queued or at the drive"),
+    ("tierstore_queued_bytes", "queued_bytes", "Bytes of the session's writes, queued or at the drive"),
+    ("tierstore_held_bytes", "held_bytes", "Bytes of its writes that wait for its quota of queued bytes"),
+    ("tierstore_session_connected", "is_connected", "1 if the client is there, 0 if it is lost"),
+    ("tierstore_queued_quota_bytes", "queued_quota_bytes", "The most that may be queued"),
+)
 _TOTALS = {
     "spilled_bytes": "Bytes stored, as the clients gave them",
     "written_bytes": "Bytes on disk for what was stored",
@@ -36,18 +98,6 @@ _TOTALS = {
     "corrupt_records": "Records whose bytes were found damaged",
     "io_errors": "Jobs that failed at the device",
 }
-_GAUGES: tuple[tuple[str, str, Callable[[SessionState], int | None]], ...] = (
-    ("disk_bytes", "Bytes on disk that the session's records take", lambda each: each.disk_bytes),
-    ("quota_bytes", "The most that they may take", lambda each: each.quota_bytes),
-    ("records", "Records of the session", lambda each: each.num_records),
-    ("slab_bytes", "Bytes of memory that the client shares with the daemon", lambda each: each.slab_bytes),
-    ("session_jobs", "Jobs of the session, queued or at the drive", lambda each: each.num_jobs),
-    ("queued_bytes", "Bytes of the session's writes, queued or at the drive", lambda each: each.queued_bytes),
-    ("held_bytes", "Bytes of its writes that wait for its quota of queued bytes", lambda each: each.held_bytes),
-    ("session_connected", "1 if the client is there, 0 if it is lost", lambda each: int(each.is_connected)),
-    ("queued_quota_bytes", "The most that may be queued", lambda each: each.queued_quota_bytes),
-)
-"""Name, words and value of each gauge of a session; None: the session has none."""
 _STAYS = {
     "read_queued": ("read", "queued"),
     "read_at_drive": ("read", "at_drive"),
@@ -58,161 +108,89 @@ _STAYS = {
 """The direction and the place of each field of `Stays`."""
 
 
-class ReportCollector(Collector):
-    """Makes metrics of a report."""
-
-    def __init__(self, report: DaemonReport) -> None:
-        self._report = report
-
-    def collect(self) -> Iterator[Metric]:
-        """All metrics."""
-        report = self._report
-        yield from _of_daemon(report)
-        yield from _of_drives(report.drives or ())
-        yield from _of_jobs(report)
-
-    def describe(self) -> Iterable[Metric]:
-        """Name none: no other collector has metrics of these names."""
-        return ()
-
-
 def metrics_text(report: DaemonReport) -> bytes:
     """The page `/metrics`: the report, and the kernel's figures of this process. On any thread; takes a while."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(ReportCollector(report))
     ProcessCollector(registry=registry)
-    return generate_latest(registry) + "".join(_text_of_sessions(report.sessions)).encode()
+    return "".join(_lines_of(report)).encode() + generate_latest(registry)
 
 
-def _label(text: str) -> str:
-    """Text of others as a label: somebody may look at the page in a terminal. The format escapes the ends of lines."""
-    return plain(text, kept="\n")
-
-
-def _of_daemon(report: DaemonReport) -> Iterator[Metric]:
-    disk = report.disk
-    state = {
-        "program": report.program,
-        "path": _label(report.path),
-        "socket": _label(report.socket),
-        "io_mode": disk.io_mode,
-    }
-    yield InfoMetricFamily("tierstore_daemon", "Which daemon this is", value=state)
-    for name, words, value in (
-        ("uptime_seconds", "Since the daemon was started", report.uptime_seconds),
-        ("daemon_disk_bytes", "Bytes on disk that all live records take", disk.disk_bytes),
-        ("daemon_records", "Live records of all sessions", disk.num_records),
-        ("allocated_bytes", "Bytes taken from the file system", disk.allocated_bytes),
-        ("disk_budget_bytes", "The most that records may take", disk.budget_bytes),
-        ("sessions", "Sessions, including those without a client", report.num_sessions),
-        ("sessions_waiting", "Sessions whose clients are lost", sum(not each.is_connected for each in report.sessions)),
-    ):
-        yield GaugeMetricFamily(f"tierstore_{name}", words, value=value)
-    if disk.write_allowance_bytes is not None:
-        words = "Bytes that the daily limit lets be written now"
-        yield GaugeMetricFamily("tierstore_write_allowance_bytes", words, value=disk.write_allowance_bytes)
-    yield CounterMetricFamily("tierstore_sessions_opened", "Sessions opened", value=report.num_sessions_opened)
-    words = "Internal errors of the daemon; the log has each"
-    yield CounterMetricFamily("tierstore_daemon_internal_errors", words, value=report.internal_errors)
-    for name, words in _TOTALS.items():
-        yield CounterMetricFamily(f"tierstore_daemon_{name}", f"{words}, all sessions", value=_of(report.totals, name))
-    codecs = CounterMetricFamily("tierstore_encoded_records", "Records stored, by codec", labels=("kind", "codec"))
-    for kind, counts in report.codec_choices.items():
-        for codec, count in counts.items():
-            codecs.add_metric((_label(kind), codec), count)
-    yield codecs
-
-
-def _of_drives(drives: Iterable[DriveState]) -> Iterator[Metric]:
-    gauges = {
-        name: GaugeMetricFamily(f"tierstore_drive_{name}", words, labels=("drive",))
-        for name, words in (
-            ("disk_bytes", "Bytes on the drive that records take"),
-            ("allocated_bytes", "Bytes taken from the drive's file system"),
-            ("budget_bytes", "The most that records may take on the drive"),
-            ("records", "Records on the drive"),
-            ("resting", "1 if other drives are preferred for now, because it was full or has failed; else 0"),
-            ("write_allowance_bytes", "Bytes that the daily limit lets be written to the drive now"),
-            ("write_day_bytes", "The daily limit of bytes that are written to the drive"),
-            ("write_bytes_per_second", "Measured while there was something to write; only with several drives"),
-        )
-    }
-    written = CounterMetricFamily("tierstore_drive_written_bytes", "Bytes written to the drive", labels=("drive",))
-    read = CounterMetricFamily("tierstore_drive_read_bytes", "Bytes read from the drive", labels=("drive",))
-    for each in drives:
-        labels = (_label(each.path),)
-        for name, value in (
-            ("disk_bytes", each.disk_bytes),
-            ("allocated_bytes", each.allocated_bytes),
-            ("budget_bytes", each.budget_bytes),
-            ("records", each.num_records),
-            ("resting", int(each.is_resting)),
-            ("write_allowance_bytes", each.write_allowance_bytes),
-            ("write_day_bytes", each.write_day_bytes),
-            ("write_bytes_per_second", each.write_bytes_per_second),
-        ):
-            if value is not None:
-                gauges[name].add_metric(labels, value)
-        written.add_metric(labels, each.written_bytes)
-        read.add_metric(labels, each.read_bytes)
-    yield from gauges.values()
-    yield from (written, read)
-
-
-def _of_jobs(report: DaemonReport) -> Iterator[Metric]:
-    ways = {"read": report.jobs.reads, "write": report.jobs.writes}
-    queued = GaugeMetricFamily("tierstore_jobs_queued", "Jobs that wait for the drive", labels=("direction",))
-    running = GaugeMetricFamily("tierstore_jobs_running", "Jobs at the drive", labels=("direction",))
-    seconds = HistogramMetricFamily("tierstore_job_seconds", "Time that jobs ran", labels=("direction",))
-    waits = HistogramMetricFamily("tierstore_job_wait_seconds", "Time that jobs were queued", labels=("direction",))
-    sizes = HistogramMetricFamily("tierstore_job_bytes", "Bytes that jobs were about", labels=("direction",))
-    for direction, way in ways.items():
-        queued.add_metric((direction,), way.queued)
-        running.add_metric((direction,), way.running)
-        for family, spread in ((seconds, way.seconds), (waits, way.wait_seconds), (sizes, way.num_bytes)):
-            family.add_metric((direction,), _buckets(spread), spread.total)
+def _lines_of(report: DaemonReport) -> Iterator[str]:
+    about = {"program": report.program, "path": report.path, "socket": report.socket, "io_mode": report.disk.io_mode}
+    yield from _family("tierstore_daemon_info", "Which daemon this is", [(_labels(about), 1)])
+    yield from _of_each(_OF_DAEMON, [report], [""])
+    num_waiting = sum(not each.is_connected for each in report.sessions)
+    yield from _family("tierstore_sessions_waiting", "Sessions whose clients are lost", [("", num_waiting)])
+    totals = [
+        (f"tierstore_daemon_{name}_total", f"totals.{name}", f"{_TOTALS[name]}, all sessions") for name in _TOTALS
+    ]
+    yield from _of_each(totals, [report], [""])
+    choices = [
+        (_labels({"kind": kind, "codec": codec}), count)
+        for kind, counts in report.codec_choices.items()
+        for codec, count in counts.items()
+    ]
+    yield from _family("tierstore_encoded_records_total", "Records stored, by codec", choices)
+    drives = report.drives or ()
+    yield from _of_each(_OF_DRIVE, drives, [_labels({"drive": each.path}) for each in drives])
+    ways, directions = (report.jobs.reads, report.jobs.writes), ('{direction="read"}', '{direction="write"}')
+    yield from _of_each(_OF_WAY, ways, directions)
+    for name, field, words in _SPREADS:
+        yield f"# HELP {name} {words}\n# TYPE {name} histogram\n"
+        for way, labels in zip(ways, directions, strict=True):
+            yield from _histogram(name, labels, getattr(way, field))
     words = "Total seconds that requests of all sessions spent in each place (label stay)"
-    stays = CounterMetricFamily("tierstore_daemon_request_seconds", words, labels=("direction", "stay"))
-    for name, where in _STAYS.items():
-        stays.add_metric(where, getattr(report.stays, name))
-    return iter((queued, running, seconds, waits, sizes, stays))
+    yield from _family("tierstore_daemon_request_seconds_total", words, _stays(report.stays, ""))
+    yield from _of_sessions(report.sessions)
 
 
-def _text_of_sessions(sessions: Sequence[SessionState]) -> Iterator[str]:
-    """A line for each value of each session, in the text format: thousands of objects of the library take seconds."""
-    labels = [_labels_of(each) for each in sessions]
-    for name, words, value in _GAUGES:
-        yield f"# HELP tierstore_{name} {words}\n# TYPE tierstore_{name} gauge\n"
-        for session, its in zip(sessions, labels, strict=True):
-            if (number := value(session)) is not None:
-                yield f"tierstore_{name}{{{its}}} {number}\n"
-    name, words = "request_seconds_total", "Total seconds that the session's requests spent in each place (label stay)"
-    yield f"# HELP tierstore_{name} {words}\n# TYPE tierstore_{name} counter\n"
-    for session, its in zip(sessions, labels, strict=True):
-        for field, (direction, stay) in _STAYS.items():
-            yield f'tierstore_{name}{{{its},direction="{direction}",stay="{stay}"}} {getattr(session.stays, field)}\n'
-    for field, words in _TOTALS.items():
-        yield f"# HELP tierstore_{field}_total {words}\n# TYPE tierstore_{field}_total counter\n"
-        for session, its in zip(sessions, labels, strict=True):
-            yield f"tierstore_{field}_total{{{its}}} {getattr(session.totals, field)}\n"
+def _of_sessions(sessions: Sequence[SessionState]) -> Iterator[str]:
+    labels = [
+        _labels(
+            {"session": str(each.session), "client": each.client, "rank": "" if each.rank is None else str(each.rank)}
+        )
+        for each in sessions
+    ]
+    totals = [(f"tierstore_{name}_total", f"totals.{name}", words) for name, words in _TOTALS.items()]
+    yield from _of_each([*_OF_SESSION, *totals], sessions, labels)
+    stays = (_stays(each.stays, f"{its[1:-1]},") for each, its in zip(sessions, labels, strict=True))
+    words = "Total seconds that the session's requests spent in each place (label stay)"
+    yield from _family("tierstore_request_seconds_total", words, chain.from_iterable(stays))
 
 
-def _labels_of(session: SessionState) -> str:
-    client = _label(session.client).replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
-    rank = "" if session.rank is None else session.rank
-    return f'session="{session.session}",client="{client}",rank="{rank}"'
+def _totals(prefix: str, whose: str) -> _Figures:
+    return [(f"{prefix}{name}_total", f"totals.{name}", words + whose) for name, words in _TOTALS.items()]
 
 
-def _of(totals: Totals, name: str) -> int:
-    value: int = getattr(totals, name)
-    return value
+def _family(name: str, words: str, samples: Iterable[tuple[str, float]]) -> Iterator[str]:
+    yield f"# HELP {name} {words}\n# TYPE {name} {'counter' if name.endswith('_total') else 'gauge'}\n"
+    for labels, value in samples:
+        yield f"{name}{labels} {value:d}\n" if isinstance(value, bool) else f"{name}{labels} {value}\n"
 
 
-def _buckets(spread: Spread) -> list[tuple[str, float]]:
-    """The buckets as Prometheus wants them: each also counts the values in the buckets below it."""
-    total = 0
-    buckets: list[tuple[str, float]] = []
-    for bound, count in zip((*map(repr, spread.bounds), "+Inf"), spread.counts, strict=True):
-        total += count
-        buckets.append((bound, total))
-    return buckets
+def _of_each(figures: _Figures, things: Sequence[object], labels: Sequence[str]) -> Iterator[str]:
+    for name, field, words in figures:
+        values = zip(labels, map(attrgetter(field), things), strict=True)
+        yield from _family(name, words, [(its, value) for its, value in values if value is not None])
+
+
+def _histogram(name: str, labels: str, spread: Spread) -> Iterator[str]:
+    """Each bucket also counts the values in the buckets below it."""
+    counts = list(accumulate(spread.counts))
+    for bound, count in zip((*map(repr, spread.bounds), "+Inf"), counts, strict=True):
+        yield f'{name}_bucket{labels[:-1]},le="{bound}"}} {count}\n'
+    yield f"{name}_sum{labels} {spread.total}\n{name}_count{labels} {counts[-1]}\n"
+
+
+def _stays(stays: Stays, others: str) -> Iterator[tuple[str, float]]:
+    for field, (direction, stay) in _STAYS.items():
+        yield f'{{{others}direction="{direction}",stay="{stay}"}}', getattr(stays, field)
+
+
+def _labels(texts: Mapping[str, str]) -> str:
+    """Somebody may look at texts of others in a terminal, so they are plain. The format escapes the ends of lines."""
+    parts = []
+    for name, text in texts.items():
+        escaped = plain(text, kept="\n").replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+        parts.append(f'{name}="{escaped}"')
+    return "{" + ",".join(parts) + "}"

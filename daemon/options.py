@@ -1,4 +1,4 @@
-"""The options of `tierstore serve`, from all places where they may be given. Pure, except that it reads one file.
+"""The options of `tierstore serve`: what each is, and how it is read from all places where it may be given.
 
 The order is: command line, environment (`TIERSTORE_DISK_BYTES`), file (`disk_bytes = "1TiB"`), default. The first that
 gives an option counts. An error names the place where the option was given.
@@ -6,33 +6,23 @@ gives an option counts. An error names the place where the option was given.
 
 from __future__ import annotations
 
-import ipaddress
 import math
 import os
 import re
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tierstore.base.address import SYSTEM_ADDRESS
 from tierstore.base.config import parse_size
-from tierstore.disk.codec.codec import parse_codec
 from tierstore.errors import ConfigError
 
 from .settings import ServerLimits, ServeSettings
 
-__all__ = ["OPTIONS", "settings_of"]
+__all__ = ["CONFIG", "OPTIONS", "Given", "Option", "settings_of"]
 
-_LEVELS = ("debug", "info", "warning", "error")
-_FORMATS = ("text", "json")
 _MOST_SECONDS = 1e9  # that the protocol can carry (messages.Welcome)
-_OF_LIMITS = (
-    "session_disk_bytes",
-    "session_queued_bytes",
-    "max_sessions_per_user",
-    "grace_seconds",
-    "handshake_seconds",
-)
 _MOST_SESSIONS = 10**6
 _MOST_UID = 2**32 - 2  # 2**32 - 1 is no user: chown(2)
 
@@ -40,28 +30,30 @@ Given = str | int | float | Sequence[str | int]
 """A value as it was given: text on the command line and in the environment, TOML's types in a file."""
 
 
-class _Option(NamedTuple):
-    """How to read one option.
+class Option(NamedTuple):
+    """One option.
 
     Attributes:
         parse: (value, where it was given) -> the value in `ServeSettings`; raises ConfigError.
-        in_file: the TOML types that it may have in a file.
-        allowed: those types in words.
+        in_file, allowed: the TOML types that it may have in a file, and those in words.
         separator: between several values in the environment; None: the text is one value.
+        setting: its name in `ServeSettings` or `ServerLimits`, if it is another.
     """
 
     parse: Callable[[Any, str], Any]
     in_file: tuple[type, ...]
     allowed: str
+    metavar: str
+    help: str
     separator: str | None = None
+    is_repeated: bool = False
+    setting: str | None = None
 
 
 def settings_of(line: Mapping[str, Given], environment: Mapping[str, str]) -> ServeSettings:
-    """The settings from a command line, an environment, and the file that they name.
+    """The settings from a command line (names with underscores), an environment, and the file that they name.
 
-    Args:
-        line: options as the command line gave them, by name with underscores.
-        environment: the process's. An empty variable counts as not set.
+    An empty variable counts as not set.
 
     Raises:
         ConfigError: an option or the file cannot be used; names the option, and where it was given.
@@ -75,13 +67,12 @@ def settings_of(line: Mapping[str, Given], environment: Mapping[str, str]) -> Se
             given[name] = (text.split(option.separator) if option.separator else text, variable)
         if name in line:
             given[name] = (line[name], "--" + name.replace("_", "-"))
-    found = {name: OPTIONS[name].parse(value, source) for name, (value, source) in given.items()}
-    if "path" not in found:
+    found = {
+        OPTIONS[name].setting or name: OPTIONS[name].parse(value, source) for name, (value, source) in given.items()
+    }
+    if "paths" not in found:
         raise ConfigError("--path", None, "give an existing directory on the drive to use, or set TIERSTORE_PATH")
-    found["paths"] = found.pop("path")
-    limits = {name: found.pop(name) for name in _OF_LIMITS if name in found}
-    if "allow_uid" in found:
-        found["allowed_uids"] = found.pop("allow_uid")
+    limits = {name: found.pop(name) for name in ServerLimits.__dataclass_fields__ if name in found}
     return ServeSettings(**found, limits=ServerLimits(**limits))
 
 
@@ -92,23 +83,23 @@ def _config_of(line: Mapping[str, Given], environment: Mapping[str, str]) -> tup
 
 
 def _read_file(file: Path, source: str) -> dict[str, tuple[Given, str]]:
+    import tomllib
+
     try:
         values = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(source, str(file), f"cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:  # no UTF-8, no TOML, or brackets without end
         raise ConfigError(source, str(file), f"it is not valid TOML: {error}") from error
+    found: dict[str, tuple[Given, str]] = {}
     for name, value in values.items():
-        _check_type(f"{file}: {name}", name, value)
-    return {name: (value, f"{file}: {name}") for name, value in values.items()}
-
-
-def _check_type(source: str, name: str, value: object) -> None:
-    option = OPTIONS.get(name)
-    if option is None:
-        raise ConfigError(source, value, f"there is no such option; there are {', '.join(OPTIONS)}")
-    if isinstance(value, bool) or not isinstance(value, option.in_file):
-        raise ConfigError(source, value, f"give {option.allowed}")
+        source = f"{file}: {name}"
+        found[name] = value, source
+        if name not in OPTIONS:
+            raise ConfigError(source, value, f"there is no such option; there are {', '.join(OPTIONS)}")
+        if isinstance(value, bool) or not isinstance(value, OPTIONS[name].in_file):
+            raise ConfigError(source, value, f"give {OPTIONS[name].allowed}")
+    return found
 
 
 # --- one kind of value each -------------------------------------------------------------------------------------------
@@ -129,10 +120,6 @@ def _paths(value: Given, source: str) -> tuple[Path, ...]:
 
 def _text(text: str, source: str) -> str:
     return text
-
-
-def _size(value: int | str, source: str) -> int:
-    return parse_size(value, source)
 
 
 def _count(value: int | str, source: str) -> int:
@@ -166,13 +153,14 @@ def _uids(value: Given, source: str) -> frozenset[int]:
 
 
 def _uid(part: object) -> int | None:
-    """The user id; None: this is no user id."""
     if isinstance(part, str) and part.isascii() and part.isdecimal() and len(part) <= len(str(_MOST_UID)):
         part = int(part)
     return part if isinstance(part, int) and not isinstance(part, bool) and 0 <= part <= _MOST_UID else None
 
 
 def _address(text: str, source: str) -> tuple[str, int]:
+    import ipaddress
+
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not (port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) < 2**16 and host):
@@ -188,6 +176,8 @@ def _address(text: str, source: str) -> tuple[str, int]:
 
 
 def _codec(text: str, source: str) -> str:
+    from tierstore.disk.codec.codec import parse_codec
+
     try:
         parse_codec(text)
     except ConfigError as error:
@@ -195,33 +185,92 @@ def _codec(text: str, source: str) -> str:
     return text
 
 
-def _one_of(words: Sequence[str]) -> Callable[[str, str], str]:
-    def parse(text: str, source: str) -> str:
-        if text.lower() not in words:
-            raise ConfigError(source, text, f"give one of {', '.join(words)}")
-        return text.lower()
-
-    return parse
+def _one_of(words: Sequence[str], text: str, source: str) -> str:
+    if text.lower() not in words:
+        raise ConfigError(source, text, f"give one of {', '.join(words)}")
+    return text.lower()
 
 
-_SIZE = _Option(_size, (int, str), 'a number of bytes, or a string such as "8GiB"')
-_SECONDS = _Option(_seconds, (int, float), "a number")
+# --- the options ------------------------------------------------------------------------------------------------------
 
-OPTIONS: Mapping[str, _Option] = {
-    "path": _Option(_paths, (str, list), "a string, or an array of strings", separator=os.pathsep),
-    "socket": _Option(_path, (str,), "a string"),
-    "disk_bytes": _SIZE,
-    "session_disk_bytes": _SIZE,
-    "session_queued_bytes": _SIZE,
-    "max_sessions_per_user": _Option(_count, (int,), "a number"),
-    "max_write_bytes_per_day": _SIZE,
-    "grace_seconds": _SECONDS,
-    "handshake_seconds": _SECONDS,
-    "metrics": _Option(_address, (str,), 'a string such as "127.0.0.1:9464"'),
-    "allow_uid": _Option(_uids, (int, list), "a number, or an array of numbers"),
-    "socket_group": _Option(_text, (str,), "a string"),
-    "codec": _Option(_codec, (str,), "a string"),
-    "log_level": _Option(_one_of(_LEVELS), (str,), "a string"),
-    "log_format": _Option(_one_of(_FORMATS), (str,), "a string"),
+_TEXT = (str,), "a string"
+_SIZE = parse_size, (int, str), 'a number of bytes, or a string such as "8GiB"', "SIZE"
+_SECONDS = _seconds, (int, float), "a number", "SECONDS"
+
+OPTIONS: dict[str, Option] = {
+    "path": Option(
+        *(_paths, (str, list), "a string, or an array of strings", "PATH"),
+        "Existing directory on the drive to use. Never created, so that an unmounted drive is an error. Required. Can "
+        "be repeated, once for each drive.",
+        separator=os.pathsep,
+        is_repeated=True,
+        setting="paths",
+    ),
+    "socket": Option(
+        *(_path, *_TEXT, "PATH"),
+        f"Socket to listen on. Its folder is created if needed. Default: {SYSTEM_ADDRESS} for root, and "
+        "$XDG_RUNTIME_DIR/tierstore/tierstore.sock for other users (/tmp/tierstore-UID/tierstore.sock without that "
+        "directory).",
+    ),
+    "disk_bytes": Option(
+        *_SIZE,
+        'Limit of disk space for all sessions together, such as "1TiB". Default: 80 % of the free space, files of an '
+        "earlier daemon included.",
+    ),
+    "session_disk_bytes": Option(
+        *_SIZE, "Limit of disk space for one session. Default: that of all sessions together."
+    ),
+    "session_queued_bytes": Option(
+        *_SIZE,
+        "Limit of bytes that one session has in the queue and at the drive for writing; further writes wait. Default: "
+        "no limit.",
+    ),
+    "max_sessions_per_user": Option(
+        *(_count, (int,), "a number", "NUMBER"),
+        "Limit of sessions that one user has at a time, those whose clients are lost included. Default: 512.",
+    ),
+    "max_write_bytes_per_day": Option(
+        *_SIZE,
+        "Limit of bytes that all sessions together write to each drive in 24 hours. The allowance begins full and "
+        "refills evenly. Default: no limit.",
+    ),
+    "grace_seconds": Option(
+        *_SECONDS, "How long the daemon keeps the data of a client that has lost its connection. Default: 60."
+    ),
+    "handshake_seconds": Option(
+        *_SECONDS,
+        "How long a new connection may take to identify itself, and any connection to complete a message. Default: 10.",
+    ),
+    "metrics": Option(
+        *(_address, (str,), 'a string such as "127.0.0.1:9464"', "HOST:PORT"),
+        "Serve a live page (/), /metrics (for Prometheus), /healthz and /readyz at this loopback address. Default: "
+        "none of them.",
+    ),
+    "allow_uid": Option(
+        *(_uids, (int, list), "a number, or an array of numbers", "UID"),
+        "Also allow connections of this user. The daemon's own user and root can always connect. Can be repeated.",
+        is_repeated=True,
+        setting="allowed_uids",
+    ),
+    "socket_group": Option(
+        *(_text, *_TEXT, "GROUP"), "Group that can open the socket. Default: only the daemon's user can."
+    ),
+    "codec": Option(
+        *(_codec, *_TEXT, "CODEC"),
+        '"auto" (encodes if that saves time), "none", "zstd[:LEVEL]" or "shuffle-zstd[:LEVEL]". Default: auto.',
+    ),
+    "log_level": Option(
+        *(partial(_one_of, ("debug", "info", "warning", "error")), *_TEXT, "LEVEL"),
+        '"debug", "info", "warning" or "error". Default: info.',
+    ),
+    "log_format": Option(
+        *(partial(_one_of, ("text", "json")), *_TEXT, "FORMAT"),
+        'Format of the log on standard error: "text" or "json". Default: text.',
+    ),
 }
 """Options by their names in a file; elsewhere they are called `--disk-bytes` and `TIERSTORE_DISK_BYTES`."""
+
+CONFIG = Option(
+    *(_path, *_TEXT, "FILE"), 'TOML file with any of these options, such as disk_bytes = "1TiB". Default: no file.'
+)
+"""The one option that a file cannot have."""

@@ -18,7 +18,9 @@ import logging
 import re
 import socket
 from collections.abc import Awaitable, Callable, Mapping
-from typing import NamedTuple, Self, cast
+from contextlib import suppress
+from http import HTTPStatus
+from typing import NamedTuple, Self
 
 from tierstore.errors import ConfigError
 
@@ -29,20 +31,12 @@ _log = logging.getLogger("tierstore.daemon")
 _MOST_BYTES = 32 * 2**10  # of a request; a browser also sends cookies that other servers of this host have set
 _SECONDS = 5.0  # for a request, and for the answer to be taken
 _MOST_MAKING_SECONDS = 30.0  # the metrics of thousands of sessions take long
-_MOST_EXCHANGES = 32
-_REASONS = {
-    200: "OK",
-    400: "Bad Request",
-    403: "Forbidden",
-    404: "Not Found",
-    405: "Method Not Allowed",
-    500: "Internal Server Error",
-    503: "Service Unavailable",
-}
+_MOST_VISITS = 32
 _HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
     "Cross-Origin-Resource-Policy": "same-origin",
+    "Connection": "close",
 }
 
 
@@ -55,16 +49,8 @@ class PageAnswer(NamedTuple):
     policy: str = "default-src 'none'"
 
 
-Routes = Mapping[str, Callable[[], PageAnswer | Awaitable[PageAnswer]]]
+Routes = Mapping[str, Callable[[], Awaitable[PageAnswer]]]
 """What answers at each path: called on the loop, and must not block."""
-
-
-class _Request(NamedTuple):
-    """The part of a request that matters; `method` and `path` are empty if the bytes are no request."""
-
-    method: str
-    path: str
-    host: str | None
 
 
 class Page:
@@ -79,15 +65,12 @@ class Page:
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._listener = listener
         self._server: asyncio.Server | None = None
-        self._exchanges: dict[_Exchange, None] = {}  # the oldest first
+        self._routes: Routes = {}
+        self._visits: dict[asyncio.StreamWriter, None] = {}  # the oldest first
 
     @classmethod
     def bind(cls, host: str, port: int) -> Self:
-        """Take the port.
-
-        Args:
-            host: an address of the loopback device.
-            port: 0: any that is free.
+        """Take the port of an address of the loopback device; 0: any that is free.
 
         Raises:
             ConfigError: it is taken, or this process may not take it.
@@ -104,130 +87,81 @@ class Page:
         return cls(listener)
 
     @property
-    def num_exchanges(self) -> int:
+    def num_visits(self) -> int:
         """Connections that wait for an answer, or for the rest of one."""
-        return len(self._exchanges)
+        return len(self._visits)
 
     async def serve(self, routes: Routes) -> None:
-        """Answer from now on.
-
-        Args:
-            routes: by path.
-        """
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: _Exchange(routes, self._exchanges), sock=self._listener)
+        """Answer from now on, each path by its route."""
+        self._routes = routes
+        self._server = await asyncio.start_server(self._receive, sock=self._listener, limit=_MOST_BYTES)
 
     def close(self) -> None:
         """Stop listening, and drop the requests that still wait for an answer; idempotent."""
         if self._server is not None:
             self._server.close()
         self._listener.close()
-        for exchange in list(self._exchanges):
-            exchange.drop()
+        for writer in self._visits:
+            writer.transport.abort()
 
-
-class _Exchange(asyncio.Protocol):
-    """One request and its answer."""
-
-    def __init__(self, routes: Routes, exchanges: dict[_Exchange, None]) -> None:
-        self._routes = routes
-        self._exchanges = exchanges
-        self._request = bytearray()
-        self._transport: asyncio.Transport
-        self._timer: asyncio.TimerHandle | None = None
-        self._waiting: asyncio.Task[None] | None = None  # for the answer
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin to wait for the request."""
-        self._transport = cast(asyncio.Transport, transport)
-        self._set_timer(_SECONDS)
-        self._exchanges[self] = None
-        if len(self._exchanges) > _MOST_EXCHANGES:
-            oldest = next(iter(self._exchanges))
-            del self._exchanges[oldest]
-            oldest.drop()
-
-    def data_received(self, data: bytes) -> None:
-        """Answer when the request's head is there in full; a body is ignored."""
-        if self._transport.is_closing() or self._waiting is not None:
-            return
-        self._request += data
-        if b"\r\n\r\n" in self._request:
-            request = self._parse()
-            answer = self._answer_to(request)
-            if isinstance(answer, PageAnswer):
-                self._say(request, answer)
-            else:
-                self._set_timer(_MOST_MAKING_SECONDS)
-                self._waiting = asyncio.ensure_future(self._say_later(request, answer))
-        elif len(self._request) > _MOST_BYTES:
-            self.drop()
-
-    def eof_received(self) -> bool:
-        """The visitor says no more. Stay open if there is an answer to wait for."""
-        return self._waiting is not None
-
-    def connection_lost(self, error: Exception | None) -> None:
-        """The connection is over: stop its timer and forget it."""
-        self._set_timer(None)
-        if self._waiting is not None:
-            self._waiting.cancel()
-        self._exchanges.pop(self, None)
-
-    def _set_timer(self, seconds: float | None) -> None:
-        """Drop the exchange after this time instead of when it was to be dropped. None: never."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = None if seconds is None else asyncio.get_running_loop().call_later(seconds, self.drop)
-
-    def drop(self) -> None:
-        """End the connection without an answer, or without the rest of one."""
-        self._transport.abort()
-
-    def _parse(self) -> _Request:
-        first, _, rest = self._request.partition(b"\r\n\r\n")[0].decode("latin-1").partition("\r\n")
-        words = first.split(" ")
-        if len(words) != 3 or not words[2].startswith("HTTP/1."):
-            return _Request("", "", None)
-        host = re.search(r"^host:[ \t]*(\S*)[ \t]*$", rest.replace("\r\n", "\n"), re.IGNORECASE | re.MULTILINE)
-        return _Request(words[0], words[1].partition("?")[0], host[1] if host else None)
-
-    async def _say_later(self, request: _Request, pending: Awaitable[PageAnswer]) -> None:
+    async def _receive(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One request and its answer. A body is ignored."""
+        self._visits[writer] = None
+        if len(self._visits) > _MOST_VISITS:
+            self._visits.pop(oldest := next(iter(self._visits)))
+            oldest.transport.abort()
         try:
-            answer = await pending
-        except Exception:  # noqa: BLE001 - logged, and the visitor is told
-            _log.exception("a bug, please report it: %s cannot be answered", request.path)
-            answer = PageAnswer(500, b"the daemon has failed to make this page; its log says why\n")
-        self._set_timer(_SECONDS)
-        self._say(request, answer)
+            # Silent for too long, gone, or a request that is too long: it gets no answer, or not the rest of one.
+            with suppress(TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+                async with asyncio.timeout(_SECONDS):
+                    head = await reader.readuntil(b"\r\n\r\n")
+                method, path, host = _parse(head)
+                async with asyncio.timeout(_MOST_MAKING_SECONDS):
+                    answer = await self._answer_to(method, path, host)
+                async with asyncio.timeout(_SECONDS):
+                    writer.transport.set_write_buffer_limits(0)  # to drain is to send all
+                    writer.write(_head_of(answer) + (b"" if method == "HEAD" else answer.body))
+                    await writer.drain()
+                    writer.close()
+                    await writer.wait_closed()
+        finally:
+            self._visits.pop(writer, None)
+            writer.transport.abort()
 
-    def _say(self, request: _Request, answer: PageAnswer) -> None:
-        fields = {
-            "Content-Type": answer.content_type,
-            "Content-Length": str(len(answer.body)),
-            "Content-Security-Policy": answer.policy,
-            **_HEADERS,
-            "Connection": "close",
-        }
-        lines = [
-            f"HTTP/1.1 {answer.status} {_REASONS[answer.status]}",
-            *(f"{name}: {each}" for name, each in fields.items()),
-        ]
-        head = ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
-        self._transport.write(head if request.method == "HEAD" else head + answer.body)
-        self._transport.close()
-
-    def _answer_to(self, request: _Request) -> PageAnswer | Awaitable[PageAnswer]:
-        if not request.method:
+    async def _answer_to(self, method: str, path: str, host: str | None) -> PageAnswer:
+        if not method:
             return PageAnswer(400, b"this is no request of HTTP/1\n")
-        if request.method not in ("GET", "HEAD"):
+        if method not in ("GET", "HEAD"):
             return PageAnswer(405, b"there is nothing but GET and HEAD\n")
-        if request.host is not None and not _is_address(request.host):
+        if host is not None and not _is_address(host):
             return PageAnswer(403, b"name the host by its address or as localhost\n")
-        route = self._routes.get(request.path)
-        if route is None:
+        if path not in self._routes:
             return PageAnswer(404, f"there are {', '.join(self._routes)}\n".encode())
-        return route()
+        try:
+            return await self._routes[path]()
+        except Exception:  # noqa: BLE001 - logged, and the visitor is told
+            _log.exception("a bug, please report it: %s cannot be answered", path)
+            return PageAnswer(500, b"the daemon has failed to make this page; its log says why\n")
+
+
+def _parse(head: bytes) -> tuple[str, str, str | None]:
+    """Method, path and host; the first two are empty if the bytes are no request."""
+    first, _, rest = head.decode("latin-1").partition("\r\n")
+    words = first.split(" ")
+    if len(words) != 3 or not words[2].startswith("HTTP/1."):
+        return "", "", None
+    host = re.search(r"^host:[ \t]*(\S*)[ \t]*$", rest.replace("\r\n", "\n"), re.IGNORECASE | re.MULTILINE)
+    return words[0], words[1].partition("?")[0], host[1] if host else None
+
+
+def _head_of(answer: PageAnswer) -> bytes:
+    fields = _HEADERS | {
+        "Content-Type": answer.content_type,
+        "Content-Length": str(len(answer.body)),
+        "Content-Security-Policy": answer.policy,
+    }
+    lines = [f"HTTP/1.1 {answer.status} {HTTPStatus(answer.status).phrase}", *map(": ".join, fields.items())]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
 
 def _is_address(host: str) -> bool:

@@ -1,7 +1,4 @@
-"""Carries out requests on a session's records: takes the message, calls the disk tier, returns the answer.
-
-Nothing here knows connections, or whose turn it is: `connection.py` decides what may be asked, and when it runs.
-"""
+"""Carries out requests on a session's records: takes the message, calls the disk tier, returns the answer."""
 
 from __future__ import annotations
 
@@ -21,17 +18,7 @@ class Records:
     """The records of all sessions, on one disk tier. Lives on the daemon's loop; its coroutines do not block it."""
 
     def __init__(self, disk: LocalTier) -> None:
-        self._disk = disk
-
-    @property
-    def seed(self) -> int:
-        """The part of every checksum that the records of this disk tier have in common."""
-        return self._disk.session
-
-    @property
-    def io_mode(self) -> str:
-        """How records are read and written, in words."""
-        return self._disk.usage().io_mode
+        self.disk = disk
 
     async def write(
         self, session: Session, message: messages.Write, memory: memoryview
@@ -54,11 +41,7 @@ class Records:
     async def read(
         self, session: Session, message: messages.Read, memory: memoryview
     ) -> messages.Loaded | messages.Bad | messages.Failed:
-        """Fill `memory` with a record; the answer to the client.
-
-        Raises:
-            ProtocolError: the session has stored no such record.
-        """
+        """Fill `memory` with a record; the answer to the client. ProtocolError: the record was never stored."""
         record = session.records.get(message.key)
         if record is None and session.was_taken_up:  # it was stored: its entry was dropped as damaged, or was cleared
             session.totals["corrupt_records"] += 1
@@ -69,7 +52,7 @@ class Records:
                 f"it asks for {message.num_bytes} bytes of record {message.key}, which it has not stored",
             )
         try:
-            loaded = await self._disk.read(session.disk_key(message.key), memory)
+            loaded = await self.disk.read(session.disk_key(message.key), memory)
             session.totals["restored_bytes"] += message.num_bytes
             session.totals["read_bytes"] += loaded.read_bytes
             return messages.Loaded(message.request, loaded.read_bytes)
@@ -89,7 +72,7 @@ class Records:
                 continue
             for key in some:
                 session.disk_bytes -= session.records.pop(key).stored_bytes
-            await self._disk.discard([session.disk_key(key) for key in some])
+            await self.disk.discard([session.disk_key(key) for key in some])
             session.totals["discarded_records"] += len(some)
 
     async def _store(self, session: Session, message: messages.Write, memory: memoryview) -> KeptRecord:
@@ -98,7 +81,7 @@ class Records:
         taken_bytes = 0
         try:
             kind = Kind(message.dtype, message.itemsize_bytes, message.origin)
-            stored = await self._disk.write(session.disk_key(message.key), memory, kind)
+            stored = await self.disk.write(session.disk_key(message.key), memory, kind)
             taken_bytes = stored.stored_bytes
         finally:
             session.settle(num_bytes, taken_bytes)

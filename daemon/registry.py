@@ -1,7 +1,6 @@
-"""The sessions that a daemon has, and which connection each session's client is on.
+"""The sessions that a daemon has, and which connection each session's client is on. For one loop.
 
-Connections open and resume sessions here. Reports ask here what there is. A session whose client is lost is kept for
-the grace period; then it ends, and what it stored is freed. For one loop.
+A session whose client is lost is kept for the grace period; then it ends, and what it stored is freed.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -23,41 +22,20 @@ from .lanes import Lanes
 from .records import Records
 from .sessions import COUNTER, KEY_BITS, NUMBERS, KeptRecord, Lease, Session, kept_leases, new_lease
 from .settings import ServerLimits
-from .stage import Stage
-from .tasks import Tasks
+from .tasks import Stage, Tasks
 
-__all__ = ["ClientConnection", "Registry"]
+if TYPE_CHECKING:
+    from .connection import Connection
+
+__all__ = ["Registry"]
 
 _log = logging.getLogger("tierstore.daemon")
-
-
-class ClientConnection(Protocol):
-    """The connection that a session's client is on, as the registry sees it."""
-
-    @property
-    def slab_bytes(self) -> int:
-        """How many bytes of memory the client shares over this connection."""
-        ...
-
-    def give_up_session(self) -> None:
-        """End the connection: the client has resumed its session on another one."""
-        ...
 
 
 class Registry:
     """Sessions by number. Its coroutines wait for commits to the index and for jobs; nothing blocks the loop.
 
-    Args:
-        disk: the tier, which also keeps the leases of the sessions.
-        records: those of all sessions.
-        lanes: remember each session that had jobs; told to forget it when it ends.
-        tasks: run the end of a session whose grace period is over.
-        stage: the daemon's.
-        limits: of a session.
-
     Attributes:
-        sessions: by number.
-        limits: as given.
         num_opened: sessions that were opened since the start.
         ended_totals: of all sessions that have ended since the start.
     """
@@ -74,17 +52,10 @@ class Registry:
         self._tasks = tasks
         self._stage = stage
         self.ended_totals: Counter[str] = Counter()
-        self._connection_of: dict[int, ClientConnection] = {}  # by session
-        self._expiries: dict[int, asyncio.TimerHandle] = {}  # by session
         self._next_session = 1
         self._num_of_user: Counter[int] = Counter()  # sessions, those included that are being opened
 
     # --- questions ------------------------------------------------------------------------------------------------
-
-    def slab_bytes_of(self, session: Session) -> int:
-        """How many bytes of memory the session's client shares with the daemon now."""
-        connection = self._connection_of.get(session.lease.number)
-        return 0 if connection is None else connection.slab_bytes
 
     def find(self, message: messages.Resume, uid: int) -> Session | None:
         """The session that this token resumes; None: there is none."""
@@ -92,10 +63,6 @@ class Registry:
         if session is None or not session.lease.is_resumed_by(message.token, uid):
             return None
         return session
-
-    def is_connection_of(self, session: Session, connection: ClientConnection) -> bool:
-        """Whether the session's client is on this connection, and not on a later one, or on none."""
-        return self._connection_of.get(session.lease.number) is connection
 
     def why_not(self, uid: int) -> str | None:
         """Why this user may not open one more session now; None: the user may."""
@@ -135,13 +102,10 @@ class Registry:
             self._start_grace(session)
 
     async def open(self, message: messages.Open, uid: int) -> tuple[Session, bytes]:
-        """Make a new session, and enter it in the index; returns the session and its token.
-
-        `why_not` was asked just before.
+        """Make a new session, which `why_not` allows, and enter it in the index; returns it and its token.
 
         Raises:
-            StoreFullError, StorageIOError: the index does not take it.
-            StorageIOError: there is no number for it; see `_unused_number`.
+            StoreFullError, StorageIOError: the index does not take it, or there is no number for it.
         """
         lease, token = new_lease(self._unused_number(), uid, message.name, message.rank, message.pid)
         self._next_session = lease.number + 1
@@ -157,22 +121,17 @@ class Registry:
         _log.info("session opened", extra=session.about())
         return session, token
 
-    def take_over(self, session: Session, connection: ClientConnection) -> None:
+    def take_over(self, session: Session, connection: Connection) -> None:
         """The client resumes the session on a new connection: the old one, which it has given up, ends."""
         self._stop_grace(session)
-        old = self._connection_of.pop(session.lease.number, None)
-        self._connection_of[session.lease.number] = connection
+        old, session.connection = session.connection, connection
         if old is not None:
             old.give_up_session()
 
-    def enter(self, session: Session, connection: ClientConnection) -> None:
-        """The session is open on this connection now."""
-        self._connection_of[session.lease.number] = connection
-
-    def lose(self, session: Session, connection: ClientConnection) -> None:
+    def lose(self, session: Session, connection: Connection) -> None:
         """A connection of this session is over. If its client is on no other, the grace period begins."""
-        if self.is_connection_of(session, connection):
-            del self._connection_of[session.lease.number]
+        if session.connection is connection:
+            session.connection = None
             self._start_grace(session)
 
     async def end(self, session: Session, reason: str) -> None:
@@ -181,7 +140,7 @@ class Registry:
             return
         session.is_ended = True
         self._stop_grace(session)
-        self._connection_of.pop(session.lease.number, None)
+        session.connection = None
         await session.wait_for(None)
         await self._records.free(session, tuple(session.records))
         await self._disk.delete_lease(session.lease.number)
@@ -193,19 +152,14 @@ class Registry:
 
     def stop_timers(self) -> None:
         """Cancel all grace periods: the daemon ends, and the next one finds the leases."""
-        for timer in self._expiries.values():
-            timer.cancel()
+        for session in self.sessions.values():
+            if session.expiry is not None:
+                session.expiry.cancel()
 
     async def wait_for_jobs(self) -> None:
-        """Return when no session has a job that is queued or runs."""
         await asyncio.gather(*(session.wait_for(None) for session in self.sessions.values()))
 
     def _unused_number(self) -> int:
-        """A number for a session. Numbers begin again only if no record and no lease is left.
-
-        Raises:
-            StorageIOError: all are used.
-        """
         if self._next_session in NUMBERS:
             return self._next_session
         if self.sessions or not self._disk.is_empty:
@@ -224,13 +178,14 @@ class Registry:
         session.lost_at = loop.time()
         if self._stage.is_ending:  # its lease is kept; the next daemon gives it the whole grace period
             return
-        self._expiries[session.lease.number] = loop.call_later(self.limits.grace_seconds, self._expire, session)
+        session.expiry = loop.call_later(self.limits.grace_seconds, self._expire, session)
         _log.info("client lost, session kept for %g s", self.limits.grace_seconds, extra=session.about())
 
     def _stop_grace(self, session: Session) -> None:
         session.lost_at = None
-        if (timer := self._expiries.pop(session.lease.number, None)) is not None:
-            timer.cancel()
+        if session.expiry is not None:
+            session.expiry.cancel()
+            session.expiry = None
 
     def _expire(self, session: Session) -> None:
         self._tasks.start(self.end(session, f"its client did not come back within {self.limits.grace_seconds:g} s"))

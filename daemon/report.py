@@ -7,7 +7,6 @@ disk; the others count them as the clients gave them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Set
 
 import msgspec
 
@@ -234,18 +233,13 @@ def encode_report(report: DaemonReport, room_bytes: int = _ROOM_BYTES) -> bytes:
 
 def _fewer_kinds(choices: dict[str, dict[str, int]], room_bytes: int) -> dict[str, dict[str, int]]:
     """The kinds that were used most, and all others summed up."""
-    by_use = sorted(choices, key=lambda kind: sum(choices[kind].values()))
-    num_others, fewer = 0, choices
-    while len(msgspec.json.encode(fewer)) > room_bytes and num_others < len(by_use):
-        num_others += -(-(len(by_use) - num_others) // 2)
-        fewer = _with_others(choices, frozenset(by_use[:num_others]))
+    by_use = sorted(choices.keys() - {OTHER_KINDS}, key=lambda kind: sum(choices[kind].values()), reverse=True)
+    num_kept, fewer = len(by_use), choices
+    while len(msgspec.json.encode(fewer)) > room_bytes and num_kept:
+        num_kept //= 2
+        fewer = {kind: counts for kind, counts in choices.items() if kind in by_use[:num_kept]}
+        summed: Counter[str] = Counter()
+        for kind in choices.keys() - fewer.keys():
+            summed.update(choices[kind])
+        fewer[OTHER_KINDS] = dict(summed)
     return fewer
-
-
-def _with_others(choices: dict[str, dict[str, int]], others: Set[str]) -> dict[str, dict[str, int]]:
-    others = others | {OTHER_KINDS}
-    summed: Counter[str] = Counter()
-    for kind in others & choices.keys():
-        summed.update(choices[kind])
-    kept = {kind: counts for kind, counts in choices.items() if kind not in others}
-    return kept | {OTHER_KINDS: dict(summed)}

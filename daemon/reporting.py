@@ -1,7 +1,6 @@
 """Takes reports of the daemon for all who ask: clients, the page, its curves. For one loop; nothing blocks.
 
-One report at a time is taken, and the next one after a rest. A report of very many sessions is taken in pieces, between
-which everybody else has a turn.
+A report of very many sessions is taken in pieces, between which everybody else has a turn.
 """
 
 from __future__ import annotations
@@ -10,8 +9,8 @@ import asyncio
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -21,7 +20,6 @@ from tierstore.plain_text import unicode_text
 from tierstore.sidecar import messages
 from tierstore.sidecar.frames import encoded
 
-from .histogram import Histogram
 from .lanes import DriveWay, Lanes, Stay
 from .registry import Registry
 from .report import (
@@ -38,37 +36,59 @@ from .report import (
 )
 from .sessions import Session
 from .settings import ServeSettings
-from .sharing import Shared
-from .stage import Stage
-from .tasks import Tasks
+from .tasks import Stage, Tasks
 
-__all__ = ["Asker", "Reporter"]
+if TYPE_CHECKING:
+    from .connection import Connection
+
+__all__ = ["Reporter", "Reports"]
+
+_RESTS = 10
+"""How many times as long as the making. So all who ask without end take a tenth of the time together."""
+_MOST_REST_SECONDS = 0.5  # a client that asks for a sign of life waits for it too
 
 _SESSIONS_AT_ONCE = 64
 """A piece of a report takes some milliseconds at most."""
 
 
-class Asker(Protocol):
-    """A connection whose client has asked for a report."""
+class Reports:
+    """A report is made when somebody asks, and rests follow. Nothing blocks the loop but what `make` does on it.
 
-    def answer(self, message: messages.DaemonMessage | msgspec.Raw) -> None:
-        """Send an answer, which may be encoded already."""
-        ...
+    Everybody gets one that was begun after they had asked. All who ask before it begins get the same.
+    """
+
+    def __init__(
+        self, make: Callable[[], Awaitable[DaemonReport]], clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._make = make
+        self._clock = clock
+        self._turn = asyncio.Lock()
+        self._next: asyncio.Task[DaemonReport] | None = None  # the one that has not begun
+        self._due_at = clock()
+
+    async def get(self) -> DaemonReport:
+        """Wait for the one before, a rest of half a second at most, and the making of the next. Raises as `make`."""
+        if self._next is None:
+            self._next = asyncio.ensure_future(self._make_when_due())
+        return await asyncio.shield(self._next)
+
+    def rest_for(self, seconds: float) -> None:
+        """Rest for work of so many seconds, which was done with the report or for it."""
+        self._due_at = self._clock() + min(_MOST_REST_SECONDS, _RESTS * seconds)
+
+    async def _make_when_due(self) -> DaemonReport:
+        async with self._turn:
+            await asyncio.sleep(max(0.0, self._due_at - self._clock()))
+            self._next = None
+            began_at = self._clock()
+            try:
+                return await self._make()
+            finally:
+                self.rest_for(self._clock() - began_at)
 
 
 class Reporter:
-    """Asks the parts of the daemon what they hold and have done.
-
-    Args:
-        settings: the daemon's.
-        program: its name and version.
-        metrics_address: host and port of its page; None: it has none.
-        started_at: when it was started, by the monotonic clock.
-        stage, registry, disk, lanes, tasks: the parts.
-
-    Attributes:
-        reports: takes them.
-    """
+    """Asks the parts of the daemon what they hold and have done."""
 
     def __init__(
         self,
@@ -88,17 +108,17 @@ class Reporter:
         self._metrics_address = metrics_address
         self._stage, self._registry, self._disk, self._lanes, self._tasks = stage, registry, disk, lanes, tasks
         self._started_at = started_at
-        self.reports: Shared[DaemonReport] = Shared(self._take)
-        self._asking: set[Asker] = set()
+        self.reports = Reports(self._take)
+        self._asking: set[Connection] = set()
         self._answer_of: tuple[DaemonReport, msgspec.Raw] | None = None  # to the newest, encoded once for all
 
-    def answer(self, asker: Asker) -> None:
+    def answer(self, asker: Connection) -> None:
         """Answer with the next report; one answer for all questions that are unanswered by then."""
         if asker not in self._asking:
             self._asking.add(asker)
             self._tasks.start(self._answer(asker))
 
-    async def _answer(self, asker: Asker) -> None:
+    async def _answer(self, asker: Connection) -> None:
         try:
             report = await self.reports.get()
         finally:
@@ -153,7 +173,7 @@ class Reporter:
             disk_bytes=session.disk_bytes,
             quota_bytes=session.quota_bytes,
             num_records=len(session.records),
-            slab_bytes=self._registry.slab_bytes_of(session),
+            slab_bytes=0 if session.connection is None else session.connection.slab_bytes,
             num_jobs=session.num_jobs,
             queued_bytes=session.writes.queued_bytes,
             queued_quota_bytes=session.writes.most_bytes,
@@ -173,21 +193,12 @@ def _stays(seconds: Mapping[Stay, float]) -> Stays:
 
 def _drive_state(drive: DriveUsage) -> DriveState:
     contents = {name: getattr(drive.usage, name) for name in DiskState.__struct_fields__}
-    return DriveState(
-        **contents,
-        path=unicode_text(drive.place),
-        written_bytes=drive.written_bytes,
-        read_bytes=drive.read_bytes,
-        write_day_bytes=drive.write_day_bytes,
-        write_bytes_per_second=drive.write_bytes_per_second,
-        is_resting=drive.is_resting,
-    )
+    own = set(DriveState.__struct_fields__) - contents.keys() - {"path"}
+    return DriveState(**contents, **{name: getattr(drive, name) for name in own}, path=unicode_text(drive.place))
 
 
 def _job_times(way: DriveWay) -> JobTimes:
-    spreads = (_spread(each) for each in (way.seconds, way.wait_seconds, way.num_bytes))
+    spreads = (
+        Spread(each.bounds, tuple(each.counts), each.total) for each in (way.seconds, way.wait_seconds, way.num_bytes)
+    )
     return JobTimes(len(way.queue), way.num_running, *spreads)
-
-
-def _spread(histogram: Histogram) -> Spread:
-    return Spread(histogram.bounds, tuple(histogram.counts), histogram.total)

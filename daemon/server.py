@@ -21,7 +21,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from tierstore.base.config import check_directories, format_bytes, free_bytes_of_each, free_disk_bytes
@@ -35,18 +34,17 @@ from tierstore.disk.drives import Drives, LocalTier
 from tierstore.disk.home import NamedHome
 from tierstore.disk.local import LocalDisk
 from tierstore.errors import StorageIOError, StoreFullError
+from tierstore.sidecar.peer import program_name
 
-from .acceptor import Acceptor
+from .acceptor import Acceptor, listen, stop_listening
 from .connection import Shared
 from .lanes import Lanes
-from .listener import listen, stop_listening
 from .page import Page
 from .records import Records
 from .registry import Registry
 from .reporting import Reporter
 from .settings import ServeSettings
-from .stage import Stage
-from .tasks import Tasks
+from .tasks import Stage, Tasks
 from .watching import Watch
 
 __all__ = ["Daemon", "serve"]
@@ -84,17 +82,13 @@ class Daemon:
 
     def __init__(self, settings: ServeSettings) -> None:
         self.settings = settings
-        self._program = f"tierstore {_version()}, process {os.getpid()}"
+        self._program = program_name()
         self._started_at = time.monotonic()
         self._stage = Stage()
         self._was_open = False
 
     async def run(self) -> None:
-        """Serve until a signal ends it.
-
-        Raises:
-            ConfigError, StorageIOError: as `serve`.
-        """
+        """Serve until a signal ends it; raises as `serve`."""
         settings = self.settings
         for number in (signal.SIGTERM, signal.SIGINT):  # first: whoever can connect can already end it in good order
             asyncio.get_running_loop().add_signal_handler(number, self._stage.signalled)
@@ -246,11 +240,7 @@ class Daemon:
 
 @contextmanager
 def _opened_at(path: Path) -> Iterator[None]:
-    """Around a block that opens files: a full drive counts as a failed one here, because no record asks for room.
-
-    Raises:
-        StorageIOError: the drive is full, or failed; what was there still is.
-    """
+    """Around a block that opens files: a full drive is a StorageIOError here, because no record asks for room."""
     kept = "what was stored there still is"
     try:
         with translated("open", str(path), kept):
@@ -258,10 +248,3 @@ def _opened_at(path: Path) -> Iterator[None]:
     except (StoreFullError, StorageIOError) as error:
         free = f"{format_bytes(free_disk_bytes(path))} are free on its file system"
         raise StorageIOError("open", str(path), f"{words_of(error.__cause__ or error)}; {free}", kept) from error
-
-
-def _version() -> str:
-    try:
-        return version("tierstore")
-    except PackageNotFoundError:
-        return "(not installed)"

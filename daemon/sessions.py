@@ -6,17 +6,70 @@ import asyncio
 import hashlib
 import hmac
 import secrets
-from collections import Counter
-from collections.abc import Mapping
-from typing import NamedTuple, TypeVar
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 
 from tierstore.errors import QuotaExceededError
 
-from .write_queue import WriteQueue
+if TYPE_CHECKING:
+    from .connection import Connection
 
-__all__ = ["COUNTER", "KEY_BITS", "NUMBERS", "KeptLeases", "KeptRecord", "Lease", "Session", "kept_leases", "new_lease"]
+__all__ = [
+    "COUNTER",
+    "KEY_BITS",
+    "NUMBERS",
+    "KeptLeases",
+    "KeptRecord",
+    "Lease",
+    "Session",
+    "WriteQueue",
+    "kept_leases",
+    "new_lease",
+]
+
+
+class _HeldBack(NamedTuple):
+    num_bytes: int
+    start: Callable[[], None]
+
+
+class WriteQueue:
+    """Writes of one session: those that are queued or at the drive, and those that are held back.
+
+    `most_bytes`: the most that may be queued or at the drive. A longer write goes alone. None: no limit.
+    """
+
+    def __init__(self, most_bytes: int | None) -> None:
+        self.most_bytes = most_bytes
+        self.queued_bytes = 0
+        self.held_bytes = 0
+        self._held: deque[_HeldBack] = deque()
+
+    def add(self, num_bytes: int, start: Callable[[], None]) -> None:
+        """Start a write when those before it leave room for it: now, or in a later `end`."""
+        self._held.append(_HeldBack(num_bytes, start))
+        self.held_bytes += num_bytes
+        self._start()
+
+    def end(self, num_bytes: int) -> None:
+        self.queued_bytes -= num_bytes
+        self._start()
+
+    def _start(self) -> None:
+        while self._held and self._has_room_for(self._held[0].num_bytes):
+            first = self._held.popleft()
+            self.held_bytes -= first.num_bytes
+            self.queued_bytes += first.num_bytes
+            first.start()
+
+    def _has_room_for(self, num_bytes: int) -> bool:
+        if self.most_bytes is None or not self.queued_bytes:
+            return True
+        return self.queued_bytes + num_bytes <= self.most_bytes
+
 
 KEY_BITS = 40
 """Length of a client's keys (`messages.py`). A key of the disk tier has the session's number above these bits."""
@@ -36,8 +89,7 @@ class Lease(msgspec.Struct, frozen=True):
     Attributes:
         number: the session's; never used again while the directory holds anything.
         token_hash: SHA-256 of the secret that resumes the session. Only the client has the secret itself.
-        uid: the user whose process opened it.
-        name, rank, pid: as the client said.
+        uid: the user whose process opened it, as the kernel says; the rest is as the client said.
     """
 
     number: int
@@ -48,7 +100,6 @@ class Lease(msgspec.Struct, frozen=True):
     pid: int
 
     def is_resumed_by(self, token: bytes, uid: int) -> bool:
-        """Whether a client of this user that shows this token may go on with the session."""
         return hmac.compare_digest(self.token_hash, hashlib.sha256(token).digest()) and self.uid == uid
 
 
@@ -59,13 +110,7 @@ def new_lease(number: int, uid: int, name: str, rank: int | None, pid: int) -> t
 
 
 class KeptLeases(NamedTuple):
-    """The sessions that an earlier daemon has left.
-
-    Attributes:
-        leases: by number.
-        next_number: the number of the next session; the first beyond `NUMBERS`: all are used.
-        damaged: numbers of the leases that make no sense; nobody can resume them.
-    """
+    """The sessions that an earlier daemon has left, by number. `damaged`: those whose leases make no sense."""
 
     leases: dict[int, Lease]
     next_number: int
@@ -92,7 +137,6 @@ def kept_leases(blobs: Mapping[int, bytes]) -> KeptLeases:
 
 
 def _decoded(blob: bytes, kind: type[_T]) -> _T | None:
-    """The value that was encoded; None: the bytes are damaged."""
     try:
         return msgspec.msgpack.decode(blob, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -102,9 +146,7 @@ def _decoded(blob: bytes, kind: type[_T]) -> _T | None:
 class KeptRecord(msgspec.Struct, frozen=True, gc=False):
     """A stored record, with the disk tier's receipt. One flat object, which the garbage collector leaves alone.
 
-    Attributes:
-        num_bytes: its length, as the client gave it.
-        stored_bytes, codec, kind, checksum: as in `tierstore.disk.Stored`.
+    `num_bytes`: its length, as the client gave it; the rest as in `tierstore.disk.Stored`.
     """
 
     num_bytes: int
@@ -118,20 +160,16 @@ class Session:
     """One client's records, and the jobs that run for it.
 
     Args:
-        lease: who the client is.
-        quota_bytes: the most that the session may take on disk.
         most_queued_bytes: the most bytes of writes that may be queued or at the drive; None: no limit.
+        was_taken_up: an earlier daemon opened it, and may have stored records whose entries are lost since.
 
     Attributes:
-        lease, quota_bytes: as given.
         records: by the client's keys.
         being_written: keys of writes that are queued or run.
         disk_bytes: bytes taken on disk by records; those being written count with their full length.
-        writes: those that are not answered.
         lost_at: the loop's time at which its connection ended; None: it has one.
+        connection, expiry: that the client is on; and the end of the grace period, while it is on none.
         is_ended: the session is over; jobs that still run for it must leave nothing behind.
-        was_taken_up: an earlier daemon opened it, and may have stored records whose entries are lost since.
-        totals: for statistics.
         num_jobs: jobs, queued or running.
     """
 
@@ -147,6 +185,8 @@ class Session:
         self.writes = WriteQueue(most_queued_bytes)
         self.lost_at: float | None = None
         self.is_ended = False
+        self.connection: Connection | None = None
+        self.expiry: asyncio.TimerHandle | None = None
         self.totals: Counter[str] = Counter()
         self._jobs: Counter[int] = Counter()  # by key
         self.num_jobs = 0
@@ -154,30 +194,22 @@ class Session:
 
     @property
     def peer(self) -> str:
-        """Who the client is, for messages."""
         lease = self.lease
         return f"session {lease.number} ({lease.name!r}, process {lease.pid}, user {lease.uid})"
 
     def about(self) -> dict[str, object]:
-        """Who the client is, as fields for the log."""
         lease = self.lease
         return {"session": lease.number, "client": lease.name, "rank": lease.rank, "pid": lease.pid, "uid": lease.uid}
 
     def disk_key(self, key: int) -> int:
-        """The disk tier's key for a client's key."""
         return self.lease.number << KEY_BITS | key
 
     def take_up(self, key: int, record: KeptRecord) -> None:
-        """Take in a record that was found when the daemon started."""
         self.records[key] = record
         self.disk_bytes += record.stored_bytes
 
     def reserve(self, num_bytes: int) -> None:
-        """Count a write that is about to begin.
-
-        Raises:
-            QuotaExceededError: the quota does not allow it; nothing is counted.
-        """
+        """Count a write that is about to begin, or raise QuotaExceededError; nothing is counted then."""
         if self.disk_bytes + num_bytes > self.quota_bytes:
             raise QuotaExceededError(
                 num_bytes,
@@ -189,16 +221,13 @@ class Session:
         self.disk_bytes += num_bytes
 
     def settle(self, reserved_bytes: int, taken_bytes: int) -> None:
-        """Correct the count after a write: it took `taken_bytes` on disk; 0: nothing was written."""
         self.disk_bytes += taken_bytes - reserved_bytes
 
     def begin_job(self, key: int) -> None:
-        """Count a job that is queued for this key."""
         self._jobs[key] += 1
         self.num_jobs += 1
 
     def end_job(self, key: int) -> None:
-        """A job for this key has ended: wake those who waited for it."""
         self._jobs[key] -= 1
         self.num_jobs -= 1
         if not self._jobs[key]:

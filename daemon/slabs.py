@@ -24,13 +24,9 @@ class MappedSlab:
     Args:
         descriptor: the memfd, as it came; owned, whatever happens.
         num_bytes: the slab's length, as the client says.
-        peer: who the client is, for messages.
         is_trusted: the client may share the memory again over another connection. It could take pages away, so jobs
             look for missing ones when they begin; one that takes them away during a job is not noticed. False: the
             memory is sealed, so that no page can be taken away, and can never be mapped again.
-
-    Attributes:
-        num_bytes: as given.
 
     Raises:
         ProtocolError: it is no memfd that is sealed against shrinking, has huge pages, is shorter than the client says,
@@ -53,19 +49,14 @@ class MappedSlab:
             raise ProtocolError(peer, f"a slab of {num_bytes} bytes cannot be mapped: {error}") from error
 
     def check_range(self, offset: int, num_bytes: int) -> None:
-        """Check that the slab has these bytes.
-
-        Raises:
-            ProtocolError: it does not.
-        """
+        """Raise ProtocolError if the slab does not have these bytes."""
         if offset + num_bytes > self.num_bytes:
             raise ProtocolError(self._peer, f"bytes {offset} to {offset + num_bytes} of a slab of {self.num_bytes}")
 
     def range(self, offset: int, num_bytes: int) -> memoryview:
         """The bytes from `offset` on, writable, for a job that begins now; the mapping lives while they are used.
 
-        Raises:
-            ProtocolError: the client has taken some of their pages away.
+        Raises ProtocolError if the client has taken some of their pages away.
         """
         if self._is_trusted:
             self._check_pages(offset, num_bytes)

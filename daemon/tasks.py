@@ -1,4 +1,4 @@
-"""The daemon's background tasks. A bug in one of them is counted and logged, and stops no other. For one loop."""
+"""The stage of the daemon, and its background tasks. For one loop."""
 
 from __future__ import annotations
 
@@ -7,7 +7,46 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
-__all__ = ["Tasks"]
+__all__ = ["Stage", "Tasks"]
+
+
+class Stage:
+    """The daemon's stage, which others ask about, and the ways to ask it to end.
+
+    `is_open`: the disk tier is there, and clients are served. Set by the daemon alone.
+    """
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self._ending = asyncio.Event()
+        self._ending_at_once = asyncio.Event()
+        self._num_signals = 0
+
+    @property
+    def is_ending(self) -> bool:
+        return self._ending.is_set()
+
+    @property
+    def is_ending_at_once(self) -> bool:
+        return self._ending_at_once.is_set()
+
+    def end(self) -> None:
+        """Ask the daemon to finish its work and end; idempotent."""
+        self._ending.set()
+
+    def signalled(self) -> None:
+        """The first signal lets the daemon finish its work, the second does not."""
+        self._num_signals += 1
+        self._ending.set()
+        if self._num_signals > 1:
+            self._ending_at_once.set()
+
+    async def wait_for_end(self) -> None:
+        await self._ending.wait()
+
+    async def wait_for_end_at_once(self) -> None:
+        await self._ending_at_once.wait()
+
 
 _log = logging.getLogger("tierstore.daemon")
 
@@ -16,13 +55,7 @@ class Tasks:
     """Starts coroutines as tasks that do not affect each other.
 
     A connection catches the bugs of the requests that it starts, because its client has to be told. This class catches
-    the others, such as a bug at the end of a session whose client is gone.
-
-    Args:
-        after_each: called when a task has ended.
-
-    Attributes:
-        num_internal_errors: bugs since the start; each is in the log.
+    the others, such as a bug at the end of a session whose client is gone. `after_each` is called after each task.
     """
 
     def __init__(self, after_each: Callable[[], None]) -> None:
@@ -31,19 +64,13 @@ class Tasks:
         self._group: asyncio.TaskGroup
 
     def run_in(self, group: asyncio.TaskGroup) -> None:
-        """Start tasks in this group. Called once, before the first `start`."""
         self._group = group
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine to its end, even if others fail."""
         self._group.create_task(self._contain(work))
 
     def note_bug(self, about: Mapping[str, object] | None = None) -> None:
-        """Count and log the exception that is being handled.
-
-        Args:
-            about: fields for the log line.
-        """
+        """Count and log the exception that is being handled. `about`: fields for the log line."""
         self.num_internal_errors += 1
         _log.exception("a bug, please report it", extra=about)
 

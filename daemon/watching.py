@@ -7,10 +7,10 @@ import logging
 import time
 
 from .live import INTERVAL_SECONDS, Live, page_with_policy
-from .page import Page, PageAnswer, Routes
+from .page import Page, PageAnswer
 from .report import DaemonReport
-from .sharing import Shared
-from .stage import Stage
+from .reporting import Reports
+from .tasks import Stage
 
 __all__ = ["Watch"]
 
@@ -18,40 +18,26 @@ _log = logging.getLogger("tierstore.daemon")
 
 
 class Watch:
-    """Answers on the page from `begin` on, until the page is closed. Nothing blocks.
-
-    Args:
-        page: bound to its port.
-        stage: the daemon's.
-    """
+    """Answers on a page that is bound to its port, from `begin` on, until the page is closed. Nothing blocks."""
 
     def __init__(self, page: Page, stage: Stage) -> None:
+        self.address = page.address
         self._page = page
         self._stage = stage
         self._live = Live()
-        self._live_page = PageAnswer(200, *_of_live_page())
-        self._reports: Shared[DaemonReport] | None = None
+        body, policy = page_with_policy()
+        self._live_page = PageAnswer(200, body, "text/html; charset=utf-8", policy)
+        self._reports: Reports | None = None
         self._noting: asyncio.Task[None] | None = None
         self._text: asyncio.Task[bytes] | None = None  # of the metrics, the newest one
         self._text_of: DaemonReport | None = None
 
-    @property
-    def address(self) -> str:
-        """Host and port."""
-        return self._page.address
-
     async def begin(self) -> None:
         """Answer from now on: before the daemon is open the page says that it starts."""
-        routes: Routes = {
-            "/": lambda: self._live_page,
-            "/status.json": self._status,
-            "/metrics": self._metrics,
-            "/healthz": lambda: PageAnswer(200, b"alive\n"),
-            "/readyz": self._readiness,
-        }
-        await self._page.serve(routes)
+        paths = {"/": self._root, "/status.json": self._status, "/metrics": self._metrics}
+        await self._page.serve({**paths, "/healthz": self._health, "/readyz": self._readiness})
 
-    def show(self, reports: Shared[DaemonReport]) -> None:
+    def show(self, reports: Reports) -> None:
         """Tell what the reports say, as long as the daemon is open: at each scrape, and once a second."""
         self._reports = reports
         self._noting = asyncio.ensure_future(self._note(reports))
@@ -61,7 +47,7 @@ class Watch:
         if self._noting is not None:
             self._noting.cancel()
 
-    async def _note(self, reports: Shared[DaemonReport]) -> None:
+    async def _note(self, reports: Reports) -> None:
         while True:
             try:
                 self._live.note(await reports.get())  # the first one at once: from there on all that moves shows
@@ -69,7 +55,13 @@ class Watch:
                 _log.exception("a bug, please report it")
             await asyncio.sleep(INTERVAL_SECONDS)
 
-    def _status(self) -> PageAnswer:
+    async def _root(self) -> PageAnswer:
+        return self._live_page
+
+    async def _health(self) -> PageAnswer:
+        return PageAnswer(200, b"alive\n")
+
+    async def _status(self) -> PageAnswer:
         status = self._live.status()
         if status is None or not self._stage.is_open:
             return self._not_ready()
@@ -85,7 +77,7 @@ class Watch:
             self._text_of, self._text = report, asyncio.ensure_future(self._write(report, self._reports))
         return PageAnswer(200, await asyncio.shield(self._text), CONTENT_TYPE)
 
-    async def _write(self, report: DaemonReport, reports: Shared[DaemonReport]) -> bytes:
+    async def _write(self, report: DaemonReport, reports: Reports) -> bytes:
         from .metrics import metrics_text
 
         began_at = time.perf_counter()
@@ -93,16 +85,10 @@ class Watch:
         reports.rest_for(time.perf_counter() - began_at)
         return text
 
-    def _readiness(self) -> PageAnswer:
+    async def _readiness(self) -> PageAnswer:
         if self._stage.is_open and not self._stage.is_ending:
             return PageAnswer(200, b"ready\n")
         return self._not_ready()
 
     def _not_ready(self) -> PageAnswer:
         return PageAnswer(503, b"ending\n" if self._stage.is_ending else b"starting\n")
-
-
-def _of_live_page() -> tuple[bytes, str, str]:
-    """Body, content type and policy."""
-    page, policy = page_with_policy()
-    return page, "text/html; charset=utf-8", policy

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple, TypeVar
 
 from tests.daemon import wire
 from tests.daemon.conftest import DaemonProcess
 from tierstore.commands.views import decode_report
 from tierstore.daemon.report import DaemonReport
 from tierstore.sidecar.inspection import inspect_daemon
+from tierstore.sidecar.shared_slab import SharedSlab
 
-__all__ = ["LONG_SECONDS", "RawClient", "client_of", "report_of", "sessions_of"]
+__all__ = ["LONG_SECONDS", "PageSays", "RawClient", "ask", "client_of", "page_of", "report_of", "sessions_of"]
 
+T = TypeVar("T")
 LONG_SECONDS = 120.0
 """On a busy machine too a client says Hello within this."""
 
 
 class RawClient:
-    """Says whatever it likes, blocking.
-
-    Args:
-        daemon: to connect to.
-    """
+    """Says whatever it likes, blocking."""
 
     def __init__(self, daemon: DaemonProcess) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -49,21 +49,41 @@ class RawClient:
                 self._received += messages
         return self._received.pop(0)
 
-    def greet(self) -> None:
-        self.send(wire.Hello((wire.VERSION,), "test"))
-        assert isinstance(self.receive(), wire.Welcome)
+    def expect(self, kind: type[T]) -> T:
+        """The next message, which is of this kind."""
+        message = self.receive()
+        assert isinstance(message, kind), message
+        return message
 
-    def open(self) -> wire.Opened:
+    def greet(self) -> wire.Welcome:
+        self.send(wire.Hello((wire.VERSION,), "test"))
+        return self.expect(wire.Welcome)
+
+    def open(self, *slabs: SharedSlab) -> wire.Opened:
+        """Begin a session, and share slabs."""
         self.greet()
         self.send(wire.Open("test", None, os.getpid()))
-        opened = self.receive()
-        assert isinstance(opened, wire.Opened)
+        opened = self.expect(wire.Opened)
+        for slab in slabs:
+            self.share(slab)
         return opened
+
+    def resume(self, opened: wire.Opened) -> None:
+        self.greet()
+        self.send(wire.Resume(opened.session, opened.token))
+        self.expect(wire.Resumed)
+
+    def share(self, slab: SharedSlab) -> None:
+        self.send(wire.Slab(slab.number, slab.num_bytes), descriptors=(slab.descriptor,))
+
+    def end(self) -> None:
+        """End the session."""
+        self.send(wire.Close())
+        self.expect(wire.Closed)
 
     def is_refused(self, *words: str) -> bool:
         """Whether the daemon says why not, in these words among others, and closes."""
-        refusal = self.receive()
-        assert isinstance(refusal, wire.Refused), refusal
+        refusal = self.expect(wire.Refused)
         assert all(word in refusal.reason for word in words), refusal.reason
         return self.receive() is None
 
@@ -72,6 +92,29 @@ class RawClient:
         while (message := self.receive()) is not None:
             assert isinstance(message, wire.Refused), message
         return True
+
+
+class PageSays(NamedTuple):
+    """The answer of a daemon's page."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def text(self) -> str:
+        return self.body.decode()
+
+
+def ask(page: str, path: str, host: str | None = None, method: str = "GET") -> PageSays:
+    """Ask the page at this host and port; `host`: what is said to be its name."""
+    connection = http.client.HTTPConnection(page, timeout=LONG_SECONDS)
+    try:
+        connection.request(method, path, headers={} if host is None else {"Host": host})
+        answer = connection.getresponse()
+        return PageSays(answer.status, dict(answer.headers), answer.read())
+    finally:
+        connection.close()
 
 
 @contextmanager
@@ -85,6 +128,13 @@ def client_of(daemon: DaemonProcess) -> Iterator[RawClient]:
 
 def report_of(daemon: DaemonProcess) -> DaemonReport:
     return decode_report(inspect_daemon(daemon.socket, seconds=30), str(daemon.socket))
+
+
+def page_of(daemon: DaemonProcess) -> str:
+    """Host and port of the page that it serves."""
+    address = report_of(daemon).metrics
+    assert address is not None
+    return address
 
 
 def sessions_of(daemon: DaemonProcess) -> dict[str, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -19,6 +20,7 @@ import pytest
 
 from tests.daemon.peer import Peer
 from tierstore.sidecar.inspection import inspect_daemon
+from tierstore.sidecar.shared_slab import SharedSlab
 from tierstore.testing import FaultPlan
 
 READY_SECONDS = 120.0
@@ -26,20 +28,13 @@ END_SECONDS = 120.0
 
 
 class DaemonProcess:
-    """One daemon.
-
-    Attributes:
-        process: it. What it says goes to `log_file`.
-        path: the directory of its files.
-        socket: where it listens.
-    """
+    """One daemon. What it says goes to `log_file`; its files are in the directory `path`."""
 
     def __init__(self, process: subprocess.Popen[bytes], path: Path, socket: Path, log_file: Path) -> None:
         self.process, self.path, self.socket, self.log_file = process, path, socket, log_file
 
     @property
     def log(self) -> str:
-        """What it has said so far."""
         return self.log_file.read_text(encoding="utf-8")
 
     def wait_until_ready(self) -> None:
@@ -84,7 +79,6 @@ def environment_of_tests(**variables: str) -> dict[str, str]:
 
 
 def words_of(options: Mapping[str, object]) -> list[str]:
-    """For a command line; what is a list is said several times."""
     return [
         f"--{name.replace('_', '-')}={each}"
         for name, value in options.items()
@@ -93,7 +87,6 @@ def words_of(options: Mapping[str, object]) -> list[str]:
 
 
 def variables_of(options: Mapping[str, object]) -> dict[str, str]:
-    """For an environment."""
     return {
         f"TIERSTORE_{name.upper()}": " ".join(map(str, value)) if isinstance(value, list) else str(value)
         for name, value in options.items()
@@ -101,7 +94,6 @@ def variables_of(options: Mapping[str, object]) -> dict[str, str]:
 
 
 def tierstore(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run the command line to its end."""
     command = [sys.executable, "-m", "tierstore.cli", *arguments]
     env = environment_of_tests(**({"COLUMNS": "150"} | variables))
     return subprocess.run(command, capture_output=True, text=True, check=False, env=env, timeout=END_SECONDS)
@@ -163,8 +155,16 @@ def start_daemon(tmp_path: Path, short_directory: Path) -> Iterator[StartDaemon]
 
 
 @pytest.fixture
+def slab() -> Iterator[SharedSlab]:
+    """Number 1, of 4 MiB; a codec needs long for the first of them."""
+    slab = SharedSlab(1, 4 * 2**20)
+    slab.memory[: 2**20] = bytes(each & 15 for each in random.Random(0).randbytes(2**20))
+    yield slab
+    slab.close()
+
+
+@pytest.fixture
 async def peer(short_directory: Path) -> AsyncIterator[Peer]:
-    """Listens on the test's loop."""
     peer = Peer(str(short_directory / "s"))
     server = await asyncio.start_unix_server(peer.take_in, peer.address)
     yield peer

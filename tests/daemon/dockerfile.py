@@ -11,12 +11,7 @@ __all__ = ["Instruction", "copy_context", "stages_of"]
 
 
 class Instruction(NamedTuple):
-    """One line of it, continuations joined.
-
-    Attributes:
-        word: in capitals: "COPY".
-        rest: what follows.
-    """
+    """One line of it, continuations joined; `word` is in capitals: "COPY"."""
 
     word: str
     rest: str

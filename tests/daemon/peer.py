@@ -57,11 +57,7 @@ class Guest:
 
 
 class Peer:
-    """Listens, and is no daemon.
-
-    Attributes:
-        address: where.
-    """
+    """Listens, and is no daemon."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -70,11 +66,9 @@ class Peer:
 
     @property
     def newest(self) -> Guest:
-        """The one that connected last."""
         return self._all[-1]
 
     async def guest(self) -> Guest:
-        """The next that connects."""
         return await self._guests.get()
 
     def take_in(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
-import socket
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.daemon.conftest import END_SECONDS, READY_SECONDS, environment_of_tests
+from tests.daemon.conftest import END_SECONDS, DaemonProcess, environment_of_tests
 from tierstore import TierStore
 from tierstore.base import address
 from tierstore.base.address import SYSTEM_ADDRESS, check_folder, default_address, find_address, places_to_look
@@ -96,9 +93,6 @@ def test_runtime_directory_of_another_user_is_left(places: Path) -> None:
     assert default_address() == str(places / f"tierstore-{UID}" / "tierstore.sock")
 
 
-# --- how a client looks -----------------------------------------------------------------------------------------------
-
-
 def test_own_daemon_comes_before_that_of_the_system(places: Path) -> None:
     (places / "system.sock").touch()
     assert find_address() == str(places / "system.sock")
@@ -157,8 +151,6 @@ def test_folder_in_tmp_of_another_user_is_not_used(
         check_folder(folder)
 
 
-# --- a real daemon of an ordinary user --------------------------------------------------------------------------------
-
 _AS_USER = (
     "setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups", "--bounding-set=-all,+dac_read_search",
     "--inh-caps=-all,+dac_read_search", "--ambient-caps=-all,+dac_read_search",
@@ -196,20 +188,6 @@ def _run(variables: dict[str, str], *arguments: str) -> subprocess.CompletedProc
     )
 
 
-def _wait_for(address: Path, daemon: subprocess.Popen[bytes]) -> None:
-    ends_at = time.monotonic() + READY_SECONDS
-    while True:
-        with socket.socket(socket.AF_UNIX) as probe:
-            try:
-                probe.connect(str(address))
-            except OSError:
-                assert daemon.poll() is None
-                assert time.monotonic() < ends_at
-            else:
-                return
-        time.sleep(0.01)  # nothing announces a socket
-
-
 @pytest.mark.parametrize("variables", ["with", "without"], indirect=True)
 def test_daemon_and_clients_of_an_ordinary_user_agree_without_an_address(
     variables: dict[str, str], short_directory: Path
@@ -220,28 +198,27 @@ def test_daemon_and_clients_of_an_ordinary_user_agree_without_an_address(
     drive.mkdir()
     os.chown(drive, UID, UID)
     cli = ("-m", "tierstore.cli")
-    for command in (("stat",), ("top", "--iterations=1")):
-        alone = _run(variables, *cli, *command)
-        said = " ".join((alone.stdout + alone.stderr).split())
-        assert alone.returncode == 1
-        for word in (str(folder / "tierstore.sock"), SYSTEM_ADDRESS, "tierstore serve --path DIRECTORY"):
-            assert word in said
-    daemon = subprocess.Popen([*_AS_USER, sys.executable, *cli, "serve", "--path", str(drive)], env=variables, cwd="/")
+    alone = _run(variables, *cli, "stat")
+    assert alone.returncode == 1
+    for word in (str(folder / "tierstore.sock"), SYSTEM_ADDRESS, "tierstore serve --path DIRECTORY"):
+        assert word in alone.stderr
+    command, log_file = [*_AS_USER, sys.executable, *cli, "serve", "--path", str(drive)], short_directory / "log"
+    with log_file.open("wb") as log:
+        process = subprocess.Popen(command, env=variables, cwd="/", stdout=log, stderr=log)
+    daemon = DaemonProcess(process, drive, folder / "tierstore.sock", log_file)
     try:
-        _wait_for(folder / "tierstore.sock", daemon)
+        daemon.wait_until_ready()
         status = folder.stat()
         assert (stat.S_IMODE(status.st_mode), status.st_uid) == (0o700, UID)
         stored = _run(variables, "-c", _STORE)
         assert (stored.returncode, stored.stdout) == (0, "stored\n"), stored.stderr
-        for command in (("stat",), ("top", "--iterations=1"), ("stat", "--json")):
+        for command in (("stat",), ("top", "--iterations=1")):
             done = _run(variables, *cli, *command)
             assert done.returncode == 0, done.stderr
             assert str(drive) in done.stdout
-        daemon.send_signal(signal.SIGTERM)
-        assert daemon.wait(END_SECONDS) == 0
+        assert daemon.stop() == 0
     finally:
         daemon.kill()
-        daemon.wait(END_SECONDS)
 
 
 @pytest.mark.parametrize("variables", ["without"], indirect=True)

@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.daemon import wire
-from tests.daemon.clients import client_of, report_of
+from tests.daemon.clients import client_of, page_of, report_of
 from tests.daemon.conftest import END_SECONDS, DaemonProcess, StartDaemon, environment_of_tests, tierstore
 from tierstore import TierStore
 
@@ -27,21 +26,14 @@ IDLE_BYTES = 50 * 10**6
 
 def grace_seconds_of(daemon: DaemonProcess) -> float:
     with client_of(daemon) as client:
-        client.send(wire.Hello((wire.VERSION,), "test"))
-        welcome = client.receive()
-        assert isinstance(welcome, wire.Welcome)
-        return welcome.grace_seconds
+        return client.greet().grace_seconds
 
 
 def quota_of(daemon: DaemonProcess) -> int:
     with client_of(daemon) as client:
         quota_bytes = client.open().disk_bytes
-        client.send(wire.Close())
-        assert isinstance(client.receive(), wire.Closed)
+        client.end()
         return quota_bytes
-
-
-# --- options ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("by", ["line", "environment", "file"])
@@ -78,30 +70,6 @@ def test_options_have_their_effect(start_daemon: StartDaemon, by: str, tmp_path:
     assert daemon.stop() == 0
 
 
-def test_line_before_environment_before_file(start_daemon: StartDaemon) -> None:
-    daemon = start_daemon(
-        by="file",
-        disk_bytes="1GiB",
-        session_disk_bytes="1MiB",
-        grace_seconds=1,
-        environment={"TIERSTORE_DISK_BYTES": "2GiB", "TIERSTORE_SESSION_DISK_BYTES": "2MiB"},
-        arguments=["--disk-bytes", "3GiB"],
-    )
-    assert report_of(daemon).disk.budget_bytes == 3 * 2**30
-    assert quota_of(daemon) == 2 * MIB
-    assert grace_seconds_of(daemon) == 1
-
-
-def test_log_level_hides_what_is_below(start_daemon: StartDaemon) -> None:
-    daemon = start_daemon(log_level="error")
-    assert grace_seconds_of(daemon) == 60
-    assert daemon.stop() == 0
-    assert daemon.log == ""
-
-
-# --- what is refused --------------------------------------------------------------------------------------------------
-
-
 def assert_refused(arguments: list[str], *words: str, **variables: str) -> None:
     """Exit code 2 and one line that says why."""
     done = tierstore("serve", *arguments, **variables)
@@ -125,23 +93,17 @@ def test_bad_values_exit_2_with_one_line(tmp_path: Path, short_directory: Path) 
     file.write_text("disk_byte = 1\n")
     assert_refused([*usable, "--config", str(file)], f"{file}: disk_byte", "disk_bytes")
     assert list(short_directory.iterdir()) == []
-
-
-def test_unknown_option_exits_2() -> None:
     assert tierstore("serve", "--faster").returncode == 2
 
 
-def test_second_daemon_on_the_directory_refused(start_daemon: StartDaemon, short_directory: Path) -> None:
+def test_second_daemon_on_the_directory_or_the_socket_refused(
+    start_daemon: StartDaemon, tmp_path: Path, short_directory: Path
+) -> None:
     daemon = start_daemon()
+    before = sorted(tmp_path.iterdir())
     assert_refused(["--path", str(daemon.path), "--socket", str(short_directory / "other")], "path", str(daemon.path))
     assert not (short_directory / "other").exists()
-    assert grace_seconds_of(daemon) == 60
-
-
-def test_second_daemon_on_the_socket_refused(start_daemon: StartDaemon, tmp_path: Path) -> None:
-    daemon = start_daemon()
     arguments = ["--path", str(tmp_path), "--socket", str(daemon.socket)]
-    before = sorted(tmp_path.iterdir())
     assert_refused(arguments, "socket", str(daemon.socket), "living daemon")
     assert sorted(tmp_path.iterdir()) == before, "no empty folder stays"
     assert grace_seconds_of(daemon) == 60, "the first one still has it"
@@ -174,7 +136,7 @@ def test_daemon_hangs_and_its_backlog_is_full_a_second_is_refused(start_daemon: 
 
 
 def test_port_taken_exits_2_and_makes_nothing(start_daemon: StartDaemon, tmp_path: Path, short_directory: Path) -> None:
-    port = str(report_of(start_daemon(metrics="127.0.0.1:0")).metrics)
+    port = page_of(start_daemon(metrics="127.0.0.1:0"))
     other = tmp_path / "other"
     other.mkdir()
     assert_refused(
@@ -185,9 +147,6 @@ def test_port_taken_exits_2_and_makes_nothing(start_daemon: StartDaemon, tmp_pat
     )
     assert list(other.iterdir()) == []
     assert not (short_directory / "new").exists()
-
-
-# --- life and death ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -217,25 +176,21 @@ def test_signal_before_it_listens_exits_0_and_leaves_nothing(tmp_path: Path, sho
     assert list(tmp_path.iterdir()) == []
 
 
-def test_daemon_never_maps_torch(start_daemon: StartDaemon) -> None:
-    daemon = start_daemon(metrics="127.0.0.1:0")
+def test_idle_daemon_is_small_and_quiet_and_never_maps_torch(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon(log_level="error")
+    assert grace_seconds_of(daemon) == 60  # it has started
+    status = Path(f"/proc/{daemon.process.pid}/status").read_text()
+    (line,) = [line for line in status.splitlines() if line.startswith("VmRSS:")]
+    assert int(line.split()[1]) * 1024 < IDLE_BYTES
     with TierStore.connect(daemon.socket, host_bytes=0) as store:
         handle = store.put(torch.randn(MIB))
         store.flush()
         store.get(handle)
         assert "libtorch" not in Path(f"/proc/{daemon.process.pid}/maps").read_text()
         assert "libtorch" in Path("/proc/self/maps").read_text(), "that is how it would show"
-
-
-def test_idle_daemon_is_small(start_daemon: StartDaemon) -> None:
-    daemon = start_daemon()
-    assert grace_seconds_of(daemon) == 60  # it has started
-    status = Path(f"/proc/{daemon.process.pid}/status").read_text()
-    (line,) = [line for line in status.splitlines() if line.startswith("VmRSS:")]
-    assert int(line.split()[1]) * 1024 < IDLE_BYTES
-
-
-# --- folders ----------------------------------------------------------------------------------------------------------
+        del handle
+    assert daemon.stop() == 0
+    assert daemon.log == ""
 
 
 def test_refused_start_leaves_no_folder_of_the_socket(tmp_path: Path, short_directory: Path) -> None:

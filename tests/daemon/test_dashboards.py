@@ -15,9 +15,8 @@ import torch
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.daemon.clients import report_of
+from tests.daemon.clients import ask, page_of
 from tests.daemon.conftest import StartDaemon
-from tests.daemon.test_metrics import ask
 from tierstore import TierStore
 
 ROOT = Path(__file__).parents[2]
@@ -71,12 +70,10 @@ def exported(start_daemon: StartDaemon, tmp_path: Path) -> dict[str, set[str]]:
         max_write_bytes_per_day="1GiB",
         session_queued_bytes="64MiB",
     )
-    address = report_of(daemon).metrics
-    assert address is not None
     with TierStore.connect(daemon.socket, host_bytes=0) as store:
         handle = store.put(torch.zeros(2**20))
         store.flush()
-        text = ask(address, "/metrics")[2]
+        text = ask(page_of(daemon), "/metrics").text
         del handle
     found: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(text):

@@ -102,8 +102,7 @@ def test_killed_daemon_comes_back_on_a_drive_that_is_full_by_now(
     assert list(drive.iterdir()) == []
 
 
-@pytest.mark.parametrize("then", ["taken up", "cleared"])
-@pytest.mark.parametrize("kind", ["tmpfs", "ext4"])
+@pytest.mark.parametrize(("kind", "then"), [("tmpfs", "cleared"), ("ext4", "taken up")])
 def test_default_budget_is_the_same_after_a_kill_whatever_was_stored(
     make_drive: MakeDrive, start_daemon: StartDaemon, kind: str, then: str
 ) -> None:

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import time
 from collections.abc import Iterator
 
 import pytest
 
 from tests.daemon import wire
-from tests.daemon.clients import RawClient
+from tests.daemon.clients import RawClient, report_of
 from tests.daemon.conftest import DaemonProcess, StartDaemon
-from tierstore.sidecar.inspection import inspect_daemon
+from tests.waiting import until
 from tierstore.sidecar.shared_slab import SharedSlab
 
 SLAB_BYTES = 4 * 2**20
-DEADLINE_SECONDS = 30
 
 
 @pytest.fixture
@@ -41,8 +38,7 @@ def slab() -> Iterator[SharedSlab]:
 
 
 def begin_slow_write(client: RawClient, slab: SharedSlab) -> wire.Opened:
-    opened = client.open()
-    client.send(wire.Slab(1, SLAB_BYTES), descriptors=(slab.descriptor,))
+    opened = client.open(slab)
     client.send(wire.Write(1, 1, 1, 0, SLAB_BYTES, "", 1, ""))
     return opened
 
@@ -60,18 +56,15 @@ def test_daemon_that_ends_starts_no_grace_period(start_daemon: StartDaemon) -> N
     for client in clients:
         client.socket.close()
     again = start_daemon(daemon.path, daemon.socket, grace_seconds=1000)
-    assert len(json.loads(inspect_daemon(again.socket, seconds=30))["sessions"]) == len(clients), "they may come back"
+    assert report_of(again).num_sessions == len(clients), "they may come back"
 
 
 def wait_until_nothing_is_left(daemon: DaemonProcess, num_opened: int = 1) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while True:
-        report = json.loads(inspect_daemon(daemon.socket))
-        is_empty = not report["num_sessions"] and not report["disk"]["disk_bytes"]
-        if is_empty and report["num_sessions_opened"] == num_opened:
-            return
-        assert time.monotonic() < deadline, report
-        time.sleep(0.05)  # the lease ends by the daemon's own clock
+    def is_empty() -> bool:
+        report = report_of(daemon)
+        return (report.num_sessions, report.disk.disk_bytes, report.num_sessions_opened) == (0, 0, num_opened)
+
+    until(is_empty)  # the lease ends by the daemon's own clock
 
 
 def test_client_leaves_while_its_session_is_opened_nothing_is_left(daemon: DaemonProcess) -> None:
@@ -115,7 +108,7 @@ def test_client_resumes_again_before_it_was_answered_only_the_last_connection_co
         each.greet()
         each.send(wire.Resume(opened.session, opened.token))
     assert [each.receive() for each in crowd] == [None, None, None, wire.Resumed()]
-    crowd[-1].send(wire.Slab(1, SLAB_BYTES), descriptors=(slab.descriptor,))
+    crowd[-1].share(slab)
     crowd[-1].send(wire.Read(2, 1, 1, 0, SLAB_BYTES))
     assert isinstance(crowd[-1].receive(), wire.Loaded)
     for each in crowd:

@@ -48,34 +48,28 @@ def discard(link: DaemonLink, key: int, late: list[Answer | None] | None = None)
     return asyncio.ensure_future(link.answer_to(request))
 
 
-# --- the first connection ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("said", "words"),
     [
         (wire.Refused("speaks versions 7, 8"), "speaks versions 7, 8"),
         (wire.Welcome(9, "peer", 1, 1.0), "instead of a Welcome to version 1"),
         (wire.Closed(), "instead of a Welcome"),
+        (wire.Resumed(), "Resumed instead of Opened"),
     ],
 )
-async def test_wrong_answer_to_hello_is_a_protocol_error(peer: Peer, said: wire.DaemonMessage, words: str) -> None:
+async def test_wrong_answer_to_hello_or_open_is_a_protocol_error(
+    peer: Peer, said: wire.DaemonMessage, words: str
+) -> None:
     opening = asyncio.ensure_future(link_to(peer).open())
     guest = await peer.guest()
-    await guest.expect(wire.Hello)
+    if said == wire.Resumed():
+        await guest.welcome(wire.Open)
+    else:
+        await guest.expect(wire.Hello)
     await guest.say(said)
     with pytest.raises(ProtocolError, match=words):
         await opening
     assert await guest.hear() is None, "and the connection is closed"
-
-
-async def test_wrong_answer_to_open_is_a_protocol_error(peer: Peer) -> None:
-    opening = asyncio.ensure_future(link_to(peer).open())
-    guest = await peer.guest()
-    await guest.welcome(wire.Open, wire.Resumed())
-    with pytest.raises(ProtocolError, match="Resumed instead of Opened"):
-        await opening
-    assert await guest.hear() is None
 
 
 @pytest.mark.parametrize("answers", ["nothing", "Welcome"])
@@ -87,9 +81,6 @@ async def test_no_answer_is_given_up(peer: Peer, monkeypatch: pytest.MonkeyPatch
         await guest.say(WELCOME)
     with pytest.raises(DaemonUnavailableError, match=r"no answer to Open within 0.1 s.*nothing was stored"):
         await opening
-
-
-# --- a session --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -216,9 +207,6 @@ async def test_final_refusal_ends_everything_at_once(peer: Peer) -> None:
         assert late == [None, None]
         with pytest.raises(DaemonUnavailableError, match="no such session"):
             await discard(link, 3, late)
-
-
-# --- a link that has given up -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -350,9 +338,6 @@ async def test_close_while_it_is_away_and_without_an_answer_ends(peer: Peer, mon
         await guest.expect(wire.Close)
         await closing
         assert await guest.hear() is None
-
-
-# --- the disk tier over it --------------------------------------------------------------------------------------------
 
 
 async def test_answers_become_the_tier_s_errors_and_slots_come_back(peer: Peer) -> None:

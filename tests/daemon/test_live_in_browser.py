@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.browser import Tab, open_browser
-from tests.daemon.clients import report_of
+from tests.daemon.clients import page_of, report_of
 from tests.daemon.conftest import DaemonProcess, StartDaemon
 from tests.daemon.training import gradients, make_model, nothing
 from tierstore import TierStore
@@ -26,12 +26,6 @@ LABEL = '<script>window.hurt = 1</script><img src=x onerror="window.hurt = 2">'
 async def tab() -> AsyncIterator[Tab]:
     async with open_browser() as tab:
         yield tab
-
-
-def port_of(daemon: DaemonProcess) -> int:
-    address = report_of(daemon).metrics
-    assert address is not None
-    return int(address.rpartition(":")[2])
 
 
 async def text_of(tab: Tab, selector: str) -> str:
@@ -82,9 +76,9 @@ async def test_page_shows_a_training_and_a_killed_daemon(
     (tmp_path / "other").mkdir()
     options = {"arguments": ["--path", str(tmp_path / "other")], "codec": "none", "grace_seconds": 600}
     daemon = start_daemon(metrics="127.0.0.1:0", **options)
-    port = port_of(daemon)
+    address = page_of(daemon)
     await tab.look()
-    await tab.open(f"http://127.0.0.1:{port}/")
+    await tab.open(f"http://{address}/")
     await tab.until("document.getElementById('state').textContent === 'live'")
     assert "no client has a session" in await text_of(tab, "#sessions")
     with TierStore.connect(daemon.socket, host_bytes=0, name=LABEL) as store:
@@ -96,8 +90,8 @@ async def test_page_shows_a_training_and_a_killed_daemon(
     plain = gradients(model, batch, None, nothing)
     assert all(torch.equal(one, other) for one, other in zip(plain, step.gradients, strict=True))
     await tab.until("document.querySelector('#charts path').getAttribute('d').length > 0")
-    await _kill_and_start_again(tab, daemon, start_daemon, port, options)
-    own = f"http://127.0.0.1:{port}/"
+    await _kill_and_start_again(tab, daemon, start_daemon, address, options)
+    own = f"http://{address}/"
     assert {url for url in tab.requested if not url.startswith(own)} <= {"about:blank", "data:,"}
     assert tab.complaints == []
 
@@ -122,7 +116,7 @@ async def _shows_what_is_held(tab: Tab, daemon: DaemonProcess, store: TierStore)
 
 
 async def _kill_and_start_again(
-    tab: Tab, daemon: DaemonProcess, start_daemon: StartDaemon, port: int, options: dict[str, object]
+    tab: Tab, daemon: DaemonProcess, start_daemon: StartDaemon, address: str, options: dict[str, object]
 ) -> None:
     spilled_bytes = report_of(daemon).totals.spilled_bytes
     daemon.kill()
@@ -132,7 +126,7 @@ async def _kill_and_start_again(
     assert await tab.value("/since \\d\\d:\\d\\d:\\d\\d, for 00:00:/.test(document.getElementById('lost').textContent)")
     assert await tab.value("getComputedStyle(document.getElementById('figures')).filter") == "grayscale(1)"
     await shows(tab, '[data-figure="spilled since the start"]', spilled_bytes)
-    again = start_daemon(daemon.path, daemon.socket, metrics=f"127.0.0.1:{port}", **options)
+    again = start_daemon(daemon.path, daemon.socket, metrics=address, **options)
     again.wait_until_open()
     await tab.until("document.getElementById('state').textContent === 'live'")
     assert await tab.value("document.getElementById('lost').hidden")
@@ -148,7 +142,7 @@ async def test_page_fits_narrow_windows_and_follows_the_preferred_colours(tab: T
         for scheme in ("light", "dark"):
             for width in (1400, 400):
                 await tab.look(width=width, scheme=scheme)
-                await tab.open(f"http://127.0.0.1:{port_of(daemon)}/")
+                await tab.open(f"http://{page_of(daemon)}/")
                 await tab.until("document.querySelector('#sessions [data-row] [data-figure]')")
                 assert await tab.value("document.documentElement.scrollWidth") <= width
             ground = await tab.value("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")

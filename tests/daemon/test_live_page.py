@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
-import http.client
 import json
 import os
 import re
@@ -15,21 +14,22 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
-from tests.daemon.clients import report_of
+from tests.daemon.clients import ask, page_of, report_of
 from tests.daemon.conftest import DaemonProcess, StartDaemon
 from tests.daemon.training import gradients, make_model, nothing
 from tests.waiting import until
 from tierstore import TierStore
 from tierstore.commands.views import decode_report
 from tierstore.daemon import page as page_module
-from tierstore.daemon.history import History
+from tierstore.daemon.live import Live
 from tierstore.daemon.page import Page, PageAnswer
-from tierstore.daemon.report import DaemonReport, DiskState, Jobs, JobTimes, Spread, Stays, Totals
-from tierstore.daemon.sharing import Shared
-from tierstore.daemon.stage import Stage
+from tierstore.daemon.report import DaemonReport, DiskState, DriveState, Jobs, JobTimes, Spread, Stays, Totals
+from tierstore.daemon.reporting import Reports
+from tierstore.daemon.tasks import Stage
 from tierstore.daemon.watching import Watch
 
 MIB = 2**20
@@ -45,30 +45,14 @@ def daemon(start_daemon: StartDaemon, tmp_path: Path) -> DaemonProcess:
 
 
 @pytest.fixture
-def port(daemon: DaemonProcess) -> int:
-    address = report_of(daemon).metrics
-    assert address is not None
-    return int(address.rpartition(":")[2])
+def address(daemon: DaemonProcess) -> str:
+    return page_of(daemon)
 
 
-def ask(port: int, path: str, host: str = "127.0.0.1", method: str = "GET") -> tuple[int, dict[str, str], bytes]:
-    """(status, headers, body)."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS)
-    try:
-        connection.request(method, path, headers={"Host": host})
-        answer = connection.getresponse()
-        return answer.status, dict(answer.headers), answer.read()
-    finally:
-        connection.close()
-
-
-def status_of(port: int) -> dict[str, Any]:
-    code, headers, body = ask(port, "/status.json")
-    assert (code, headers["Content-Type"]) == (200, "application/json")
-    return json.loads(body)
-
-
-# --- the page ---------------------------------------------------------------------------------------------------------
+def status_of(page: str) -> dict[str, Any]:
+    answer = ask(page, "/status.json")
+    assert (answer.status, answer.headers["Content-Type"]) == (200, "application/json")
+    return json.loads(answer.body)
 
 
 def made_up_report() -> DaemonReport:
@@ -84,20 +68,20 @@ async def take_made_up_report() -> DaemonReport:
 
 
 @pytest.fixture
-async def watched() -> AsyncIterator[int]:
-    """The port of a page on this loop that tells of a made-up daemon."""
+async def watched() -> AsyncIterator[str]:
+    """Host and port of a page on this loop that tells of a made-up daemon."""
     page, stage = Page.bind("127.0.0.1", 0), Stage()
     watch = Watch(page, stage)
     await watch.begin()
     stage.is_open = True
-    watch.show(Shared(take_made_up_report))
-    yield port_of(page)
+    watch.show(Reports(take_made_up_report))
+    yield page.address
     watch.close()
     page.close()
     await asyncio.sleep(0)
 
 
-async def test_page_names_nothing_elsewhere_and_its_policy_allows_its_own_script_alone(watched: int) -> None:
+async def test_page_names_nothing_elsewhere_and_its_policy_allows_its_own_script_alone(watched: str) -> None:
     code, headers, body = await asyncio.to_thread(ask, watched, "/")
     assert (code, headers["Content-Type"]) == (200, "text/html; charset=utf-8")
     policy = dict(rule.split(" ", 1) for rule in headers["Content-Security-Policy"].split("; "))
@@ -114,19 +98,19 @@ async def test_page_names_nothing_elsewhere_and_its_policy_allows_its_own_script
     assert headers["Cache-Control"] == "no-store"
 
 
-async def test_site_whose_name_was_made_to_point_here_is_refused(watched: int) -> None:
+async def test_site_whose_name_was_made_to_point_here_is_refused(watched: str) -> None:
     for path in ("/", "/status.json", "/metrics", "/healthz", "/readyz", "/nothing"):
-        for host in ("evil.example", f"localhost.evil.example:{watched}", "127.0.0.1.evil.example", ""):
-            assert (await asyncio.to_thread(ask, watched, path, host))[0] == 403, (path, host)
-        for host in (f"127.0.0.1:{watched}", f"localhost:{watched}", "[::1]:9464", "LOCALHOST"):
+        for host in ("evil.example", "localhost.evil.example:9464", "127.0.0.1.evil.example", ""):
+            assert (await asyncio.to_thread(ask, watched, path, host)).status == 403, (path, host)
+        for host in ("127.0.0.1:9464", "localhost:9464", "[::1]:9464", "LOCALHOST"):
             expected = 404 if path == "/nothing" else 200
-            assert (await asyncio.to_thread(ask, watched, path, host))[0] == expected, (path, host)
+            assert (await asyncio.to_thread(ask, watched, path, host)).status == expected, (path, host)
 
 
-async def test_page_is_only_read(watched: int) -> None:
+async def test_page_is_only_read(watched: str) -> None:
     for path in ("/", "/status.json", "/metrics"):
         for method in ("POST", "PUT", "DELETE", "OPTIONS", "TRACE"):
-            assert (await asyncio.to_thread(ask, watched, path, method=method))[0] == 405, (path, method)
+            assert (await asyncio.to_thread(ask, watched, path, method=method)).status == 405, (path, method)
     code, headers, body = await asyncio.to_thread(ask, watched, "/", method="HEAD")
     assert (code, body) == (200, b"")
     assert int(headers["Content-Length"]) > 1000
@@ -136,27 +120,22 @@ async def test_status_says_that_the_daemon_starts_or_ends() -> None:
     page, stage = Page.bind("127.0.0.1", 0), Stage()
     watch = Watch(page, stage)
     await watch.begin()
-    port = port_of(page)
-    assert (await asyncio.to_thread(ask, port, "/"))[0] == 200
-    code, _, body = await asyncio.to_thread(ask, port, "/status.json")
-    assert (code, body) == (503, b"starting\n")
-    stage.end()
-    code, _, body = await asyncio.to_thread(ask, port, "/status.json")
-    assert (code, body) == (503, b"ending\n")
+    assert (await asyncio.to_thread(ask, page.address, "/")).status == 200
+    for words in ("starting", "ending"):
+        answer = await asyncio.to_thread(ask, page.address, "/status.json")
+        assert (answer.status, answer.text) == (503, f"{words}\n")
+        stage.end()
     page.close()
 
 
-# --- figures ----------------------------------------------------------------------------------------------------------
-
-
-def test_status_has_the_report_and_the_curves(daemon: DaemonProcess, port: int, tmp_path: Path) -> None:
+def test_status_has_the_report_and_the_curves(daemon: DaemonProcess, address: str, tmp_path: Path) -> None:
     with TierStore.connect(daemon.socket, host_bytes=0, name="<b>train</b>") as store:
         handles = [store.put(torch.randn(MIB)) for _ in range(8)]
         store.flush()
         for handle in handles:
             store.get(handle)
-        until(lambda: status_of(port)["report"]["totals"]["restored_bytes"] == 32 * MIB)
-        status = status_of(port)
+        until(lambda: status_of(address)["report"]["totals"]["restored_bytes"] == 32 * MIB)
+        status = status_of(address)
         report = decode_report(json.dumps(status["report"]).encode(), "the page")
         (session,) = report.sessions
         now = report_of(daemon)
@@ -172,8 +151,8 @@ def test_status_has_the_report_and_the_curves(daemon: DaemonProcess, port: int, 
         assert now.stays.write_at_drive > 0
         assert now.stays.read_at_drive > 0
         assert now.sessions[0].stays == now.stays
-        until(lambda: status_of(port)["curves"]["fastest"].get("restored_bytes", 0))
-        curves = status_of(port)["curves"]
+        until(lambda: status_of(address)["curves"]["fastest"].get("restored_bytes", 0))
+        curves = status_of(address)["curves"]
         assert {len(values) for values in (*curves["rates"].values(), *curves["levels"].values())} == {
             len(curves["at"])
         }
@@ -200,14 +179,16 @@ def test_reads_and_writes_that_wait_are_counted_where_they_wait(start_daemon: St
 
 
 def test_history_keeps_rates_of_counts_and_the_newest_moments() -> None:
-    history = History(3)
-    for at, count, level in ((1.0, 0, 5), (2.0, 10, 6), (4.0, 110, 7), (5.0, 110, 8), (6.0, 111, 9)):
-        history.note(at, {"count": count}, {"level": level})
-    curves = history.curves()
-    assert curves.at == [4.0, 5.0, 6.0]
-    assert curves.rates == {"count": [50.0, 0.0, 1.0]}
-    assert curves.levels == {"level": [7, 8, 9]}
-    assert curves.fastest == {"count": 50.0}
+    live = Live(num_moments=3)
+    for at, count, level in ((1.0, 0, 5), (2.0, 10, 6), (4.0, 110, 7), (4.1, 999, 9), (5.0, 110, 8), (6.0, 111, 9)):
+        drive = DriveState(level, 0, 0, 0, "", path="/nvme", written_bytes=0, read_bytes=0)
+        changes = {"uptime_seconds": at, "totals": Totals(spilled_bytes=count), "drives": [drive]}
+        live.note(msgspec.structs.replace(made_up_report(), **changes))
+    curves = json.loads(live.status() or b"")["curves"]
+    assert curves["at"] == [4.0, 5.0, 6.0], "the one too soon after another is left out"
+    assert curves["rates"]["spilled_bytes"] == [50.0, 0.0, 1.0]
+    assert curves["levels"] == {"disk_bytes.0": [7, 8, 9]}
+    assert curves["fastest"]["spilled_bytes"] == 50.0
 
 
 async def test_all_who_ask_before_it_begins_share_one_and_the_rest_is_ten_times_as_long() -> None:
@@ -221,7 +202,7 @@ async def test_all_who_ask_before_it_begins_share_one_and_the_rest_is_ten_times_
         now[0] += 0.001
         return number
 
-    shared = Shared(make, clock=lambda: now[0])
+    shared: Any = Reports(make, clock=lambda: now[0])  # type: ignore[arg-type]
     early = [asyncio.ensure_future(shared.get()) for _ in range(100)]
     while not begun[0]:
         await asyncio.sleep(0)
@@ -245,7 +226,7 @@ async def test_one_that_fails_is_told_to_all_who_asked_and_the_next_is_tried() -
             raise ZeroDivisionError
         return num_made
 
-    shared = Shared(make)
+    shared: Any = Reports(make)  # type: ignore[arg-type]
     failed = await asyncio.gather(*(shared.get() for _ in range(3)), return_exceptions=True)
     assert [type(each) for each in failed] == [ZeroDivisionError] * 3
     assert await shared.get() == 2
@@ -258,13 +239,13 @@ async def test_page_that_cannot_be_made_is_said_to_be_so() -> None:
         raise ZeroDivisionError
 
     await page.serve({"/": fail})
-    assert (await asyncio.to_thread(ask, port_of(page), "/"))[0] == 500
+    assert (await asyncio.to_thread(ask, page.address, "/")).status == 500
     page.close()
 
 
-async def test_visitor_that_has_said_all_and_closes_its_half_is_answered(watched: int) -> None:
+async def test_visitor_that_has_said_all_and_closes_its_half_is_answered(watched: str) -> None:
     """As `nc -N` does, while the metrics are still being written; a request in HTTP/1.0 need not name the host."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", watched)
+    reader, writer = await asyncio.open_connection(*watched.split(":"))
     writer.write(b"GET /metrics HTTP/1.0\r\n\r\n")
     writer.write_eof()
     async with asyncio.timeout(SECONDS):
@@ -273,8 +254,6 @@ async def test_visitor_that_has_said_all_and_closes_its_half_is_answered(watched
     await writer.wait_closed()
 
 
-# --- bad visitors -----------------------------------------------------------------------------------------------------
-
 LONG = 32 * MIB  # more than sockets take in
 
 
@@ -282,17 +261,17 @@ LONG = 32 * MIB  # more than sockets take in
 async def page() -> AsyncIterator[Page]:
     """On this loop, with a long answer."""
     page = Page.bind("127.0.0.1", 0)
-    await page.serve({"/": lambda: PageAnswer(200, b"x" * LONG)})
+
+    async def long() -> PageAnswer:
+        return PageAnswer(200, b"x" * LONG)
+
+    await page.serve({"/": long})
     yield page
     page.close()
 
 
-def port_of(page: Page) -> int:
-    return int(page.address.rpartition(":")[2])
-
-
-async def read_all(port: int) -> bytes:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+async def read_all(page: Page) -> bytes:
+    reader, writer = await asyncio.open_connection(*page.address.split(":"))
     writer.write(b"GET / HTTP/1.1\r\n\r\n")
     async with asyncio.timeout(SECONDS):
         answer = await reader.read()
@@ -314,22 +293,22 @@ async def test_visitor_that_does_not_take_its_answer_is_dropped_and_others_are_s
     page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(page_module, "_SECONDS", 0.3)
-    slow, writer = await asyncio.open_connection("127.0.0.1", port_of(page), limit=4096)
+    slow, writer = await asyncio.open_connection(*page.address.split(":"), limit=4096)
     writer.write(b"GET / HTTP/1.1\r\n\r\n")
     await slow.readexactly(1)  # it is being answered; a reader takes no more than twice its limit ahead
     monkeypatch.setattr(page_module, "_SECONDS", SECONDS)
-    assert len(await read_all(port_of(page))) > LONG
+    assert len(await read_all(page)) > LONG
     async with asyncio.timeout(SECONDS):
-        while page.num_exchanges:
+        while page.num_visits:
             await asyncio.sleep(0)
     assert len(await rest_of(slow)) < LONG
     writer.close()
 
 
 async def test_oldest_visitor_makes_room_for_the_newest(page: Page) -> None:
-    silent = [await asyncio.open_connection("127.0.0.1", port_of(page)) for _ in range(100)]
-    assert len(await read_all(port_of(page))) > LONG
-    assert page.num_exchanges < 40
+    silent = [await asyncio.open_connection(*page.address.split(":")) for _ in range(100)]
+    assert len(await read_all(page)) > LONG
+    assert page.num_visits < 40
     for reader, writer in silent[:60]:
         assert await rest_of(reader) == b""
         writer.close()
@@ -337,17 +316,17 @@ async def test_oldest_visitor_makes_room_for_the_newest(page: Page) -> None:
         writer.close()
 
 
-def test_crowd_of_visitors_hurts_no_training(daemon: DaemonProcess, port: int) -> None:
+def test_crowd_of_visitors_hurts_no_training(daemon: DaemonProcess, address: str) -> None:
     """Silent ones, nonsense and requests without end, while a model is trained."""
     folder = Path(f"/proc/{daemon.process.pid}/fd")
     num_descriptors = len(os.listdir(folder))
     ended = threading.Event()
-    silent = [socket.create_connection(("127.0.0.1", port), timeout=SECONDS) for _ in range(200)]
+    silent = [socket.create_connection(address.split(":"), timeout=SECONDS) for _ in range(200)]
 
     def visit() -> None:
         while not ended.is_set():
-            assert ask(port, "/status.json")[0] == ask(port, "/metrics")[0] == 200
-            with socket.create_connection(("127.0.0.1", port), timeout=SECONDS) as visitor:
+            assert ask(address, "/status.json").status == ask(address, "/metrics").status == 200
+            with socket.create_connection(address.split(":"), timeout=SECONDS) as visitor:
                 visitor.sendall(os.urandom(64) + b"\r\n\r\n")
 
     visitors = [threading.Thread(target=visit) for _ in range(4)]

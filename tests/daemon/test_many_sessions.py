@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import http.client
 from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.daemon import wire
-from tests.daemon.clients import LONG_SECONDS, RawClient, client_of, report_of
+from tests.daemon.clients import RawClient, ask, client_of, page_of
 from tests.daemon.conftest import DaemonProcess, StartDaemon
 from tierstore import TierStore
 from tierstore.commands.views import decode_report
@@ -21,7 +20,7 @@ from tierstore.daemon.lanes import Lanes
 from tierstore.daemon.reporting import Reporter
 from tierstore.daemon.sessions import Session, new_lease
 from tierstore.daemon.settings import ServeSettings
-from tierstore.daemon.stage import Stage
+from tierstore.daemon.tasks import Stage
 from tierstore.disk.tier import DiskUsage
 from tierstore.errors import DaemonUnavailableError
 
@@ -39,7 +38,7 @@ def test_reports_are_shared_and_neighbours_have_their_turns(start_daemon: StartD
     """Four clients repeat `Inspect`: each question is answered, with fewer reports than questions."""
     daemon = start_daemon(metrics="127.0.0.1:0", log_level="error")
     leave_sessions(daemon, NUM_SESSIONS)
-    address = report_of(daemon).metrics
+    address = page_of(daemon)
     with ExitStack() as stack:
         askers = [stack.enter_context(client_of(daemon)) for _ in range(4)]
         neighbour = stack.enter_context(client_of(daemon))
@@ -59,11 +58,9 @@ def test_reports_are_shared_and_neighbours_have_their_turns(start_daemon: StartD
     assert len(set(states)) <= 2 * NUM_ROUNDS, "and all who wait for one report get the same bytes"
     report = decode_report(states[-1], "here")
     assert report.num_sessions == len(report.sessions) == NUM_SESSIONS + 1
-    connection = http.client.HTTPConnection(address or "", timeout=LONG_SECONDS)
-    connection.request("GET", "/metrics")
-    text = connection.getresponse().read().decode()
-    connection.close()
-    assert text.count("\ntierstore_quota_bytes{") >= NUM_SESSIONS, "the page tells of the same sessions"
+    assert ask(address, "/metrics").text.count("\ntierstore_quota_bytes{") >= NUM_SESSIONS, (
+        "the page tells of the same sessions"
+    )
 
 
 async def test_report_of_many_sessions_is_taken_in_pieces_once_for_all_who_ask() -> None:
@@ -72,7 +69,7 @@ async def test_report_of_many_sessions_is_taken_in_pieces_once_for_all_who_ask()
     for session in sessions.values():
         session.totals["full"] = 2
     totals = Counter({"full": 1})
-    registry: Any = SimpleNamespace(sessions=sessions, ended_totals=totals, num_opened=0, slab_bytes_of=lambda _: 0)
+    registry: Any = SimpleNamespace(sessions=sessions, ended_totals=totals, num_opened=0)
     usage = DiskUsage(0, 0, 1, 0, "buffered")
     disk: Any = SimpleNamespace(usage=lambda: usage, codec_choices=dict, drives=list)
     running: set[asyncio.Task[None]] = set()
@@ -120,8 +117,7 @@ def test_sessions_of_one_user_are_bounded(start_daemon: StartDaemon) -> None:
             assert refused.is_refused("has 3 sessions", "--max-sessions-per-user is 3", "1000 s")
         with pytest.raises(DaemonUnavailableError, match="--max-sessions-per-user is 3"):
             TierStore.connect(daemon.socket)
-        client.send(wire.Close())
-        assert isinstance(client.receive(), wire.Closed)
+        client.end()
     with client_of(daemon) as client:
         client.open()
     assert daemon.stop() == 0

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import http.client
 import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,10 +14,12 @@ import torch
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.daemon import wire
-from tests.daemon.clients import client_of, report_of
+from tests.daemon.clients import ask, client_of, page_of, report_of
 from tests.daemon.conftest import DaemonProcess, StartDaemon, environment_of_tests, tierstore
+from tests.waiting import until
 from tierstore import TierStore
-from tierstore.daemon.histogram import Histogram
+from tierstore.daemon.lanes import Histogram
+from tierstore.daemon.report import Totals
 from tierstore.sidecar.shared_slab import SharedSlab
 
 MIB = 2**20
@@ -34,28 +34,15 @@ def daemon(start_daemon: StartDaemon) -> DaemonProcess:
 
 @pytest.fixture
 def page(daemon: DaemonProcess) -> str:
-    address = report_of(daemon).metrics
-    assert address is not None
-    return address
-
-
-def ask(page: str, path: str, method: str = "GET") -> tuple[int, str, str]:
-    """(status, content type, body)."""
-    connection = http.client.HTTPConnection(page, timeout=SECONDS)
-    try:
-        connection.request(method, path)
-        answer = connection.getresponse()
-        return answer.status, answer.headers["Content-Type"], answer.read().decode()
-    finally:
-        connection.close()
+    return page_of(daemon)
 
 
 def scrape(page: str) -> Samples:
     """Every sample, by name and labels."""
-    status, content_type, text = ask(page, "/metrics")
-    assert status == 200
-    assert content_type.startswith("text/plain; version=0.0.4")
-    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    answer = ask(page, "/metrics")
+    assert answer.status == 200
+    assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+    samples = [sample for family in text_string_to_metric_families(answer.text) for sample in family.samples]
     return {(sample.name, frozenset(sample.labels.items())): sample.value for sample in samples}
 
 
@@ -65,9 +52,6 @@ def labels(**values: str) -> frozenset[tuple[str, str]]:
 
 def of_sessions(samples: Samples) -> set[str]:
     return {name for name, its_labels in samples if "session" in dict(its_labels)}
-
-
-# --- metrics ----------------------------------------------------------------------------------------------------------
 
 
 def test_metrics_tell_what_a_session_did(daemon: DaemonProcess, page: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,6 +110,9 @@ def test_series_of_a_session_vanish_with_it_and_totals_stay(daemon: DaemonProces
         assert samples["tierstore_daemon_disk_bytes", labels()] == 0
         assert samples["tierstore_daemon_spilled_bytes_total", labels()] == num_sessions * MIB
         assert samples["tierstore_daemon_discarded_records_total", labels()] == num_sessions
+        report = report_of(daemon)
+        assert (report.sessions, report.num_sessions, report.num_sessions_opened) == ([], 0, num_sessions)
+        assert report.totals == Totals(num_sessions * MIB, num_sessions * MIB, discarded_records=num_sessions)
 
 
 BROKEN = """
@@ -153,16 +140,13 @@ def test_bugs_of_the_daemon_are_counted_and_logged(tmp_path: Path, short_directo
     daemon = DaemonProcess(process, tmp_path / "drive", short_directory / "t.sock", tmp_path / "log")
     try:
         daemon.wait_until_ready()
-        page = report_of(daemon).metrics
-        assert page is not None
+        page = page_of(daemon)
         assert scrape(page)["tierstore_daemon_internal_errors_total", labels()] == 0
         with client_of(daemon) as client:
             client.open()
             client.send(wire.Discard(1, (1,)))
             assert "ZeroDivisionError" in repr(client.receive())
-        ends_at = time.monotonic() + SECONDS
-        while report_of(daemon).internal_errors < 2:  # the client has not closed its session, so it is ended
-            assert time.monotonic() < ends_at, daemon.log
+        until(lambda: report_of(daemon).internal_errors == 2)  # the client has not closed its session, so it is ended
         assert scrape(page)["tierstore_daemon_internal_errors_total", labels()] == 2
         assert daemon.log.count("ZeroDivisionError: alas") == 2
         assert "bugs, see the log" in tierstore("stat", f"--socket={daemon.socket}").stdout
@@ -195,7 +179,7 @@ def test_no_room_is_counted(daemon: DaemonProcess, page: str) -> None:
         client.open()
         client.send(wire.Slab(1, 65 * MIB), descriptors=(slab.descriptor,))
         client.send(wire.Write(1, 1, 1, 0, 65 * MIB, "uint8", 1, ""))
-        assert isinstance(client.receive(), wire.Full)
+        client.expect(wire.Full)
         samples = scrape(page)
         assert [value for (name, _), value in samples.items() if name == "tierstore_full_total"] == [1]
         assert samples["tierstore_daemon_full_total", labels()] == 1
@@ -209,16 +193,22 @@ def test_histogram_bound_belongs_to_its_bucket() -> None:
     assert (histogram.counts, histogram.total) == ([2, 2, 1], 7.5)
 
 
-# --- probes -----------------------------------------------------------------------------------------------------------
-
-
-def test_probes_answer(page: str) -> None:
-    assert ask(page, "/healthz")[0] == 200
-    assert ask(page, "/readyz")[0] == 200
-    assert ask(page, "/readyz?verbose")[0] == 200
-    assert ask(page, "/nothing")[0] == 404
-    assert ask(page, "/metrics", "POST")[0] == 405
-    assert ask(page, "/healthz", "HEAD")[2] == ""
+def test_probes_are_answered_and_nonsense_is_refused(page: str) -> None:
+    for path, status in {"/healthz": 200, "/readyz": 200, "/readyz?verbose": 200, "/nothing": 404}.items():
+        assert ask(page, path).status == status
+    assert ask(page, "/metrics", method="POST").status == 405
+    assert ask(page, "/healthz", method="HEAD").text == ""
+    host, port = page.split(":")
+    for line in (b"", b"GET", b"\xff\xfe\x00", b"GET /metrics", b"GET /metrics SPDY/3"):
+        with socket.create_connection((host, int(port)), timeout=SECONDS) as visitor:
+            visitor.sendall(line + b"\r\n\r\n")
+            assert visitor.recv(65536).startswith(b"HTTP/1.1 400 "), line
+    with (
+        socket.create_connection((host, int(port)), timeout=SECONDS) as visitor,
+        pytest.raises((ConnectionResetError, BrokenPipeError)),
+    ):
+        visitor.sendall(b"GET /" + b"a" * 32 * MIB)  # more than sockets take in
+    assert ask(page, "/healthz").status == 200
 
 
 @pytest.fixture
@@ -232,7 +222,7 @@ def busy_daemon(start_daemon: StartDaemon) -> Iterator[DaemonProcess]:
         client.open()
         client.send(wire.Slab(1, 16 * MIB), descriptors=(slab.descriptor,))
         client.send(*(wire.Write(number, number, 1, 0, 2 * MIB, "uint8", 1, "") for number in range(128)))
-        assert isinstance(client.receive(), wire.Stored)
+        client.expect(wire.Stored)
         yield daemon
     slab.close()
 
@@ -241,43 +231,12 @@ def test_ready_no_more_while_it_ends(busy_daemon: DaemonProcess) -> None:
     report = report_of(busy_daemon)
     assert report.metrics is not None
     assert report.jobs.writes.running > 0
-    assert ask(report.metrics, "/readyz")[0] == 200
+    assert ask(report.metrics, "/readyz").status == 200
     busy_daemon.process.send_signal(signal.SIGTERM)
-    answer = ask(report.metrics, "/readyz")
-    while answer[0] == 200:  # until the signal has arrived; the test's time limit ends it otherwise
-        answer = ask(report.metrics, "/readyz")
-    assert (answer[0], answer[2]) == (503, "ending\n")
-    assert ask(report.metrics, "/healthz")[0] == 200
-    assert ask(report.metrics, "/metrics")[0] == 200
+    while (answer := ask(report.metrics, "/readyz")).status == 200:
+        pass  # until the signal has arrived; the test's time limit ends it otherwise
+    assert (answer.status, answer.text) == (503, "ending\n")
+    assert ask(report.metrics, "/healthz").status == 200
+    assert ask(report.metrics, "/metrics").status == 200
     assert busy_daemon.process.poll() is None
     assert busy_daemon.stop() == 0, "a second signal ends it at once"
-
-
-# --- bad visitors -----------------------------------------------------------------------------------------------------
-
-
-def test_page_answers_while_others_are_silent(page: str) -> None:
-    host, port = page.split(":")
-    silent = [socket.create_connection((host, int(port)), timeout=SECONDS) for _ in range(16)]
-    assert ask(page, "/healthz")[0] == 200
-    for each in silent:
-        each.close()
-
-
-def test_endless_request_is_cut_off(page: str) -> None:
-    host, port = page.split(":")
-    flood = b"GET /" + b"a" * 32 * MIB  # more than sockets take in
-    with (
-        socket.create_connection((host, int(port)), timeout=SECONDS) as visitor,
-        pytest.raises((ConnectionResetError, BrokenPipeError)),
-    ):
-        visitor.sendall(flood)
-    assert ask(page, "/healthz")[0] == 200
-
-
-@pytest.mark.parametrize("request_line", [b"", b"GET", b"\xff\xfe\x00", b"GET /metrics", b"GET /metrics SPDY/3"])
-def test_nonsense_is_a_bad_request(page: str, request_line: bytes) -> None:
-    host, port = page.split(":")
-    with socket.create_connection((host, int(port)), timeout=SECONDS) as visitor:
-        visitor.sendall(request_line + b"\r\n\r\n")
-        assert visitor.recv(65536).startswith(b"HTTP/1.1 400 ")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import subprocess
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.daemon.clients import report_of
+from tests.daemon.clients import ask, page_of, report_of
 from tests.daemon.conftest import StartDaemon, environment_of_tests, tierstore
 from tierstore import ConfigError, TierStore, tiered_offload
 from tierstore.commands.views import decode_report
@@ -24,17 +23,6 @@ ODD = "x\x9b31m\x1b[2J\u202e\u2066\u200b\u2028y"
 """As a client may call itself; no byte of it may reach a terminal as it is."""
 NO_TEXT = os.fsdecode(b"\xfe\xff")
 SECONDS = 30.0
-
-
-def get(address: str, path: str) -> str:
-    connection = http.client.HTTPConnection(address, timeout=SECONDS)
-    try:
-        connection.request("GET", path)
-        answer = connection.getresponse()
-        assert answer.status == 200
-        return answer.read().decode()
-    finally:
-        connection.close()
 
 
 def is_safe(text: str) -> bool:
@@ -67,9 +55,8 @@ def test_every_view_of_a_daemon_with_such_paths_and_names(start_daemon: StartDae
             assert is_safe(as_json.stdout)
             found = json.loads(as_json.stdout)
             assert found.get("report", found)["sessions"][0]["client"] == ODD
-        assert report.metrics is not None
-        assert is_safe(get(report.metrics, "/metrics"))
-        status = get(report.metrics, "/status.json")
+        assert is_safe(ask(page_of(daemon), "/metrics").text)
+        status = ask(page_of(daemon), "/status.json").text
         assert is_safe(status)
         assert decode_report(json.dumps(json.loads(status)["report"]).encode(), "the page").path == report.path
     assert is_safe(daemon.log)

@@ -111,7 +111,8 @@ def test_config_of_line_before_that_of_environment(tmp_path: Path) -> None:
     assert settings_of({"config": str(tmp_path / "one")}, environment).paths == (Path("/one"),)
 
 
-# --- what cannot be used ----------------------------------------------------------------------------------------------
+ENDLESS = {"disk_bytes": "", "allow_uid": "", "metrics": "127.0.0.1:", "codec": "zstd:"}
+"""Python itself raises for numbers of more than 4,300 digits."""
 
 
 @pytest.mark.parametrize(
@@ -146,6 +147,7 @@ def test_config_of_line_before_that_of_environment(tmp_path: Path) -> None:
         ("codec", "rar"),
         ("log_level", "loud"),
         ("log_format", "xml"),
+        *((name, start + "9" * 5000) for name, start in ENDLESS.items()),
     ],
 )
 def test_bad_value_named_by_where_it_stands(name: str, text: str) -> None:
@@ -153,11 +155,12 @@ def test_bad_value_named_by_where_it_stands(name: str, text: str) -> None:
     with pytest.raises(ConfigError) as refused:
         settings_of(line, {})
     assert refused.value.option == "--" + name.replace("_", "-")
+    assert len(str(refused.value)) < 2000
     if text and "\0" not in text:
         with pytest.raises(ConfigError) as refused:
             settings_of({"path": "/nvme"} if name != "path" else {}, {f"TIERSTORE_{name.upper()}": text})
         assert refused.value.option == f"TIERSTORE_{name.upper()}"
-        assert text in str(refused.value)
+        assert text[:100] in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -217,16 +220,6 @@ def test_bad_file_named(content: bytes | None, words: str, tmp_path: Path) -> No
     with pytest.raises(ConfigError, match=words) as refused:
         settings_of({"config": str(file)}, {})
     assert (refused.value.option, refused.value.given) == ("--config", str(file))
-
-
-@pytest.mark.parametrize(
-    ("name", "start"), [("disk_bytes", ""), ("allow_uid", ""), ("metrics", "127.0.0.1:"), ("codec", "zstd:")]
-)
-def test_number_without_end_is_refused(name: str, start: str) -> None:
-    """Python itself raises for more than 4,300 digits."""
-    with pytest.raises(ConfigError) as refused:
-        settings_of({"path": "/nvme", name: start + "9" * 5000}, {})
-    assert len(str(refused.value)) < 2000
 
 
 def test_no_path_says_how_to_give_one() -> None:

@@ -7,9 +7,7 @@ That they are needed shows `test_protocol_model.py`; rules 1 and 2 are the disk 
 from __future__ import annotations
 
 import asyncio
-import random
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,17 +28,6 @@ MIB = 2**20
 def slow_daemon(start_daemon: StartDaemon) -> DaemonProcess:
     """A megabyte takes it hundreds of milliseconds."""
     return start_daemon(codec="zstd:19")
-
-
-@pytest.fixture
-def slab() -> Iterator[SharedSlab]:
-    slab = SharedSlab(1, 4 * MIB)
-    slab.memory[:MIB] = bytes(each & 15 for each in random.Random(0).randbytes(MIB))
-    yield slab
-    slab.close()
-
-
-# --- rule 3 -----------------------------------------------------------------------------------------------------------
 
 
 async def test_slot_of_a_request_that_was_given_up_is_not_used_for_another(peer: Peer) -> None:
@@ -65,33 +52,25 @@ async def test_slot_of_a_request_that_was_given_up_is_not_used_for_another(peer:
         assert (await guest.expect(wire.Discard)).keys == (first.key,), "nobody waited for it any more"
 
 
-# --- rules 4 to 6 -----------------------------------------------------------------------------------------------------
-
-
 def test_resumed_only_when_the_jobs_of_the_lost_connection_have_ended(
     slow_daemon: DaemonProcess, slab: SharedSlab
 ) -> None:
     with client_of(slow_daemon) as client:
-        opened = client.open()
-        client.send(wire.Slab(1, 4 * MIB), descriptors=(slab.descriptor,))
+        opened = client.open(slab)
         client.send(*(write_of(number) for number in range(1, 4)), wire.Inspect())
         assert state_of(client.receive()).num_jobs == 3
     with client_of(slow_daemon) as client:
-        client.greet()
-        client.send(wire.Resume(opened.session, opened.token))
-        assert isinstance(client.receive(), wire.Resumed)
+        client.resume(opened)
         client.send(wire.Inspect())
         session = state_of(client.receive())
         assert (session.num_jobs, session.num_records) == (0, 3)
-        client.send(wire.Close())
-        assert isinstance(client.receive(), wire.Closed)
+        client.end()
 
 
 def test_write_that_is_said_twice_is_stored_once(start_daemon: StartDaemon, slab: SharedSlab) -> None:
     daemon = start_daemon(codec="none")
     with client_of(daemon) as client:
-        client.open()
-        client.send(wire.Slab(1, 4 * MIB), descriptors=(slab.descriptor,))
+        client.open(slab)
         answers = []
         for request in (1, 2):
             client.send(wire.Write(request, 5, 1, 0, MIB, "uint8", 1, ""))
@@ -103,8 +82,7 @@ def test_write_that_is_said_twice_is_stored_once(start_daemon: StartDaemon, slab
 
 def test_discard_waits_for_the_write_of_its_key(slow_daemon: DaemonProcess, slab: SharedSlab) -> None:
     with client_of(slow_daemon) as client:
-        client.open()
-        client.send(wire.Slab(1, 4 * MIB), descriptors=(slab.descriptor,))
+        client.open(slab)
         client.send(write_of(1), wire.Discard(2, (1,)))
         assert [type(client.receive()) for _ in range(2)] == [wire.Stored, wire.Gone]
         report = report_of(slow_daemon)
@@ -113,8 +91,7 @@ def test_discard_waits_for_the_write_of_its_key(slow_daemon: DaemonProcess, slab
 
 def test_end_of_a_session_waits_for_its_jobs(slow_daemon: DaemonProcess, slab: SharedSlab) -> None:
     with client_of(slow_daemon) as client:
-        client.open()
-        client.send(wire.Slab(1, 4 * MIB), descriptors=(slab.descriptor,))
+        client.open(slab)
         client.send(write_of(1), write_of(2), wire.Inspect())
         assert state_of(client.receive()).num_jobs == 2
         client.send(wire.Close())
@@ -130,20 +107,18 @@ def test_client_that_comes_back_within_the_grace_period_has_everything(
 ) -> None:
     daemon = start_daemon(codec="none", grace_seconds=1000)
     with client_of(daemon) as client:
-        opened = client.open()
-        client.send(wire.Slab(1, 4 * MIB), descriptors=(slab.descriptor,))
+        opened = client.open(slab)
         client.send(write_of(1))
-        assert isinstance(client.receive(), wire.Stored)
+        client.expect(wire.Stored)
     (session,) = report_of(daemon).sessions
     while session.is_connected:  # until the daemon has noticed; the test's time limit ends it otherwise
         (session,) = report_of(daemon).sessions
+    assert 900 < (session.lease_seconds or 0) <= 1000
     with client_of(daemon) as client:
-        client.greet()
-        client.send(wire.Resume(opened.session, opened.token))
-        assert isinstance(client.receive(), wire.Resumed)
+        client.resume(opened)
         client.send(wire.Slab(2, 4 * MIB), descriptors=(slab.descriptor,))
         client.send(wire.Read(1, 1, 2, 2 * MIB, MIB))
-        assert isinstance(client.receive(), wire.Loaded)
+        client.expect(wire.Loaded)
         assert slab.memory[2 * MIB : 3 * MIB] == slab.memory[:MIB]
 
 
@@ -157,7 +132,7 @@ def test_lease_of_a_client_that_is_back_does_not_end(start_daemon: StartDaemon) 
         while report_of(daemon).sessions[0].is_connected:  # until the daemon has noticed
             pass
         client.send(wire.Resume(opened.session, opened.token))
-        assert isinstance(client.receive(), wire.Resumed)
+        client.expect(wire.Resumed)
         with client_of(daemon) as other:
             other.open()
         while len(sessions := report_of(daemon).sessions) > 1:  # the lease ends by the daemon's own clock
@@ -168,10 +143,9 @@ def test_lease_of_a_client_that_is_back_does_not_end(start_daemon: StartDaemon) 
 def test_write_that_found_no_room_counts_for_nothing(start_daemon: StartDaemon, slab: SharedSlab) -> None:
     daemon = start_daemon(codec="none", disk_bytes=2 * MIB, session_disk_bytes=64 * MIB)
     with client_of(daemon) as client:
-        client.open()
-        client.send(wire.Slab(1, 4 * MIB), descriptors=(slab.descriptor,))
+        client.open(slab)
         client.send(write_of(1, MIB))
-        assert isinstance(client.receive(), wire.Stored)
+        client.expect(wire.Stored)
         client.send(write_of(2, 3 * MIB // 2), wire.Inspect())
         answers = [client.receive(), client.receive()]
         assert {type(each) for each in answers} == {wire.Full, wire.Report}

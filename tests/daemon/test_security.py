@@ -22,6 +22,7 @@ from tests.daemon.clients import LONG_SECONDS, RawClient
 from tests.daemon.conftest import DaemonProcess, StartDaemon, environment_of_tests
 from tests.descriptors import descriptors_of
 from tierstore import TierStore
+from tierstore.daemon.acceptor import listen
 from tierstore.errors import ConfigError
 from tierstore.sidecar.shared_slab import SharedSlab
 
@@ -43,7 +44,7 @@ def open_in_time(connect: Connect) -> RawClient:
         answer = client.receive()
         if isinstance(answer, wire.Welcome):
             client.send(wire.Open("test", None, os.getpid()))
-            assert isinstance(client.receive(), wire.Opened)
+            client.expect(wire.Opened)
             return client
         assert answer is None or (isinstance(answer, wire.Refused) and "no Hello" in answer.reason), answer
 
@@ -74,15 +75,14 @@ def daemon(request: pytest.FixtureRequest, start_daemon: StartDaemon) -> Iterato
     yield daemon
     assert daemon.process.poll() is None, "it must go on"
     good, slab = open_in_time(lambda: RawClient(daemon)), SharedSlab(1, MIB)
-    good.send(wire.Slab(1, MIB), descriptors=(slab.descriptor,))
+    good.share(slab)
     slab.memory[:5] = b"hello"
     good.send(wire.Write(1, 1, 1, 0, 5, "uint8", 1, ""))
-    assert isinstance(good.receive(), wire.Stored)
+    good.expect(wire.Stored)
     good.send(wire.Read(2, 1, 1, 100, 5))
-    assert isinstance(good.receive(), wire.Loaded)
+    good.expect(wire.Loaded)
     assert bytes(slab.memory[100:105]) == b"hello", "it must go on serving"
-    good.send(wire.Close())
-    assert isinstance(good.receive(), wire.Closed)
+    good.end()
     good.socket.close()
     slab.close()
 
@@ -110,27 +110,27 @@ def test_silence_of_a_session_is_no_offence(connect: Connect) -> None:
     assert connect().is_refused("Hello")  # as long as the limit
     assert connect().is_refused("Hello")
     quiet.send(wire.Inspect())
-    assert isinstance(quiet.receive(), wire.Report)
+    quiet.expect(wire.Report)
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_garbage_is_cut_off(connect: Connect, seed: int) -> None:
-    source = random.Random(seed)
-    client = connect()
-    if seed % 2:
-        client.open()
-    num_bytes = source.randrange(1, 5000)
-    body = source.randbytes(num_bytes)
-    client.socket.sendall(struct.pack("<I", num_bytes) + body if seed % 3 else body + b"\xff" * 4)
-    assert client.is_cut_off()
+def test_garbage_is_cut_off(connect: Connect) -> None:
+    for seed in range(20):
+        source = random.Random(seed)
+        client = connect()
+        if seed % 2:
+            client.open()
+        num_bytes = source.randrange(1, 5000)
+        body = source.randbytes(num_bytes)
+        client.socket.sendall(struct.pack("<I", num_bytes) + body if seed % 3 else body + b"\xff" * 4)
+        assert client.is_cut_off(), seed
 
 
-@pytest.mark.parametrize("num_bytes", [wire.MAX_FRAME_BYTES + 1, 2**31, 2**32 - 1])
-def test_giant_frame_is_refused_before_it_is_kept(connect: Connect, daemon: DaemonProcess, num_bytes: int) -> None:
-    client = connect()
-    client.greet()
-    client.socket.sendall(struct.pack("<I", num_bytes) + b"\x91" * 1000)
-    assert client.is_cut_off()
+def test_giant_frame_is_refused_before_it_is_kept(connect: Connect, daemon: DaemonProcess) -> None:
+    for num_bytes in (wire.MAX_FRAME_BYTES + 1, 2**31, 2**32 - 1):
+        client = connect()
+        client.greet()
+        client.socket.sendall(struct.pack("<I", num_bytes) + b"\x91" * 1000)
+        assert client.is_cut_off()
     assert _resident_bytes(daemon) < 80 * MIB
 
 
@@ -141,24 +141,20 @@ def test_other_version_is_refused_naming_both(connect: Connect) -> None:
 
 
 def test_wrong_phase_is_refused(connect: Connect) -> None:
-    client = connect()
-    client.send(wire.Open("x", None, 1))
-    assert client.is_refused("Open", "greeting")
-    client = connect()
-    client.greet()
-    client.send(wire.Read(1, 1, 1, 0, 5))
-    assert client.is_refused("Read", "lobby")
-    client = connect()
-    client.open()
-    client.send(wire.Open("x", None, 1))
-    assert client.is_refused("Open", "session")
-
-
-def test_two_sessions_at_once_are_refused(connect: Connect) -> None:
+    cases: list[tuple[Callable[[RawClient], object], wire.ClientMessage, str]] = [
+        (lambda client: None, wire.Open("x", None, 1), "greeting"),
+        (RawClient.greet, wire.Read(1, 1, 1, 0, 5), "lobby"),
+        (RawClient.open, wire.Open("x", None, 1), "session"),
+    ]
+    for begin, message, phase in cases:
+        client = connect()
+        begin(client)
+        client.send(message)
+        assert client.is_refused(type(message).__name__, phase)
     client = connect()
     client.greet()
     client.send(wire.Open("x", None, 1), wire.Open("y", None, 1))
-    assert client.is_cut_off()
+    assert client.is_cut_off(), "two sessions at once"
 
 
 def test_stolen_session_without_its_token_is_refused(connect: Connect) -> None:
@@ -176,59 +172,55 @@ def test_stolen_session_without_its_token_is_refused(connect: Connect) -> None:
 def test_records_of_others_cannot_be_named(connect: Connect, slab: SharedSlab) -> None:
     owner, thief = connect(), connect()
     owner.open(), thief.open()
-    owner.send(wire.Slab(1, MIB), descriptors=(slab.descriptor,))
+    owner.share(slab)
     owner.send(wire.Write(1, 5, 1, 0, 100, "uint8", 1, ""))
-    assert isinstance(owner.receive(), wire.Stored)
+    owner.expect(wire.Stored)
     own = SharedSlab(1, MIB)
-    thief.send(wire.Slab(1, MIB), descriptors=(own.descriptor,))
+    thief.share(own)
     thief.send(wire.Discard(1, (5,)))
-    assert isinstance(thief.receive(), wire.Gone)
+    thief.expect(wire.Gone)
     thief.send(wire.Read(2, 5, 1, 0, 100))
     assert thief.is_refused("record 5")
     owner.send(wire.Read(3, 5, 1, 0, 100))
-    assert isinstance(owner.receive(), wire.Loaded)
+    owner.expect(wire.Loaded)
     own.close()
 
 
-@pytest.mark.parametrize("flaw", ["not sealed", "too short", "without pages", "a file", "a pipe", "none", "empty"])
-def test_unsafe_slab_is_refused(connect: Connect, tmp_path: Path, flaw: str) -> None:
-    client = connect()
-    client.open()
-    descriptor = os.memfd_create("test", os.MFD_ALLOW_SEALING)
-    num_bytes = 0 if flaw == "empty" else MIB
-    os.ftruncate(descriptor, MIB // 2 if flaw == "too short" else MIB)
-    if flaw != "without pages":
-        os.pwrite(descriptor, bytes(os.fstat(descriptor).st_size), 0)
-    if flaw != "not sealed":
-        fcntl.fcntl(descriptor, 1033, fcntl.F_SEAL_SHRINK)
-    if flaw in ("a file", "a pipe"):
+def test_unsafe_slab_is_refused(connect: Connect, slab: SharedSlab, tmp_path: Path) -> None:
+    flaws = {
+        "not sealed": "not sealed", "too short": "instead of", "without pages": "not allocated", "a file": "not sealed",
+        "a pipe": "not sealed", "none": "no descriptor", "empty": "without bytes",
+    }  # fmt: skip
+    for flaw, words in flaws.items():
+        client = connect()
+        client.open()
+        descriptor = os.memfd_create("test", os.MFD_ALLOW_SEALING)
+        num_bytes = 0 if flaw == "empty" else MIB
+        os.ftruncate(descriptor, MIB // 2 if flaw == "too short" else MIB)
+        if flaw != "without pages":
+            os.pwrite(descriptor, bytes(os.fstat(descriptor).st_size), 0)
+        if flaw != "not sealed":
+            fcntl.fcntl(descriptor, 1033, fcntl.F_SEAL_SHRINK)
+        if flaw in ("a file", "a pipe"):
+            os.close(descriptor)
+            descriptor = os.open(tmp_path / "file", os.O_CREAT | os.O_RDWR) if flaw == "a file" else os.pipe()[0]
+        client.send(wire.Slab(1, num_bytes), descriptors=() if flaw == "none" else (descriptor,))
+        assert client.is_refused(words), flaw
         os.close(descriptor)
-        descriptor = os.open(tmp_path / "file", os.O_CREAT | os.O_RDWR) if flaw == "a file" else os.pipe()[0]
-    client.send(wire.Slab(1, num_bytes), descriptors=() if flaw == "none" else (descriptor,))
-    assert client.is_refused()
-    os.close(descriptor)
-
-
-def test_slab_twice_or_too_much_of_it_is_refused(connect: Connect, slab: SharedSlab) -> None:
     client = connect()
-    client.open()
-    client.send(wire.Slab(1, MIB), descriptors=(slab.descriptor,))
-    client.send(wire.Slab(1, MIB), descriptors=(slab.descriptor,))
+    client.open(slab, slab)
     assert client.is_refused("twice")
 
 
-def test_slabs_are_limited_in_number(connect: Connect, daemon: DaemonProcess) -> None:
+def test_slabs_are_limited_in_number(connect: Connect) -> None:
     """Each takes a descriptor of the daemon's, also one of a single page."""
-    client = connect()
-    client.open()
-    slabs = [SharedSlab(number, 4096) for number in range(18)]
-    for slab in slabs[:16]:
-        client.send(wire.Slab(slab.number, 4096), descriptors=(slab.descriptor,))
+    client, slabs = connect(), [SharedSlab(number, 4096) for number in range(18)]
+    client.open(*slabs[:16])
     client.send(wire.Unmap(3))
-    client.send(wire.Slab(16, 4096), descriptors=(slabs[16].descriptor,))
+    client.share(slabs[16])
     client.send(wire.Write(1, 1, 16, 0, 4096, "", 1, ""))
-    assert isinstance(client.receive(), wire.Stored)
-    client.send(wire.Slab(17, 4096), descriptors=(slabs[17].descriptor,))
+    client.expect(wire.Stored)
+    client.share(slabs[17])
     assert client.is_refused("16 slabs")
     for slab in slabs:
         slab.close()
@@ -237,27 +229,22 @@ def test_slabs_are_limited_in_number(connect: Connect, daemon: DaemonProcess) ->
 def test_slab_that_a_request_names_cannot_be_taken_back(connect: Connect, slab: SharedSlab) -> None:
     """The daemon has it mapped as long as the request runs: it would have slabs that do not count."""
     client = connect()
-    client.open()
-    client.send(wire.Slab(1, MIB), descriptors=(slab.descriptor,))
+    client.open(slab)
     client.send(wire.Write(1, 1, 1, 0, MIB, "", 1, ""))
-    assert isinstance(client.receive(), wire.Stored)
+    client.expect(wire.Stored)
     client.send(wire.Unmap(1))
-    client.send(wire.Slab(1, MIB), descriptors=(slab.descriptor,))
+    client.share(slab)
     client.send(wire.Read(2, 1, 1, 0, MIB), wire.Unmap(1))
     assert client.is_refused("Unmap", "slab 1")
 
 
-@pytest.mark.parametrize(("offset", "num_bytes"), [(0, MIB + 1), (MIB, 1), (2**62, 2**62), (MIB - 10, 20)])
-def test_range_outside_the_slab_is_refused(connect: Connect, slab: SharedSlab, offset: int, num_bytes: int) -> None:
-    for make in (
-        lambda: wire.Write(1, 1, 1, offset, num_bytes, "", 1, ""),
-        lambda: wire.Read(1, 1, 1, offset, num_bytes),
-    ):
-        client = connect()
-        client.open()
-        client.send(wire.Slab(1, MIB), descriptors=(slab.descriptor,))
-        client.send(make())
-        assert client.is_refused("slab")
+def test_range_outside_the_slab_is_refused(connect: Connect, slab: SharedSlab) -> None:
+    for where in ((0, MIB + 1), (MIB, 1), (2**62, 2**62), (MIB - 10, 20)):
+        for message in (wire.Write(1, 1, 1, *where, "", 1, ""), wire.Read(1, 1, 1, *where)):
+            client = connect()
+            client.open(slab)
+            client.send(message)
+            assert client.is_refused("slab")
 
 
 def test_descriptors_nobody_asked_for_are_closed(connect: Connect, daemon: DaemonProcess) -> None:
@@ -284,8 +271,7 @@ def test_descriptors_nobody_asked_for_are_closed(connect: Connect, daemon: Daemo
 
 def test_flood_of_requests_is_cut_off(connect: Connect, slab: SharedSlab, daemon: DaemonProcess) -> None:
     client = connect()
-    client.open()
-    client.send(wire.Slab(1, MIB), descriptors=(slab.descriptor,))
+    client.open(slab)
     try:
         for start in range(0, 20_000, 1000):
             client.send(*(wire.Write(n, n, 1, 0, MIB, "", 1, "") for n in range(start, start + 1000)))
@@ -301,7 +287,7 @@ def test_flood_of_questions_is_answered_once(connect: Connect, daemon: DaemonPro
     client = connect()
     client.greet()
     client.socket.sendall(wire.frame_of([wire.Inspect()] * 100_000))
-    assert isinstance(client.receive(), wire.Report)
+    client.expect(wire.Report)
     client.send(wire.Close())
     assert client.is_refused("Close", "lobby"), "and not one report for each"
     assert _resident_bytes(daemon) < 80 * MIB
@@ -318,7 +304,7 @@ def test_question_that_is_asked_again_is_no_offence(connect: Connect) -> None:
         answers.append(client.receive())
     assert all(isinstance(answer, wire.Report) for answer in answers[:-1])
     client.send(wire.Inspect())
-    assert isinstance(client.receive(), wire.Report)
+    client.expect(wire.Report)
     client.send(wire.Close())
     while isinstance(answer := client.receive(), wire.Report):
         """One that was asked for before."""
@@ -330,7 +316,7 @@ def test_flood_of_discards_that_wait_is_cut_off(start_daemon: StartDaemon, slab:
     slab.memory[:] = bytes(each & 15 for each in random.Random(0).randbytes(MIB))
     client, other = RawClient(daemon), RawClient(daemon)
     client.open(), other.open()
-    client.send(wire.Slab(1, MIB), descriptors=(slab.descriptor,))
+    client.share(slab)
     last = 100
     client.send(*(wire.Write(number, number, 1, 0, MIB, "", 1, "") for number in range(1, last + 1)))
     with suppress(BrokenPipeError, ConnectionResetError):
@@ -342,7 +328,7 @@ def test_flood_of_discards_that_wait_is_cut_off(start_daemon: StartDaemon, slab:
     assert isinstance(message, wire.Refused)
     assert "more than 65536 discards" in message.reason
     other.send(wire.Inspect())
-    assert isinstance(other.receive(), wire.Report)
+    other.expect(wire.Report)
     client.socket.close(), other.socket.close()
 
 
@@ -395,11 +381,7 @@ def test_user_who_is_not_listed_is_refused(daemon: DaemonProcess) -> None:
     assert "user 65534 may not use this daemon" in done.stdout, done
 
 
-def test_second_daemon_on_a_living_one_s_socket_is_refused(daemon: DaemonProcess, tmp_path: Path) -> None:
-    from tierstore.daemon.listener import listen
-
-    with pytest.raises(ConfigError, match="living daemon"):
-        listen(daemon.socket, None)
+def test_file_in_the_socket_s_place_is_left_alone(daemon: DaemonProcess) -> None:
     plain = daemon.socket.parent / "file"
     plain.write_text("mine")
     with pytest.raises(ConfigError, match="not a socket"):

@@ -57,12 +57,17 @@ def test_counter_at_the_end_of_the_numbers_is_believed() -> None:
     assert kept_leases({COUNTER: msgspec.msgpack.encode(MOST + 1), 3: SOUND}).next_number == MOST + 1
 
 
-def preset_counter(daemon: DaemonProcess, number: int) -> None:
-    """As if so many sessions had been opened; the daemon is killed for it."""
+def put_lease(daemon: DaemonProcess, number: int, blob: bytes) -> None:
+    """Into its index; the daemon is killed for it."""
     daemon.kill()
     index = Index(io.FileIO(daemon.path / FOLDER_NAME / "index", "r+"), map_bytes_for(2**30))
-    index.apply([PutLease(COUNTER, msgspec.msgpack.encode(number))])
+    index.apply([PutLease(number, blob)])
     index.close()
+
+
+def preset_counter(daemon: DaemonProcess, number: int) -> None:
+    """As if so many sessions had been opened."""
+    put_lease(daemon, COUNTER, msgspec.msgpack.encode(number))
 
 
 @pytest.mark.parametrize("number", [2**23 - 1, 2**23, MOST])
@@ -93,13 +98,9 @@ def test_numbers_begin_again_when_no_session_is_left(start_daemon: StartDaemon) 
                 refused.greet()
                 refused.send(wire.Open("test", None, 1))
                 assert refused.is_refused("16777215 numbers", "when no session is left")
-        last.send(wire.Close())
-        assert isinstance(last.receive(), wire.Closed)
+        last.end()
     with client_of(daemon) as first, client_of(daemon) as second:
         assert (first.open().session, second.open().session) == (1, 2)
-
-
-# --- who waits for jobs -----------------------------------------------------------------------------------------------
 
 
 async def test_wait_for_keys_ends_when_none_of_them_has_a_job() -> None:
@@ -164,10 +165,7 @@ def test_daemon_with_a_damaged_lease_starts_without_it(start_daemon: StartDaemon
         with TierStore.connect(daemon.socket, host_bytes=0, reconnect_seconds=1, name="lost") as lost:
             lost_handle = lost.put(torch.ones(1 << 17))
             lost.flush()
-            daemon.kill()
-            index = Index(io.FileIO(daemon.path / FOLDER_NAME / "index", "r+"), map_bytes_for(2**30))
-            index.apply([PutLease(2, b"damaged")])
-            index.close()
+            put_lease(daemon, 2, b"damaged")
             daemon = start_daemon(daemon.path, daemon.socket)
             assert sessions_of(daemon).keys() == {"kept"}
             assert "a damaged session was dropped" in daemon.log

@@ -3,43 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import pytest
 
-from tierstore.sidecar.silence import Silence
-
-
-@dataclass(eq=False)
-class Timer:
-    """As a loop's `TimerHandle`, so far as it is cancelled."""
-
-    due_at: float
-    callback: Callable[[], None]
-    is_cancelled: bool = False
-
-    def cancel(self) -> None:
-        self.is_cancelled = True
+from tierstore.sidecar.reconnecting import Silence
 
 
 class Clock:
-    """Calls what was asked for, in order, as it is turned."""
+    """Calls what was asked for, in order, as it is turned; it is its own `TimerHandle`: only one is pending."""
 
     def __init__(self) -> None:
         self.now = 0.0
-        self._timers: list[Timer] = []
+        self._due: tuple[float, Callable[[], None]] | None = None
 
-    def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
-        self._timers.append(Timer(self.now + seconds, callback))
-        return self._timers[-1]
+    def call_later(self, seconds: float, callback: Callable[[], None]) -> Clock:
+        assert self._due is None
+        self._due = self.now + seconds, callback
+        return self
+
+    def cancel(self) -> None:
+        self._due = None
 
     def turn_to(self, now: float) -> None:
-        while due := [timer for timer in self._timers if timer.due_at <= now + 1e-9]:
-            first = min(due, key=lambda timer: timer.due_at)
-            self._timers.remove(first)
-            self.now = max(self.now, first.due_at)
-            if not first.is_cancelled:
-                first.callback()
+        while self._due is not None and self._due[0] <= now + 1e-9:
+            (due_at, callback), self._due = self._due, None
+            self.now = max(self.now, due_at)
+            callback()
         self.now = now
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from tierstore.base.safe_folder import unknown_owners, who_could_replace
-from tierstore.daemon.listener import listen, stop_listening
+from tierstore.daemon.acceptor import listen, stop_listening
 from tierstore.errors import ConfigError
 
 OWN, OTHER = 64_987, 64_988

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from tests.daemon import wire
-from tests.daemon.clients import client_of, report_of
+from tests.daemon.clients import report_of
 from tests.daemon.conftest import DaemonProcess, StartDaemon, environment_of_tests, tierstore
 from tierstore import TierStore
 from tierstore.commands.views import decode_report, rates_between
@@ -53,9 +53,6 @@ def make_up(report: DaemonReport, **changes: object) -> DaemonReport:
     return msgspec.structs.replace(report, **changes)
 
 
-# --- the report -------------------------------------------------------------------------------------------------------
-
-
 def test_report_of_a_session(daemon: DaemonProcess, store: TierStore) -> None:
     report = report_of(daemon)
     (session,) = report.sessions
@@ -67,29 +64,6 @@ def test_report_of_a_session(daemon: DaemonProcess, store: TierStore) -> None:
     assert (report.disk.disk_bytes, report.disk.num_records) == (MIB, 1)
     assert report.pid == daemon.process.pid
     assert report.codec_choices == {"float32": {"none": 1}}
-
-
-def test_totals_stay_when_a_session_ends(daemon: DaemonProcess) -> None:
-    for number in (1, 2):
-        with TierStore.connect(daemon.socket, host_bytes=0) as store:
-            handle = store.put(torch.randn(MIB // 4))
-            store.flush()
-            del handle
-        report = report_of(daemon)
-        assert report.sessions == []
-        assert report.totals == Totals(number * MIB, number * MIB, discarded_records=number)
-        assert (report.num_sessions, report.num_sessions_opened) == (0, number)
-        assert report.disk.disk_bytes == 0
-
-
-def test_lost_client_shows_what_is_left_of_its_lease(daemon: DaemonProcess) -> None:
-    with client_of(daemon) as client:
-        client.open()
-    (session,) = report_of(daemon).sessions
-    while session.is_connected:  # until the daemon has noticed; the test's time limit ends it otherwise
-        (session,) = report_of(daemon).sessions
-    assert session.lease_seconds is not None
-    assert 900 < session.lease_seconds <= 1000
 
 
 def test_report_of_very_many_sessions_fits_one_frame(daemon: DaemonProcess, store: TierStore) -> None:
@@ -131,31 +105,28 @@ def test_rates_are_differences_of_one_daemon(daemon: DaemonProcess, store: TierS
     assert rates_between(make_up(earlier, pid=1), later) is None
 
 
-# --- stat -------------------------------------------------------------------------------------------------------------
-
-
-def test_stat_prints_tables(daemon: DaemonProcess, store: TierStore) -> None:
-    done = tierstore("stat", "--socket", str(daemon.socket))
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    for word in (str(daemon.path), "1 session", "train.py", "connected", "1 MiB", "restored", "float32", "none 1"):
-        assert word in done.stdout
-
-
 @pytest.mark.parametrize("columns", [80, 100, 200])
-def test_stat_cuts_no_figure_however_narrow_the_terminal(daemon: DaemonProcess, store: TierStore, columns: int) -> None:
+def test_stat_prints_tables_and_cuts_no_figure_however_narrow_the_terminal(
+    daemon: DaemonProcess, store: TierStore, columns: int
+) -> None:
     done = tierstore("stat", "--socket", str(daemon.socket), COLUMNS=str(columns))
+    assert (done.returncode, done.stderr) == (0, "")
     assert "…" not in done.stdout
-    for word in ("train.py", str(os.getpid()), "connected", "session", "quota", "records", "queued", "restored"):
+    figures = (
+        "1 session",
+        "connected",
+        "session",
+        "quota",
+        "records",
+        "queued",
+        "restored",
+        "1 MiB",
+        "float32",
+        "none 1",
+    )
+    for word in (*figures, "train.py", str(os.getpid())):
         assert word in done.stdout
     assert max(map(len, done.stdout.splitlines()[1:])) <= columns
-
-
-@pytest.mark.parametrize("command", [("stat",), ("top", "--iterations=1")])
-def test_terminal_that_has_no_such_letters_gets_others(daemon: DaemonProcess, command: tuple[str, ...]) -> None:
-    done = tierstore(*command, "--socket", str(daemon.socket), PYTHONIOENCODING="latin-1")
-    assert done.returncode == 0, done.stderr
-    assert "no sessions" in done.stdout
 
 
 def test_stat_json_is_the_report(daemon: DaemonProcess, store: TierStore) -> None:
@@ -163,28 +134,25 @@ def test_stat_json_is_the_report(daemon: DaemonProcess, store: TierStore) -> Non
     assert done.returncode == 0, done.stderr
     found = msgspec.convert(json.loads(done.stdout), DaemonReport)
     assert make_up(found, uptime_seconds=0) == make_up(report_of(daemon), uptime_seconds=0)
+    with pytest.raises(ProtocolError, match="another version"):
+        decode_report(b"{}", "/run/s")
 
 
-def test_client_cannot_steer_the_terminal(daemon: DaemonProcess) -> None:
-    with TierStore.connect(daemon.socket, host_bytes=0, name="a\x1b[31m[red]b\nc"):
-        done = tierstore("stat", "--socket", str(daemon.socket))
-    assert r"a\x1b[31m[red]b\nc" in done.stdout
-
-
-@pytest.mark.parametrize("command", [("stat",), ("stat", "--json")])
-def test_stat_without_daemon_exits_1_with_one_line(command: tuple[str, ...], tmp_path: Path) -> None:
-    done = tierstore(*command, "--socket", str(tmp_path / "s"))
-    assert (done.returncode, done.stdout) == (1, "")
-    (complaint,) = done.stderr.splitlines()
-    assert complaint.startswith(f"tierstore: no daemon is available at {tmp_path / 's'}")
+@pytest.mark.parametrize("command", ["stat", "stat --json", "top --iterations=1", "top --iterations=1 --json"])
+def test_no_daemon_exits_1_and_says_how_to_start_one(command: str, tmp_path: Path) -> None:
+    done = tierstore(*command.split(), "--socket", str(tmp_path / "s"), COLUMNS="1000")
+    assert done.returncode == 1
+    complaint = done.stderr if command.startswith("stat") else done.stdout
+    assert "Traceback" not in done.stderr
+    assert (done.stdout == "") == command.startswith("stat")
+    if command.startswith("top") and "--json" in command:
+        update = json.loads(complaint)
+        assert (update["report"], update["rates"]) == (None, None)
+        complaint = update["error"]
+    assert f"no daemon is available at {tmp_path / 's'}" in complaint
     assert "No such file or directory" in complaint
     assert f"Start one with: tierstore serve --path DIRECTORY --socket {tmp_path / 's'}" in complaint
-
-
-def test_killed_daemon_is_none(daemon: DaemonProcess) -> None:
-    daemon.kill()
-    with pytest.raises(DaemonUnavailableError, match="Connection refused"):
-        inspect_daemon(daemon.socket)
+    assert len(complaint.splitlines()) == (1 if "stat" in command or "json" in command else 2)
 
 
 class Impostor:
@@ -220,22 +188,17 @@ class Impostor:
 WELCOME = wire.Welcome(wire.VERSION, "impostor", 1, 1.0)
 
 
-@pytest.mark.parametrize("said", [b"", b"\x10\x00", wire.frame_of([WELCOME])])
-def test_daemon_that_says_too_little_is_given_up(short_directory: Path, said: bytes) -> None:
+ENDLESS = wire.MAX_FRAME_BYTES.to_bytes(4, "little")
+
+
+@pytest.mark.parametrize("said", [b"", b"\x10\x00", wire.frame_of([WELCOME]), ENDLESS])
+def test_daemon_that_says_too_little_or_comes_to_no_end_is_given_up(short_directory: Path, said: bytes) -> None:
     with (
-        Impostor(short_directory / "s", said),
+        Impostor(short_directory / "s", said, drips=said == ENDLESS),
         pytest.raises(DaemonUnavailableError, match="does not answer") as given_up,
     ):
         inspect_daemon(short_directory / "s", seconds=0.2)
     assert given_up.value.waited_seconds < 10
-
-
-def test_daemon_that_never_comes_to_the_end_is_given_up(short_directory: Path) -> None:
-    with (
-        Impostor(short_directory / "s", wire.MAX_FRAME_BYTES.to_bytes(4, "little"), drips=True),
-        pytest.raises(DaemonUnavailableError, match="does not answer"),
-    ):
-        inspect_daemon(short_directory / "s", seconds=0.05)
 
 
 def test_daemon_that_leaves_or_refuses_is_unavailable(short_directory: Path) -> None:
@@ -286,27 +249,12 @@ def test_stopped_daemon_does_not_answer(daemon: DaemonProcess) -> None:
     assert "it does not answer" in complaint
 
 
-def test_report_of_another_version_is_said_to_be_one() -> None:
-    with pytest.raises(ProtocolError, match="another version"):
-        decode_report(b"{}", "/run/s")
-
-
-# --- top --------------------------------------------------------------------------------------------------------------
-
-
 def test_top_prints_the_last_look_where_nobody_watches(daemon: DaemonProcess, store: TierStore) -> None:
     done = tierstore("top", "--socket", str(daemon.socket), "--iterations", "2", "--interval", "0.1")
     assert done.returncode == 0, done.stderr
     for word in ("train.py", "B/s", "queued", "1 MiB", "shared with clients"):
         assert word in done.stdout
     assert done.stdout.count("train.py") == 1
-
-
-def test_top_without_daemon_says_so_and_exits_1(tmp_path: Path) -> None:
-    done = tierstore("top", "--socket", str(tmp_path / "s"), "--iterations", "1")
-    assert done.returncode == 1
-    assert "no daemon is available" in done.stdout
-    assert "Traceback" not in done.stderr
 
 
 def test_top_as_json_is_a_line_for_each_update(daemon: DaemonProcess, store: TierStore) -> None:
@@ -333,14 +281,6 @@ def test_top_as_json_is_written_at_once(daemon: DaemonProcess) -> None:
     process.send_signal(signal.SIGINT)
     assert process.communicate(timeout=SECONDS)[0] == ""
     assert process.returncode == 0
-
-
-def test_top_as_json_without_daemon_says_why_and_exits_1(tmp_path: Path) -> None:
-    done = tierstore("top", "--json", "--socket", str(tmp_path / "s"), "--iterations", "1")
-    assert (done.returncode, done.stderr) == (1, "")
-    update = json.loads(done.stdout)
-    assert (update["report"], update["rates"]) == (None, None)
-    assert "no daemon is available" in update["error"]
 
 
 class Terminal:
@@ -405,9 +345,6 @@ def test_top_follows_the_daemon_until_it_is_told_to_leave(start_daemon: StartDae
         terminal.close()
 
 
-# --- where it cannot be said ------------------------------------------------------------------------------------------
-
-
 def run_into(output: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tierstore.cli", *arguments]
     with open(output, "w") as file:
@@ -421,28 +358,23 @@ def run_into(output: str, *arguments: str, **variables: str) -> subprocess.Compl
         )
 
 
-@pytest.mark.parametrize(
-    "arguments", [["stat"], ["stat", "--json"], ["top", "--iterations=1"], ["top", "--json"]], ids=" ".join
-)
-def test_look_that_cannot_be_written_is_one_line_and_code_1(daemon: DaemonProcess, arguments: list[str]) -> None:
-    done = run_into("/dev/full", *arguments, f"--socket={daemon.socket}")
-    assert done.stderr == "tierstore: standard output cannot be written: No space left on device\n"
-    assert done.returncode == 1
-
-
-@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["at the end", "at once"])
-@pytest.mark.parametrize("argument", ["--version", "--help"])
-def test_words_that_cannot_be_written_are_one_line_and_code_1(argument: str, unbuffered: str) -> None:
-    done = run_into("/dev/full", argument, PYTHONUNBUFFERED=unbuffered)
-    assert done.stderr == "tierstore: standard output cannot be written: No space left on device\n"
-    assert done.returncode == 1
-
-
-def test_stat_into_a_closed_pipe_says_nothing(daemon: DaemonProcess) -> None:
+def test_what_cannot_be_written_is_one_line_and_code_1(daemon: DaemonProcess) -> None:
+    looks = [["stat"], ["stat", "--json"], ["top", "--iterations=1"], ["top", "--json"]]
+    cases = [([*look, f"--socket={daemon.socket}"], "") for look in looks]
+    cases += [([word], unbuffered) for word in ("--version", "--help") for unbuffered in ("", "1")]
+    for arguments, unbuffered in cases:
+        done = run_into("/dev/full", *arguments, PYTHONUNBUFFERED=unbuffered)
+        assert done.stderr == "tierstore: standard output cannot be written: No space left on device\n", arguments
+        assert done.returncode == 1
     reader, writer = os.pipe()
     os.close(reader)
-    try:
-        done = run_into(f"/proc/self/fd/{writer}", "stat", f"--socket={daemon.socket}")
-    finally:
-        os.close(writer)
-    assert (done.returncode, done.stderr) == (1, "")
+    done = run_into(f"/proc/self/fd/{writer}", "stat", f"--socket={daemon.socket}")
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, ""), "nobody reads it any more"
+
+
+def test_terminal_that_has_no_such_letters_gets_others(daemon: DaemonProcess) -> None:
+    for command in (("stat",), ("top", "--iterations=1")):
+        done = tierstore(*command, "--socket", str(daemon.socket), PYTHONIOENCODING="latin-1")
+        assert done.returncode == 0, done.stderr
+        assert "no sessions" in done.stdout

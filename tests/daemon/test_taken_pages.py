@@ -75,10 +75,10 @@ def daemon(start_daemon: StartDaemon) -> Iterator[DaemonProcess]:
     with client_of(daemon) as neighbour:
         neighbour.open()
         slab = SharedSlab(1, MIB)
-        neighbour.send(wire.Slab(1, MIB), descriptors=(slab.descriptor,))
+        neighbour.share(slab)
         yield daemon
         neighbour.send(wire.Write(1, 1, 1, 0, MIB, "uint8", 1, ""))
-        assert isinstance(neighbour.receive(), wire.Stored)
+        neighbour.expect(wire.Stored)
         slab.close()
     assert daemon.process.poll() is None
 
@@ -94,7 +94,7 @@ def test_pages_taken_away_before_a_job_are_not_allocated_by_the_daemon(
             client.open()
             client.send(wire.Slab(1, 16 * MIB), descriptors=(memory.descriptor,))
             client.send(wire.Write(1, 1, 1, 0, MIB, "uint8", 1, ""))
-            assert isinstance(client.receive(), wire.Stored)
+            client.expect(wire.Stored)
             assert take(memory) == 0
             client.send(request)
             assert client.is_refused("pages that are not allocated")
@@ -126,9 +126,6 @@ def test_huge_pages_are_refused(daemon: DaemonProcess) -> None:
         client.send(wire.Slab(1, 2 * MIB), descriptors=(descriptor,))
         assert client.is_refused("huge pages")
     os.close(descriptor)
-
-
-# --- clients of another user ------------------------------------------------------------------------------------------
 
 
 def open_to_all(daemon: DaemonProcess) -> None:
@@ -164,11 +161,11 @@ def test_another_user_cannot_take_pages_away(daemon: DaemonProcess) -> None:
         memory = Memory(16 * MIB, SEALS)
         client.send(wire.Slab(1, 16 * MIB), descriptors=(memory.descriptor,))
         client.send(wire.Write(1, 1, 1, 0, MIB, "uint8", 1, ""))
-        assert isinstance(client.receive(), wire.Stored)
+        client.expect(wire.Stored)
         assert memory.punch() == memory.remove() == 1, "EPERM"
         memory.mapping[:MIB] = bytes(MIB)
         client.send(wire.Read(2, 1, 1, 0, MIB))
-        assert isinstance(client.receive(), wire.Loaded)
+        client.expect(wire.Loaded)
         assert memory.mapping[:] == b"x" * (16 * MIB), "both see the same memory still"
 
     as_another_user(play, daemon)
@@ -246,9 +243,6 @@ def test_store_of_another_user_goes_on_when_the_daemon_comes_back(start_daemon: 
             assert training.wait(LONG_SECONDS) == 0
         finally:
             training.send_signal(signal.SIGKILL)
-
-
-# --- the client's side ------------------------------------------------------------------------------------------------
 
 
 def test_slab_that_was_sealed_moves_with_its_bytes_and_leaves_nothing() -> None:

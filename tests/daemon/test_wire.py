@@ -7,6 +7,7 @@ import struct
 import tracemalloc
 import typing
 from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -103,9 +104,6 @@ def _beyond_limits() -> Iterator[tuple[type, int, object]]:
                     yield kind, position, (info.item_type.le + 1,)
 
 
-# --- what is said arrives -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_every_message_comes_back_equal(kind: type) -> None:
     @settings(max_examples=30, deadline=None)
@@ -122,21 +120,11 @@ def test_stream_cut_anywhere_gives_the_same_frames(frames: list[list[Any]], data
     stream = b"".join(map(wire.frame_of, frames))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=20)))
     reader = wire.FrameReader(wire.DaemonMessage, "")
-    found = []
+    ends, found = list(accumulate(len(wire.frame_of(frame)) for frame in frames)), []
     for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
         found += reader.feed(memoryview(stream)[start:end])
+        assert reader.is_inside_frame == (end not in (0, *ends))
     assert found == frames
-    assert not reader.is_inside_frame
-
-
-def test_stream_byte_by_byte_is_inside_a_frame_until_its_end() -> None:
-    reader = wire.FrameReader(wire.ClientMessage, "")
-    frame = wire.frame_of([wire.Unmap(3)])
-    for position in range(len(frame) - 1):
-        assert reader.feed(frame[position : position + 1]) == []
-        assert reader.is_inside_frame
-    assert reader.feed(frame[-1:]) == [[wire.Unmap(3)]]
-    assert not reader.is_inside_frame
 
 
 def test_fields_of_a_later_version_are_ignored() -> None:
@@ -147,9 +135,6 @@ def test_fields_of_a_later_version_are_ignored() -> None:
 def test_longest_discard_fits_into_a_frame() -> None:
     longest = wire.Discard(2**63 - 1, tuple(range(2**40 - wire.MAX_KEYS, 2**40)))
     assert _read(wire.frame_of([longest])[4:]) == [[longest]]
-
-
-# --- what is not a message is refused -----------------------------------------------------------------------------
 
 
 def _fed(reader: wire.FrameReader, data: bytes, kinds: tuple[type, ...]) -> bool:
@@ -298,9 +283,6 @@ def test_every_integer_text_and_list_has_limits() -> None:
                     assert info.max_length is not None, f"{kind.__name__}.{field.name}"
 
 
-# --- phases -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", CLIENT_KINDS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("phase", wire.Phase, ids=lambda phase: phase.value)
 def test_message_out_of_its_phase_is_refused(phase: wire.Phase, kind: type) -> None:
@@ -314,17 +296,6 @@ def test_message_out_of_its_phase_is_refused(phase: wire.Phase, kind: type) -> N
         return
     with pytest.raises(ProtocolError, match=f"client 7.*{kind.__name__} in the phase '{phase.value}'"):
         wire.check_allowed(phase, _some(kind), "client 7")
-
-
-# --- what is sent -------------------------------------------------------------------------------------------------
-
-
-def test_frame_too_long_for_a_peer_is_not_made() -> None:
-    with pytest.raises(ValueError, match="at most 1048576"):
-        wire.frame_of([wire.Report(bytes(wire.MAX_FRAME_BYTES))])
-
-
-# --- the document -------------------------------------------------------------------------------------------------
 
 
 def test_document_names_every_message_with_its_fields_in_order() -> None:

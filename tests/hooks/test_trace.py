@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -71,9 +71,6 @@ def run_step(store: TierStore, file: Path | None, **options: Any) -> torch.Tenso
     return leaf.grad
 
 
-# --- complete, and in order ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("host_bytes", [0, 3 * NBYTES, 2**30])
 def test_trace_of_steps_has_every_event_and_agrees_with_stats(
     make_store: MakeStore, file: Path, host_bytes: int
@@ -100,8 +97,10 @@ def test_trace_of_steps_has_every_event_and_agrees_with_stats(
 
 def test_trace_each_saved_tensor_is_packed_asked_for_and_let_go_of_in_that_order(store: TierStore, file: Path) -> None:
     run_step(store, file)
-    store.close()
+    store.flush()
     trace = read_trace(file)
+    assert not trace.is_complete, "the store is open, and the file has all so far"
+    assert steps_of(trace)[0].is_whole
     packs = {(pack.graph, pack.index): pack for pack in of(trace, Pack)}
     unpacks = {(unpack.graph, unpack.index): unpack for unpack in of(trace, Unpack)}
     releases = {(release.graph, release.index): release for release in of(trace, Release)}
@@ -112,25 +111,23 @@ def test_trace_each_saved_tensor_is_packed_asked_for_and_let_go_of_in_that_order
         assert pack.began_ns <= pack.end_ns <= unpacks[name].began_ns <= unpacks[name].end_ns <= releases[name].at_ns
     assert [pack.index for pack in of(trace, Pack)] == list(range(8))
     assert sorted(unpacks, key=lambda name: unpacks[name].began_ns) == sorted(packs, reverse=True)
-
-
-def test_trace_jobs_are_queued_then_begun_then_over_one_at_a_time_in_a_lane(store: TierStore, file: Path) -> None:
-    run_step(store, file)
-    store.close()
-    trace = read_trace(file)
     for kind in (Spill, Restore):
-        jobs = of(trace, kind)
-        assert jobs
-        last_of_lane: dict[int, int] = {}
-        for job in sorted(jobs, key=lambda job: job.began_ns):
-            assert job.queued_ns <= job.began_ns < job.end_ns
-            assert last_of_lane.get(job.lane, 0) <= job.began_ns
-            last_of_lane[job.lane] = job.end_ns
-            assert job.drive_seconds is None or 0 <= job.drive_seconds <= (job.end_ns - job.began_ns) / 1e9
+        assert_jobs_take_turns(of(trace, kind))
     written = {spill.record: spill.end_ns for spill in of(trace, Spill)}
     freed = {event.record: event.at_ns for event in of(trace, Freed)}
     for restore in of(trace, Restore):
         assert written[restore.record] <= freed[restore.record] <= restore.queued_ns
+
+
+def assert_jobs_take_turns(jobs: Sequence[Spill | Restore]) -> None:
+    """They are queued, then begun, then over, one at a time in a lane."""
+    assert jobs
+    last_of_lane: dict[int, int] = {}
+    for job in sorted(jobs, key=lambda job: job.began_ns):
+        assert job.queued_ns <= job.began_ns < job.end_ns
+        assert last_of_lane.get(job.lane, 0) <= job.began_ns
+        last_of_lane[job.lane] = job.end_ns
+        assert job.drive_seconds is None or 0 <= job.drive_seconds <= (job.end_ns - job.began_ns) / 1e9
 
 
 def test_trace_tells_what_a_replay_needs_of_each_pack(make_store: MakeStore, file: Path) -> None:
@@ -208,9 +205,6 @@ def test_trace_of_an_accelerator_has_every_copy(make_store: MakeStore, file: Pat
     trace = read_trace(file)
     assert sum(copy.nbytes for copy in of(trace, Offload)) == stats.offloaded_bytes > 0
     assert sum(copy.nbytes for copy in of(trace, Reload)) == stats.reloaded_bytes > 0
-
-
-# --- graphs of every kind -----------------------------------------------------------------------------------------
 
 
 def test_trace_scope_that_fails_is_told_and_its_graph_is_gone(store: TierStore, file: Path) -> None:
@@ -312,9 +306,6 @@ def test_trace_two_scopes_of_one_forward_are_one_step(store: TierStore, file: Pa
     assert step.forward_ended_ns == of(trace, ScopeEnd)[1].at_ns
 
 
-# --- how long it goes on ------------------------------------------------------------------------------------------
-
-
 def test_trace_untraced_step_between_traced_ones_is_not_in_it(store: TierStore, file: Path) -> None:
     run_step(store, file)
     store.flush()
@@ -329,15 +320,6 @@ def test_trace_untraced_step_between_traced_ones_is_not_in_it(store: TierStore, 
     assert len(steps_of(trace)) == 2
     assert len(of(trace, Pack)) == 16
     assert sum(spill.nbytes for spill in of(trace, Spill)) <= store.stats().spilled_bytes - 8 * NBYTES
-
-
-def test_trace_of_a_scope_is_in_the_file_after_flush_while_the_store_is_open(store: TierStore, file: Path) -> None:
-    run_step(store, file)
-    store.flush()
-    trace = read_trace(file)
-    assert not trace.is_complete
-    assert len(of(trace, Unpack)) == 8
-    assert steps_of(trace)[0].is_whole
 
 
 def test_trace_other_file_while_a_graph_is_alive_refused_then_allowed(
@@ -405,7 +387,6 @@ def test_graph_that_two_traces_see_the_beginning_and_the_end_of_is_in_the_second
 def test_trace_of_a_full_disk_does_not_harm_the_step_and_close_tells(make_store: MakeStore) -> None:
     store = make_store()
     traced = run_step(store, Path("/dev/full"))
-    torch.manual_seed(0)
     torch.manual_seed(0)
     assert_same_bits([bits(traced)], [bits(run_step(make_store(), None))])
     with pytest.raises(StorageIOError, match="No space left on device") as caught:

@@ -11,7 +11,7 @@ from tests.store.test_trace_file import HEADER
 from tierstore.rules.counters import STALL_CAUSES
 from tierstore.tracing.causes import explain, union_ns
 from tierstore.tracing.events import Event, Gone, Levels, Pack, Restore, Scope, ScopeEnd, Spill, Stall, Unpack
-from tierstore.tracing.page import drawn_step, page_of
+from tierstore.tracing.page import page_of
 from tierstore.tracing.perfetto import trace_events
 from tierstore.tracing.reader import RecordedTrace
 from tierstore.tracing.steps import Step, choose_step, longest_waits, steps_of
@@ -55,49 +55,45 @@ def step_of(*events: Event, prefetch: str = "learned") -> Step:
     return step
 
 
-def causes(step: Step) -> list[str]:
-    return [each.cause for each in explain(step)]
+WRITES = [spill(at, at + 100) for at in range(10, 400, 100)]
+ENCODED = [spill(at, at + 100, codec="zstd:19", at_drive_ms=5) for at in range(10, 400, 100)]
+READS = [restore(at, at + 100) for at in range(500, 900, 100)]
+DECODED = [spill(10, 20, codec="zstd:3"), *(restore(at, at + 100, at_drive_ms=1) for at in range(500, 900, 100))]
+DEMANDED = [
+    *(restore(510, 520, demanded=True), stall(510, 520, FOR_BYTES)),
+    *(restore(700, 720, demanded=True), stall(700, 720, FOR_BYTES)),
+]
 
 
-def test_pack_waits_while_writes_never_rest_is_the_drives() -> None:
-    writes = [spill(at, at + 100, lane=0) for at in range(10, 400, 100)]
-    assert causes(step_of(*writes, stall(60, 110, FOR_ROOM), stall(160, 210, FOR_ROOM))) == ["drive", "drive"]
-
-
-def test_pack_waits_while_encoders_never_rest_is_the_codecs() -> None:
-    writes = [spill(at, at + 100, codec="zstd:19", at_drive_ms=5) for at in range(10, 400, 100)]
-    assert causes(step_of(*writes, stall(60, 110, FOR_ROOM))) == ["codec"]
-
-
-def test_pack_waits_for_a_write_that_began_only_then_is_for_room() -> None:
-    events = (spill(10, 20), stall(11, 20, FOR_ROOM), spill(200, 220), stall(200, 220, FOR_ROOM))
-    assert causes(step_of(*events)) == ["drive", "room"]
-
-
-def test_unpack_waits_for_a_read_that_began_only_then_is_for_room_or_for_want_of_prefetch() -> None:
-    events = (
-        restore(510, 520, demanded=True),
-        stall(510, 520, FOR_BYTES),
-        restore(700, 720, demanded=True),
-        stall(700, 720, FOR_BYTES),
-    )
-    assert causes(step_of(*events)) == ["drive", "room"]
-    assert causes(step_of(*events, prefetch="none")) == ["drive", "prefetch off"]
-
-
-def test_unpack_waits_for_a_read_ahead_that_is_late_is_the_drives() -> None:
-    reads = [restore(at, at + 100) for at in range(500, 900, 100)]
-    assert causes(step_of(*reads, stall(550, 600, FOR_BYTES), stall(650, 700, FOR_BYTES))) == ["drive", "drive"]
-
-
-def test_unpack_waits_while_nothing_moves_is_the_stores() -> None:
-    assert causes(step_of(restore(500, 520), stall(600, 610, FOR_BYTES))) == ["store"]
-
-
-def test_unpack_of_encoded_bytes_whose_reads_are_short_is_the_codecs() -> None:
-    reads = [restore(at, at + 100, at_drive_ms=1) for at in range(500, 900, 100)]
-    written = spill(10, 20, codec="zstd:3")
-    assert causes(step_of(written, *reads, stall(650, 700, FOR_BYTES))) == ["codec"]
+@pytest.mark.parametrize(
+    ("events", "prefetch", "expected"),
+    [
+        pytest.param(
+            [*WRITES, stall(60, 110, FOR_ROOM), stall(160, 210, FOR_ROOM)],
+            *("learned", ["drive", "drive"]),
+            id="a pack, while writes never rest",
+        ),
+        pytest.param([*ENCODED, stall(60, 110, FOR_ROOM)], "learned", ["codec"], id="a pack, while encoders work"),
+        pytest.param(
+            [spill(10, 20), stall(11, 20, FOR_ROOM), spill(200, 220), stall(200, 220, FOR_ROOM)],
+            *("learned", ["drive", "room"]),
+            id="a pack, for a write that began only then",
+        ),
+        pytest.param(DEMANDED, "learned", ["drive", "room"], id="an unpack, for a read that began only then"),
+        pytest.param(DEMANDED, "none", ["drive", "prefetch off"], id="the same for want of prefetch"),
+        pytest.param(
+            [*READS, stall(550, 600, FOR_BYTES), stall(650, 700, FOR_BYTES)],
+            *("learned", ["drive", "drive"]),
+            id="an unpack, for a read ahead that is late",
+        ),
+        pytest.param(
+            [restore(500, 520), stall(600, 610, FOR_BYTES)], "learned", ["store"], id="an unpack, while nothing moves"
+        ),
+        pytest.param([*DECODED, stall(650, 700, FOR_BYTES)], "learned", ["codec"], id="an unpack, while decoders work"),
+    ],
+)
+def test_wait_has_its_cause(events: list[Event], prefetch: str, expected: list[str]) -> None:
+    assert [each.cause for each in explain(step_of(*events, prefetch=prefetch))] == expected
 
 
 def test_wait_that_was_woken_in_between_is_one() -> None:
@@ -112,8 +108,7 @@ def test_busy_time_of_jobs_that_overlap_counts_once() -> None:
 
 
 def test_summary_headline_names_the_phase_its_share_and_the_cause() -> None:
-    reads = [restore(at, at + 100) for at in range(500, 900, 100)]
-    slow = summarize(step_of(*reads, stall(550, 700, FOR_BYTES)), HEADER)
+    slow = summarize(step_of(*READS, stall(550, 700, FOR_BYTES)), HEADER)
     assert slow.headline == [
         "Backward waited for the drive for 30% of its time. The drive was busy for 80% of backward: "
         "4 MiB restored at 10 MiB/s."
@@ -174,8 +169,7 @@ def test_perfetto_slices_name_their_lane_and_counters_their_tier() -> None:
 
 def test_page_needs_nothing_from_elsewhere_and_no_text_ends_its_script() -> None:
     step, summary = drawn()
-    on_page = drawn_step(step, summary, HEADER.store, {THREAD: "</script><b>main"})
-    page = page_of([on_page], 3, first=summary.number)
+    page = page_of([step], HEADER, {THREAD: "</script><b>main"}, 3, first=summary.number)
     assert "</script><b>" not in page
     assert page.count("</script>") == 2
     assert "://" not in page

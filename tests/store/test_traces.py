@@ -16,7 +16,6 @@ import torch
 
 from tests.conftest import MakeStore
 from tests.daemon.conftest import environment_of_tests
-from tests.descriptors import descriptors_of
 from tests.inspect_store import inspect
 from tests.store.test_residency_stages import HeldDisk
 from tierstore import ConfigError, StoreClosedError, TierStore, tiered_offload
@@ -51,14 +50,6 @@ def test_trace_to_unusable_path_refused_at_the_start_and_nothing_is_recorded(sto
     with pytest.raises(ConfigError, match="No such file or directory"), store.trace(missing):
         pass
     assert type(inspect(store).observer) is Observer
-
-
-def test_two_stores_to_one_file_second_refused(make_store: MakeStore, file: Path) -> None:
-    one, other = make_store(), make_store()
-    with one.trace(file), pytest.raises(ConfigError, match="give each process a file of its own"):
-        tiered_offload(other, trace=file)
-    with other.trace(file):
-        pass
 
 
 def test_store_traced_already_refused(store: TierStore, file: Path) -> None:
@@ -212,12 +203,3 @@ def test_forked_child_adds_nothing_and_the_parent_goes_on(store_directory: Path,
     counts = Counter(type(event).__name__ for event in trace.events)
     assert counts["Pack"] == counts["Unpack"] == counts["Release"]
     assert counts["End"] == 1
-
-
-def test_trace_descriptor_is_not_left_open(make_store: MakeStore, file: Path) -> None:
-    before = descriptors_of()
-    store = make_store()
-    with store.trace(file):
-        pass
-    store.close()
-    assert descriptors_of().keys() <= before.keys()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 
-from ..base.address import SYSTEM_ADDRESS
+from ..base.address import SYSTEM_ADDRESS, find_address, start_line
+from ..errors import DaemonUnavailableError
 from .usage import JsonOption
 
-__all__ = ["DaemonUidOption", "SocketOption", "stat"]
+__all__ = ["DaemonUidOption", "SocketOption", "ask_daemon", "stat"]
 
 SocketOption = Annotated[
     str | None,
@@ -39,8 +41,6 @@ def stat(
 
     The exit code is 1 if no daemon answers within 5 seconds.
     """
-    from .asking import ask_daemon
-
     address, state = ask_daemon(socket, daemon_uid)
     if as_json:
         import msgspec
@@ -54,3 +54,21 @@ def stat(
     from .views import decode_report, stat_view
 
     Console(highlight=False).print(stat_view(decode_report(state, address)))
+
+
+def ask_daemon(address: str | None, daemon_uid: int | None = None) -> tuple[str, bytes]:
+    """The address of a daemon, and its report in JSON. Blocks for 5 seconds at most. None: look in the usual places.
+
+    Raises:
+        DaemonUnavailableError, ProtocolError: as `inspect_daemon`'s. It says how to start a daemon if nobody listens.
+    """
+    from ..sidecar.inspection import inspect_daemon
+
+    address = find_address() if address is None else address
+    try:
+        return address, inspect_daemon(address, daemon_uid=daemon_uid)
+    except DaemonUnavailableError as error:
+        if not isinstance(error.__cause__, (FileNotFoundError, ConnectionRefusedError)):
+            raise
+        reason = f"{error.reason}. Start one with: {start_line(address)}"
+        raise replace(error, reason=reason) from error.__cause__

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,11 +11,11 @@ import typer
 from ..base.new_file import check_distinct
 from ..errors import ConfigError
 from ..plain_text import plain
-from .files import unwritable, write_file
 from .usage import Command, Group, JsonOption, print_json
 
 if TYPE_CHECKING:
-    from ..tracing.events import Header
+    from rich.table import Table
+
     from ..tracing.reader import RecordedTrace
     from ..tracing.steps import Step
     from ..tracing.summary import StepSummary
@@ -48,9 +49,6 @@ def view(
         Path | None,
         typer.Option(metavar="FILE", help="Write all steps here, for ui.perfetto.dev or chrome://tracing."),
     ] = None,
-    png: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a picture here. This needs matplotlib.")
-    ] = None,
     step: StepOption = None,
     as_json: Annotated[bool, JsonOption] = False,
 ) -> None:
@@ -59,30 +57,28 @@ def view(
     The command writes a page of HTML, unless only other files are asked for. On the page other steps can be chosen too.
     The command prints the names of the files, and why the step is slow.
     """
-    from ..tracing.picture import draw_picture
-    from ..tracing.steps import choose_step, thread_names_of
-    from ..tracing.summary import summarize
-    from ..tracing.timeline import timeline_of
+    import msgspec
 
-    if html is None and perfetto is None and png is None:
+    from ..tracing.page import page_of
+    from ..tracing.perfetto import trace_events
+    from ..tracing.steps import choose_step, longest_waits, thread_names_of
+    from ..tracing.summary import summarize
+
+    if html is None and perfetto is None:
         html = file.with_suffix(".html")
-    check_distinct({"the trace": file}, {"--html": html, "--perfetto": perfetto, "--png": png})
+    check_distinct({"the trace": file}, {"--html": html, "--perfetto": perfetto})
     trace, steps = _read(file)
-    chosen = choose_step(steps, step)
-    summary = summarize(chosen, trace.header)
-    names = thread_names_of(trace)
+    chosen, names, header = choose_step(steps, step), thread_names_of(trace), trace.header
+    summary = summarize(chosen, header)
     if html is not None:
-        write_file(html, "--html", _as_page(steps, chosen, names, trace.header))
+        drawn = longest_waits(steps, chosen, _MOST_DRAWN_STEPS, _MOST_DRAWN_EVENTS)
+        _write(html, "--html", page_of(drawn, header, names, len(steps), first=chosen.number).encode())
     if perfetto is not None:
-        write_file(perfetto, "--perfetto", _as_perfetto(steps, names, trace.header))
-    if png is not None:
-        try:
-            draw_picture(timeline_of(chosen, names), summary, len(steps), png)
-        except OSError as error:
-            raise unwritable("--png", png, error) from error
-    wrote = {name: str(file) for name, file in (("html", html), ("perfetto", perfetto), ("png", png)) if file}
+        events = trace_events(steps, names, header.pid, header.began_ns)
+        _write(perfetto, "--perfetto", msgspec.json.encode(events))
+    wrote = {name: str(file) for name, file in (("html", html), ("perfetto", perfetto)) if file}
     if as_json:
-        print_json({"wrote": wrote, "num_steps": len(steps), "step": summary.as_dict()})
+        print_json({"wrote": wrote, "num_steps": len(steps), "step": summary})
         return
     for written in wrote.values():
         print(plain(f"wrote {written}"))
@@ -105,16 +101,21 @@ def show(
     chosen = steps if step is None else [choose_step(steps, step)]
     summaries = [summarize(each, trace.header) for each in chosen]
     if as_json:
-        print_json({"is_complete": trace.is_complete, "steps": [summary.as_dict() for summary in summaries]})
+        print_json({"is_complete": trace.is_complete, "steps": summaries})
         return
     from rich.console import Console
 
-    from .trace_views import steps_table
-
     console = Console(highlight=False)
-    console.print(steps_table(summaries))
+    console.print(_table(summaries))
     for summary in summaries:
         console.print(plain(f"step {summary.number}: {_in_words(summary)}"), markup=False)
+
+
+def _write(file: Path, option: str, content: bytes) -> None:
+    try:
+        file.write_bytes(content)
+    except OSError as error:
+        raise ConfigError(option, str(file), f"cannot be written: {error.strerror or error}") from error
 
 
 def _in_words(summary: StepSummary) -> str:
@@ -132,21 +133,30 @@ def _read(file: Path) -> tuple[RecordedTrace, list[Step]]:
     return trace, steps
 
 
-def _as_page(steps: list[Step], chosen: Step, names: dict[int, str], header: Header) -> bytes:
-    from ..tracing.page import drawn_step, page_of
-    from ..tracing.steps import longest_waits
-    from ..tracing.summary import summarize
+def _table(summaries: Sequence[StepSummary]) -> Table:
+    """A row for each step: times, waits by cause, bytes. Only causes that occur have a column."""
+    from rich.table import Table
 
-    drawn = [
-        drawn_step(step, summarize(step, header), header.store, names)
-        for step in longest_waits(steps, chosen, _MOST_DRAWN_STEPS, _MOST_DRAWN_EVENTS)
-    ]
-    return page_of(drawn, len(steps), first=chosen.number).encode()
+    from ..base.config import format_bytes
+    from ..tracing.causes import CAUSES
+
+    causes = [cause for cause in CAUSES if any(_waited(summary, cause) for summary in summaries)]
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("step", "seconds", "forward", "backward", *(f"waits: {cause}" for cause in causes), "written", "read"):
+        table.add_column(name, justify="right")
+    for summary in summaries:
+        backward = "-" if summary.backward_seconds is None else f"{summary.backward_seconds:.3f}"
+        table.add_row(
+            str(summary.number),
+            f"{summary.seconds:.3f}",
+            f"{summary.forward_seconds:.3f}",
+            backward,
+            *(f"{_waited(summary, cause):.3f}" for cause in causes),
+            format_bytes(summary.written.nbytes),
+            format_bytes(summary.read.nbytes),
+        )
+    return table
 
 
-def _as_perfetto(steps: list[Step], names: dict[int, str], header: Header) -> bytes:
-    import msgspec
-
-    from ..tracing.perfetto import trace_events
-
-    return msgspec.json.encode(trace_events(steps, names, header.pid, header.began_ns))
+def _waited(summary: StepSummary, cause: str) -> float:
+    return sum(by_cause.get(cause, 0.0) for by_cause in summary.wait_seconds.values())  # type: ignore[call-overload]

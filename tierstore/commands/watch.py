@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ from rich.live import Live
 
 from ..errors import TierStoreError
 from ..plain_text import plain_json
-from .asking import ask_daemon
+from .stat import ask_daemon
 from .views import Rates, decode_report, lost_view, rates_between, top_view
 
 if TYPE_CHECKING:
@@ -42,13 +41,11 @@ class _Update(NamedTuple):
     rates: Rates | None
 
     def view(self) -> RenderableType:
-        """For a terminal."""
         if self.error is not None or self.report is None:
             return lost_view(self.error or "", self.report)
         return top_view(self.report, self.rates)
 
     def line(self) -> str:
-        """For a program."""
         rates = None if self.rates is None else self.rates._asdict()
         update = {"error": self.error, "report": self._raw(), "rates": rates}
         return plain_json(msgspec.json.encode(update).decode())
@@ -75,11 +72,12 @@ def watch_daemon(
         Whether the last update found a daemon; True after a signal.
     """
     previous = signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the terminal is restored
-    watch = _Watch(address, daemon_uid)
+    found = False
     try:
         with _printed_lines() if as_json else _screen() as show:
-            for number in itertools.count(1):
-                show(watch.update())
+            for number, update in enumerate(_updates(address, daemon_uid), 1):
+                show(update)
+                found = update.error is None
                 if number == num_updates:
                     break
                 time.sleep(interval_seconds)
@@ -87,7 +85,21 @@ def watch_daemon(
         return True
     finally:
         signal.signal(signal.SIGTERM, previous)
-    return watch.found
+    return found
+
+
+def _updates(address: str | None, daemon_uid: int | None) -> Iterator[_Update]:
+    """Ask the daemon, each time for some seconds at most. An error is part of the update, never raised."""
+    last: DaemonReport | None = None
+    while True:
+        try:
+            found_at, state = ask_daemon(address, daemon_uid)
+            report = decode_report(state, found_at)
+        except TierStoreError as error:
+            yield _Update(str(error), None, last, None)
+        else:
+            rates, last = rates_between(last, report), report
+            yield _Update(None, state, report, rates)
 
 
 @contextmanager
@@ -102,30 +114,3 @@ def _screen() -> Iterator[Callable[[_Update], None]]:
         yield lambda update: live.update(update.view(), refresh=console.is_terminal)
     if not console.is_terminal:
         console.line()
-
-
-class _Watch:
-    """Asks one daemon, and remembers the last report.
-
-    Attributes:
-        found: whether the last update found a daemon.
-    """
-
-    def __init__(self, address: str | None, daemon_uid: int | None) -> None:
-        self.found = False
-        self._address = address
-        self._daemon_uid = daemon_uid
-        self._last: DaemonReport | None = None
-
-    def update(self) -> _Update:
-        """Ask the daemon. Blocks for some seconds at most. An error is part of the result, never raised."""
-        try:
-            address, state = ask_daemon(self._address, self._daemon_uid)
-            report = decode_report(state, address)
-        except TierStoreError as error:
-            self.found = False
-            return _Update(str(error), None, self._last, None)
-        rates = rates_between(self._last, report)
-        self._last = report
-        self.found = True
-        return _Update(None, state, report, rates)

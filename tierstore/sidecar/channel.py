@@ -39,7 +39,6 @@ class Channel:
     Args:
         connection: connected; the channel closes it.
         kinds: the messages that the peer may send, as `FrameReader`'s.
-        peer: who the peer is, for errors.
         on_messages: called with each frame's messages, in order. If it raises, the connection ends; a ProtocolError
             goes to `on_end` only, everything else on to the loop's exception handler as well.
         on_end: called once, when the connection is over, with the reason; with None if the peer closed it, or if all is
@@ -88,20 +87,12 @@ class Channel:
         return self._is_open
 
     @property
-    def is_inside_frame(self) -> bool:
-        """Whether a frame has begun to arrive and not ended."""
-        return self._reader.is_inside_frame
-
-    @property
     def unsent_bytes(self) -> int:
         """How many bytes were sent that the peer has not taken yet, this turn's messages included."""
         return self._outgoing_bytes + self._batch_bytes
 
     def send(self, message: ClientMessage | DaemonMessage | msgspec.Raw) -> None:
-        """Send a message with the others of this turn of the loop; a `Raw` is one that `encoded` has made.
-
-        Dropped if the connection is over.
-        """
+        """Send a message with the others of this turn of the loop; dropped if the connection is over."""
         if not self._can_send:
             return
         try:
@@ -115,10 +106,7 @@ class Channel:
         self._batch_bytes += len(memoryview(raw))
 
     def send_with(self, message: ClientMessage | DaemonMessage, descriptor: int) -> None:
-        """Send a message in a frame of its own, with a copy of the descriptor; the caller keeps the original.
-
-        Dropped if the connection is over.
-        """
+        """Send a message in a frame of its own, with a copy of the descriptor; dropped if the connection is over."""
         self._collect()
         if not self._can_send:
             return
@@ -126,11 +114,7 @@ class Channel:
         self._loop.call_soon(self._flush)
 
     def take_descriptor(self) -> int:
-        """The oldest descriptor that has arrived and not been taken; the caller closes it.
-
-        Raises:
-            ProtocolError: there is none.
-        """
+        """The oldest descriptor that nobody has taken, else ProtocolError; the caller closes it."""
         if not self._descriptors:
             raise ProtocolError(self.peer, "no descriptor came with the message that needs one")
         return self._descriptors.popleft()
@@ -215,7 +199,7 @@ class Channel:
                 self.peer, "more descriptors than messages that need one, or than this process can open"
             )
         if not data:
-            self._end(ProtocolError(self.peer, "it left inside a frame") if self.is_inside_frame else None)
+            self._end(ProtocolError(self.peer, "it left inside a frame") if self._reader.is_inside_frame else None)
             return
         frames = self._reader.feed(data)
         self._time_frame(has_ended=bool(frames))
@@ -225,11 +209,10 @@ class Channel:
                 return
 
     def _time_frame(self, *, has_ended: bool) -> None:
-        """Time the frame that has begun to arrive, from its first byte."""
-        if self._frame_timer is not None and (has_ended or not self.is_inside_frame):
+        if self._frame_timer is not None and (has_ended or not self._reader.is_inside_frame):
             self._frame_timer.cancel()
             self._frame_timer = None
-        if self._frame_timer is None and self._frame_seconds is not None and self.is_inside_frame:
+        if self._frame_timer is None and self._frame_seconds is not None and self._reader.is_inside_frame:
             self._frame_timer = self._loop.call_later(self._frame_seconds, self._stalled)
 
     def _stalled(self) -> None:
@@ -328,7 +311,6 @@ def _rights(descriptors: Sequence[int]) -> list[tuple[int, int, array.array[int]
 
 
 def _frames_of(messages: Sequence[msgspec.Raw]) -> list[bytes]:
-    """As few frames as a peer accepts."""
     try:
         return [frame_of(messages)]
     except ValueError:

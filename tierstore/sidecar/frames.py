@@ -26,12 +26,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def encoded(message: ClientMessage | DaemonMessage) -> msgspec.Raw:
-    """The message as msgpack, which `frame_of` takes too.
-
-    Raises:
-        ValueError: a text is not Unicode (a lone surrogate).
-        OverflowError: an integer has more than 64 bits.
-    """
+    """The message as msgpack, which `frame_of` takes too; raises as that."""
     return msgspec.Raw(_encoder.encode(message))
 
 
@@ -52,12 +47,7 @@ def frame_of(messages: Sequence[ClientMessage | DaemonMessage | msgspec.Raw]) ->
 
 
 class FrameReader:
-    """Makes messages of what arrives, whatever pieces it arrives in.
-
-    Args:
-        kinds: the messages that the peer may send: `ClientMessage` or `DaemonMessage`.
-        peer: who the peer is, for errors.
-    """
+    """Makes messages of what arrives, in whatever pieces. `kinds`: what the peer may send, as a union of types."""
 
     def __init__(self, kinds: object, peer: str) -> None:
         self._decoder = msgspec.msgpack.Decoder(list[kinds])  # type: ignore[valid-type]
@@ -66,7 +56,6 @@ class FrameReader:
 
     @property
     def is_inside_frame(self) -> bool:
-        """Whether a frame has begun to arrive and not ended."""
         return bool(self._buffer)
 
     def feed(self, data: bytes | memoryview) -> list[list[ClientMessage | DaemonMessage]]:

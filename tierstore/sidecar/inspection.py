@@ -25,10 +25,7 @@ _RECEIVE_BYTES = 256 * 2**10
 def inspect_daemon(address: str | PathLike[str], *, seconds: float = 5.0, daemon_uid: int | None = None) -> bytes:
     """The report of the daemon that listens at `address`, in JSON (`daemon/report.py` says what is in it).
 
-    Args:
-        address: the path of its socket.
-        seconds: the longest to wait for the report, all in all.
-        daemon_uid: as `check_daemon`'s.
+    Waits for `seconds` at most, all in all. `daemon_uid`: as `check_daemon`'s.
 
     Raises:
         DaemonUnavailableError: nobody listens there, or it does not answer in time. If it or the system refuses, or it
@@ -60,7 +57,7 @@ def inspect_daemon(address: str | PathLike[str], *, seconds: float = 5.0, daemon
 
 
 class _RefusedError(PermissionError):
-    """The daemon said no, and why."""
+    pass
 
 
 class _Talk:
@@ -78,14 +75,6 @@ class _Talk:
         self._connection.sendall(frame_of([message]))
 
     def hear(self, kind: type[T]) -> T:
-        """The next message, which must be of this kind. Blocks.
-
-        Raises:
-            ConnectionResetError: the daemon has closed the connection.
-            _RefusedError: it refuses.
-            ProtocolError: it says something else.
-            TimeoutError: it said nothing in time.
-        """
         while not self._heard:
             self._limit()
             data = self._connection.recv(_RECEIVE_BYTES)

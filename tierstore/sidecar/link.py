@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 import socket
 import time
 from collections.abc import Awaitable, Callable
@@ -21,10 +20,9 @@ from ..disk.forking import Inode, inode_of, not_while_forking
 from ..errors import DaemonUnavailableError, ProtocolError
 from . import messages
 from .channel import Channel
-from .peer import check_daemon
-from .reconnecting import Reconnecting, RefusedError
+from .peer import check_daemon, program_name
+from .reconnecting import Reconnecting, RefusedError, Silence
 from .shared_slab import SharedSlab
-from .silence import Silence
 
 __all__ = ["Answer", "DaemonLink", "Request"]
 
@@ -37,10 +35,9 @@ Answer = messages.Stored | messages.Full | messages.Failed | messages.Bad | mess
 
 
 class Request:
-    """A request that the daemon has not answered yet.
+    """A request that the daemon has not answered yet; sent again as it is after a reconnect.
 
     Attributes:
-        message: as it was sent, and will be sent again after a reconnect.
         answer: set when the answer comes; None: nobody waits for it.
         on_late: called with an answer that nobody waits for; with None if the session is over and none will come.
     """
@@ -57,17 +54,14 @@ class DaemonLink:
     """The client's end of a session.
 
     Args:
-        address: the daemon's socket.
         introduction: the message that opens the session.
         reconnect_seconds: for how long a lost daemon is waited for.
         daemon_uid: as `check_daemon`'s, which is asked at each connection.
 
     Attributes:
-        opened: the daemon's answer to the introduction.
         max_slab_bytes: the most that the daemon allows the session's slabs to have together.
         on_unavailable: called when all who wait for the daemon must give up, with a function that makes their errors.
-        renew_slabs: called before the session is resumed, so that its slabs can be shared again; None: they can anyway.
-            May raise OSError.
+        renew_slabs: called before the session is resumed, so that its slabs can be shared again. May raise OSError.
         inodes: the sockets and slabs that a forked child has to give up.
     """
 
@@ -111,7 +105,7 @@ class DaemonLink:
         """
         started = time.monotonic()
         try:
-            self._program = _program()  # read once: a reconnect may have no descriptor left for a file
+            self._program = program_name()  # read once: a reconnect may have no descriptor left for a file
             answer = await self._connect(self._introduction, _LONGEST_HANDSHAKE_SECONDS)
         except OSError as error:
             waited = time.monotonic() - started
@@ -122,7 +116,6 @@ class DaemonLink:
         self.opened = answer
 
     def share(self, slab: SharedSlab) -> None:
-        """Let the daemon read and write a slab from now on."""
         self._slabs[slab.number] = slab
         if self._channel is not None:
             self._channel.send_with(messages.Slab(slab.number, slab.num_bytes), slab.descriptor)
@@ -149,10 +142,7 @@ class DaemonLink:
         """Send a request, now and again after each reconnect. `answer_to` waits for the answer.
 
         Until there is one, the slot that the message names is the daemon's, whether anybody waits or not.
-
-        Args:
-            message_of: makes the message with the request's number.
-            on_late: as `Request`'s.
+        `message_of` makes the message with the request's number.
         """
         number = next(self._numbers)
         request = self._pending[number] = Request(message_of(number), on_late)
@@ -176,7 +166,6 @@ class DaemonLink:
         return await request.answer
 
     def is_pending(self, request: Request) -> bool:
-        """Whether its answer may still come."""
         return request.message.request in self._pending
 
     async def close(self) -> None:
@@ -211,7 +200,6 @@ class DaemonLink:
             self._handshake = None
 
     def _still_there(self) -> None:
-        """The daemon was asked for a sign of life in a handshake, and has given one."""
         if self._handshake is not None and not self._handshake.expired():
             self._handshake.reschedule(asyncio.get_running_loop().time() + self._handshake_seconds)
 
@@ -258,7 +246,6 @@ class DaemonLink:
         self._reconnecting.note_lease(welcome.grace_seconds)
 
     async def _ask(self, channel: Channel, message: messages.ClientMessage, *, signs_of_life: bool = False) -> Any:
-        """Send a message and wait for the answer; with `signs_of_life`, ask meanwhile whether the daemon lives."""
         self._greeting = greeting = asyncio.get_running_loop().create_future()
         channel.send(message)
         try:
@@ -316,10 +303,7 @@ class DaemonLink:
             self._channel.send(messages.Inspect())
 
     def _hangs(self) -> None:
-        """A daemon that hangs keeps its connections, so the link gives this one up.
-
-        The daemon was given its time: those who wait are told now, before the next attempt.
-        """
+        """A daemon that hangs keeps its connections. It was given its time, so those who wait are told now."""
         self._reconnecting.note_silence()
         self._connection_ended(TimeoutError(f"no sign of life for {self._reconnecting.patience_seconds:g} s"))
 
@@ -383,12 +367,3 @@ class DaemonLink:
             return DaemonUnavailableError(self.address, waited_seconds, reason)
         lost = "data that it has acknowledged is lost; the rest is still in memory"
         return DaemonUnavailableError(self.address, waited_seconds, reason, lost)
-
-
-def _program() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return f"tierstore {version('tierstore')}, process {os.getpid()}"
-    except PackageNotFoundError:
-        return f"tierstore (not installed), process {os.getpid()}"

@@ -31,40 +31,6 @@ import msgspec
 from ..errors import ProtocolError
 from ..plain_text import unicode_text
 
-__all__ = [
-    "ALLOWED",
-    "MAX_KEYS",
-    "VERSION",
-    "Bad",
-    "ClientMessage",
-    "Close",
-    "Closed",
-    "DaemonMessage",
-    "Discard",
-    "Failed",
-    "Full",
-    "Gone",
-    "Hello",
-    "Inspect",
-    "Loaded",
-    "Open",
-    "Opened",
-    "Phase",
-    "Read",
-    "Refused",
-    "Report",
-    "Resume",
-    "Resumed",
-    "Slab",
-    "Stored",
-    "Unmap",
-    "Welcome",
-    "Write",
-    "check_allowed",
-    "fitting",
-    "fitting_word",
-]
-
 VERSION = 1
 """The version of the protocol. Raised with every change that an older peer would misunderstand."""
 
@@ -90,25 +56,14 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False)
 
 
 class Hello(_Message, frozen=True):
-    """The first message, the same in every version.
-
-    Attributes:
-        versions: that the client speaks.
-        program: who it is, for messages: "tierstore 0.3.0".
-    """
+    """The first message, the same in every version. `program`: who it is, for messages: "tierstore 0.3.0"."""
 
     versions: Annotated[tuple[_Number, ...], msgspec.Meta(max_length=64)]
     program: _Word
 
 
 class Open(_Message, frozen=True):
-    """Begin a session: a lease on what this client is going to store.
-
-    Attributes:
-        name: the client's own, for people and for metrics.
-        rank: of the process in its job, for the same; None: it has none.
-        pid: of the client's process.
-    """
+    """Begin a session: a lease on what this client is going to store. The fields are for people and for metrics."""
 
     name: _Word
     rank: _Number | None
@@ -116,11 +71,7 @@ class Open(_Message, frozen=True):
 
 
 class Resume(_Message, frozen=True):
-    """Go on with a session after the connection was lost.
-
-    Attributes:
-        session, token: as `Opened` gave them.
-    """
+    """Go on with a session after the connection was lost; `session` and `token` are as `Opened` gave them."""
 
     session: _Number
     token: _Token
@@ -129,9 +80,7 @@ class Resume(_Message, frozen=True):
 class Slab(_Message, frozen=True):
     """Share memory: the descriptor of a memfd that is sealed against shrinking comes with this frame.
 
-    Attributes:
-        slab: the client's number for it, not in use.
-        num_bytes: how many of its bytes requests may name; all of them have pages.
+    `slab`: the client's number for it. All of the `num_bytes` that requests may name have pages.
     """
 
     slab: _Number
@@ -147,11 +96,8 @@ class Unmap(_Message, frozen=True):
 class Write(_Message, frozen=True):
     """Store a range of a slab, which must not change until the answer: `Stored`, `Full` or `Failed`.
 
-    Attributes:
-        request: the client's number for it, not in use; the answer bears it.
-        key: of the record; never used for another.
-        slab, offset, num_bytes: the range.
-        dtype, itemsize_bytes, origin: what is known of the content, as `disk.tier.Kind`.
+    `request`: the client's number for it, which the answer bears; `key`: of the record, never used for another.
+    `dtype`, `itemsize_bytes`, `origin`: what is known of the content, as `disk.tier.Kind`.
     """
 
     request: _Number
@@ -195,11 +141,8 @@ class Inspect(_Message, frozen=True):
 class Welcome(_Message, frozen=True):
     """The answer to `Hello`.
 
-    Attributes:
-        version: that both speak from now on.
-        program: who the daemon is.
-        max_slab_bytes: the most that a session's slabs may have together.
-        grace_seconds: for how long a session is kept without its client.
+    `max_slab_bytes`: the most that a session's slabs may have together; `grace_seconds`: for how long a session is kept
+    without its client.
     """
 
     version: _Number
@@ -211,12 +154,7 @@ class Welcome(_Message, frozen=True):
 class Opened(_Message, frozen=True):
     """The answer to `Open`.
 
-    Attributes:
-        session: its number.
-        token: what `Resume` needs; to be kept secret.
-        seed, key_base: for checksums; a record's seed is `record_seed(seed, key_base + key)`. Both have 64 bits.
-        disk_bytes: the session's quota.
-        io_mode: how the daemon reads and writes, in words.
+    `seed`, `key_base`: for checksums; a record's seed is `record_seed(seed, key_base + key)`. `disk_bytes`: the quota.
     """
 
     session: _Number
@@ -233,14 +171,9 @@ class Resumed(_Message, frozen=True):
 
 
 class Stored(_Message, frozen=True):
-    """The record is on disk and in the index.
+    """The record is on disk and in the index. `stored_bytes`: taken on disk, padding included.
 
-    Attributes:
-        request: that it answers.
-        stored_bytes: taken on disk, padding included.
-        codec: with which it was encoded.
-        kind: of record, as `stats().codec_choices` names it.
-        checksum: over the bytes as they were in the slab; None: none was asked for, or they were encoded.
+    `checksum`: over the bytes as they were in the slab; None: none was asked for, or they were encoded.
     """
 
     request: _Number
@@ -251,14 +184,7 @@ class Stored(_Message, frozen=True):
 
 
 class Full(_Message, frozen=True):
-    """There is no room; nothing was stored.
-
-    Attributes:
-        request: that it answers.
-        is_quota: the session's quota is used up; False: the daemon's budget, or the disk.
-        disk_bytes, budget_bytes: bytes held, and the most allowed: of the session if `is_quota`, else of the daemon.
-        reason: in words.
-    """
+    """There is no room; nothing was stored. The figures are the session's if `is_quota`, else the daemon's."""
 
     request: _Number
     is_quota: bool
@@ -268,12 +194,7 @@ class Full(_Message, frozen=True):
 
 
 class Failed(_Message, frozen=True):
-    """The device failed; a record that was there still is, one that was to be stored is not.
-
-    Attributes:
-        request: that it answers.
-        operation, place, reason: as `StorageIOError`.
-    """
+    """The device failed, as `StorageIOError`; a record that was there still is, one that was to be stored is not."""
 
     request: _Number
     operation: _Word
@@ -284,9 +205,7 @@ class Failed(_Message, frozen=True):
 class Bad(_Message, frozen=True):
     """The record's bytes are damaged, or its entry was lost since an earlier daemon stored it; the range holds garbage.
 
-    Attributes:
-        request: that it answers.
-        place, expected, found: as `CorruptDataError`.
+    The fields are as `CorruptDataError`'s.
     """
 
     request: _Number
@@ -296,12 +215,7 @@ class Bad(_Message, frozen=True):
 
 
 class Loaded(_Message, frozen=True):
-    """The range holds the record.
-
-    Attributes:
-        request: that it answers.
-        read_bytes: read from disk for it.
-    """
+    """The range holds the record; `read_bytes` were read from disk for it."""
 
     request: _Number
     read_bytes: _Size
@@ -318,22 +232,13 @@ class Closed(_Message, frozen=True):
 
 
 class Report(_Message, frozen=True):
-    """The answer to `Inspect`: what the daemon holds and has done.
-
-    Attributes:
-        state: JSON, as `tierstore stat --json` prints it.
-    """
+    """The answer to `Inspect`: what the daemon holds and has done, in JSON, as `tierstore stat --json` prints it."""
 
     state: bytes
 
 
 class Refused(_Message, frozen=True):
-    """The daemon does not do what the client asked for, and ends the connection.
-
-    Attributes:
-        reason: in words.
-        is_final: trying again is of no use.
-    """
+    """The daemon does not do what was asked for, and ends the connection. `is_final`: trying again is of no use."""
 
     reason: _Text
     is_final: bool = True
@@ -372,5 +277,5 @@ def fitting(text: str, most: int = _MOST_TEXT) -> str:
 
 
 def fitting_word(text: str) -> str:
-    """The text as a short field can carry it: a name, or what is known of a content. See `fitting`."""
+    """As `fitting`, for a short field."""
     return fitting(text, _MOST_WORD)

@@ -5,14 +5,23 @@ from __future__ import annotations
 import os
 import socket
 import struct
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from ..base.address import SYSTEM_ADDRESS, trusted_uid
 from ..base.safe_folder import is_of_root_alone, unknown_owners
 
-__all__ = ["check_daemon", "uid_of_peer"]
+__all__ = ["check_daemon", "program_name", "uid_of_peer"]
 
 _CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid (unix(7))
+
+
+def program_name() -> str:
+    """Who this process is, for the other end."""
+    try:
+        return f"tierstore {version('tierstore')}, process {os.getpid()}"
+    except PackageNotFoundError:
+        return f"tierstore (not installed), process {os.getpid()}"
 
 
 def uid_of_peer(connection: socket.socket) -> int:
@@ -25,12 +34,8 @@ def check_daemon(connection: socket.socket, address: str, daemon_uid: int | None
     """Check whose daemon a client has connected to, before a word is said. Reads two files of the kernel's.
 
     A client trusts the daemons of its own user and of root. It also trusts that of the user who has the folder of
-    `SYSTEM_ADDRESS` if it connects there: root alone can have made that folder.
-
-    Args:
-        connection: connected.
-        address: where to.
-        daemon_uid: another user whose daemon is trusted; None: the one that `TIERSTORE_DAEMON_UID` names, if any.
+    `SYSTEM_ADDRESS` if it connects there: root alone can have made that folder. `daemon_uid`: another user whose daemon
+    is trusted; None: the one that `TIERSTORE_DAEMON_UID` names, if any.
 
     Raises:
         PermissionError: it is the daemon of a user who is not trusted.

@@ -1,4 +1,4 @@
-"""Decides when a client that lost its connection tries to resume its session, and tells those who wait. On one loop.
+"""Notices a daemon that hangs, and decides when a client that lost its connection tries to resume its session.
 
 At first attempts follow each other at growing pauses. When the daemon has not come back within `reconnect_seconds`,
 everybody who waits is told. From then on each new request causes one attempt, and now and then there is one that nobody
@@ -14,7 +14,61 @@ from contextlib import suppress
 
 from ..base.system_words import words_of
 
-__all__ = ["Reconnecting", "RefusedError"]
+__all__ = ["Reconnecting", "RefusedError", "Silence"]
+
+_LOOKS = 10
+_LOOKS_BEFORE_ASKING = 5
+
+
+class Silence:
+    """Gives up a daemon that owes answers and says nothing at all, though it was asked whether it lives.
+
+    Silence is counted in looks, not by the clock: if this process was stopped itself, it reads what the daemon has said
+    meanwhile before the next look. The daemon hangs after `seconds` of it; a tenth more, if it was heard between two
+    looks. `ask` is called when half of the time has passed, `give_up` when all has.
+    """
+
+    def __init__(
+        self,
+        seconds: float,
+        *,
+        is_owed: Callable[[], bool],
+        ask: Callable[[], None],
+        give_up: Callable[[], None],
+        call_later: Callable[[float, Callable[[], None]], asyncio.TimerHandle],
+    ) -> None:
+        self.seconds = seconds
+        self._is_owed, self._ask, self._give_up, self._call_later = is_owed, ask, give_up, call_later
+        self._num_looks = 0  # since something was heard
+        self._timer: asyncio.TimerHandle | None = None
+
+    def heard(self) -> None:
+        self._num_looks = -1  # the next look may come at once, and does not count
+
+    def watch(self) -> None:
+        """Look from now on until nothing is owed any more; idempotent."""
+        if self._timer is None:
+            self._num_looks = 0
+            self._timer = self._call_later(self.seconds / _LOOKS, self._look)
+
+    def stop(self) -> None:
+        """Stop looking; idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self) -> None:
+        self._timer = None
+        if not self._is_owed():
+            return
+        self._num_looks += 1
+        if self._num_looks >= _LOOKS:
+            self._give_up()
+            return
+        if self._num_looks == _LOOKS_BEFORE_ASKING:
+            self._ask()
+        self._timer = self._call_later(self.seconds / _LOOKS, self._look)
+
 
 _SHORTEST_PATIENCE_SECONDS = 1.0  # a loaded machine takes that long to come back to a process that lives
 _FIRST_PAUSE_SECONDS = 0.02
@@ -25,11 +79,7 @@ _LONGEST_UNASKED_PAUSE_SECONDS = 5.0
 
 
 class RefusedError(ConnectionError):
-    """The daemon refuses the session.
-
-    Attributes:
-        is_final: trying again is of no use.
-    """
+    """The daemon refuses the session. `is_final`: trying again is of no use."""
 
     def __init__(self, reason: str, is_final: bool) -> None:
         super().__init__(reason)
@@ -42,7 +92,6 @@ class Reconnecting:
     Args:
         reconnect_seconds: for how long a lost daemon is waited for before those who wait are told.
         resume: makes one attempt within the seconds that it is given; raises why it failed.
-        has_requests: whether any request is not answered.
         tell: called with the reason and the seconds waited, when those who wait are to be told.
 
     Attributes:
@@ -71,11 +120,9 @@ class Reconnecting:
         self._lost_since: float | None = None  # since when no request has been answered, connected or not
 
     def note_lease(self, grace_seconds: float) -> None:
-        """Take in how long the daemon keeps a session without its client: attempts come often enough for that."""
         self._unasked_pause_seconds = unasked_pause_seconds(grace_seconds)
 
     def note_answer(self) -> None:
-        """A request was answered: the daemon works."""
         self._lost_since = None
 
     def note_silence(self) -> None:
@@ -155,6 +202,5 @@ class Reconnecting:
 
 
 def unasked_pause_seconds(grace_seconds: float) -> float:
-    """The pause between unasked attempts, by how long the daemon keeps a session without its client."""
     pause = min(_LONGEST_UNASKED_PAUSE_SECONDS, grace_seconds / _ATTEMPTS_IN_GRACE)
     return max(_SHORTEST_UNASKED_PAUSE_SECONDS, pause)

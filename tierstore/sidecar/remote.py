@@ -52,16 +52,12 @@ _STILL_ON_DISK = "the record is still with the daemon and may be asked for again
 
 
 class _Part(NamedTuple):
-    """A part that is stored; `wire_key` is the daemon's name for it."""
-
     num_bytes: int
     stored: Stored
     wire_key: int
 
 
 class _PartName(NamedTuple):
-    """A part of the record `key`."""
-
     key: int
     first_byte: int
 
@@ -79,16 +75,7 @@ class RemoteDisk:
 
     All coroutines belong to one loop and do not block it. They raise what `DiskTier` says, and DaemonUnavailableError
     if the daemon is lost and has not come back in time. Its records are there again when it is back; the source of a
-    write is still the caller's.
-
-    Args:
-        link: to the daemon, with a session; closed with the tier.
-        slab: shared with the daemon through the link; closed with the tier.
-        executor: runs the copies.
-        name: of this client, for messages.
-
-    Attributes:
-        scratch_bytes: the window's length.
+    write is still the caller's. Link and slab are closed with the tier.
     """
 
     def __init__(self, link: DaemonLink, slab: SharedSlab, executor: Executor, name: str) -> None:
@@ -125,7 +112,6 @@ class RemoteDisk:
         """Begin a session with the daemon at `address`.
 
         Args:
-            address: of its socket.
             name, rank, pid: for people and metrics.
             window_bytes: shared memory for records on their way.
             reconnect_seconds: for how long a lost daemon is waited for.
@@ -134,7 +120,7 @@ class RemoteDisk:
 
         Raises:
             ConfigError: the daemon does not allow so large a window.
-            DaemonUnavailableError, ProtocolError: see `DaemonLink.open`.
+            DaemonUnavailableError, ProtocolError: there is no daemon, it refuses, or it speaks something else.
             StorageIOError: there is no memory for the window.
         """
         introduction = messages.Open(messages.fitting_word(name), rank, pid)
@@ -156,14 +142,14 @@ class RemoteDisk:
         return cls(link, slab, executor, name)
 
     async def write(self, key: int, source: memoryview, kind: Kind) -> Stored:
-        """See `DiskTier.write`; also StoreClosedError and, for a key in use, ValueError."""
+        """As `DiskTier`'s; also StoreClosedError and, for a key in use, ValueError."""
         self._check_open()
         if key in self._records:
             raise ValueError(f"key {key} is in use")
         return await to_the_end(self._write(key, source, kind), undo=partial(self.discard, (key,)))
 
     async def read(self, key: int, destination: memoryview) -> Loaded:
-        """See `DiskTier.read`; also StoreClosedError, KeyError, and ValueError for a wrong length."""
+        """As `DiskTier`'s; also StoreClosedError, KeyError, and ValueError for a wrong length."""
         self._check_open()
         parts = self._records[key]
         num_bytes = sum(part.num_bytes for part in parts)
@@ -184,7 +170,7 @@ class RemoteDisk:
         return record_checksum(memory, seed) == part.stored.checksum
 
     async def discard(self, keys: Sequence[int]) -> None:
-        """See `DiskTier.discard`; no read of these keys may be in progress. Also StoreClosedError.
+        """As `DiskTier`'s; no read of these keys may be in progress. Also StoreClosedError.
 
         While the daemon is away they are freed when it is back, or with the session.
         """
@@ -195,7 +181,6 @@ class RemoteDisk:
         await to_the_end(self._discard([part for parts in records for part in parts]))
 
     def usage(self) -> DiskUsage:
-        """A snapshot of this client's records. Any thread; does not block."""
         opened = self._link.opened
         return DiskUsage(
             disk_bytes=self._disk_bytes,
@@ -206,7 +191,6 @@ class RemoteDisk:
         )
 
     def codec_choices(self) -> Mapping[str, Mapping[str, int]]:
-        """How many of this client's records were stored with each codec, by kind. Any thread."""
         return {kind: dict(counts) for kind, counts in list(self._choices.items())}
 
     def abandon_after_fork(self) -> None:
@@ -354,7 +338,6 @@ class RemoteDisk:
 
 
 def _pieces(parts: Sequence[_Part], memory: memoryview) -> Iterator[tuple[_Part, memoryview]]:
-    """Each part with its piece of the record's memory."""
     first = 0
     for part in parts:
         yield part, memory[first : first + part.num_bytes]
@@ -362,7 +345,7 @@ def _pieces(parts: Sequence[_Part], memory: memoryview) -> Iterator[tuple[_Part,
 
 
 def _raise_first(outcomes: Iterable[object]) -> None:
-    """Raise the first error among outcomes. Called when all of them are there, so nothing is going on any more."""
+    """Raise the first error among outcomes. All of them are there, so nothing is going on any more."""
     for outcome in outcomes:
         if isinstance(outcome, BaseException):
             raise outcome

@@ -38,11 +38,6 @@ class SharedSlab:
         inodes: the files that a forked child has to give up. The slab's inode is among them for as long as it is open,
             from before it has a page. None: a child keeps it.
 
-    Attributes:
-        memory: all of it, writable.
-        descriptor: the memfd's.
-        inode: the memfd's.
-
     Raises:
         OSError: there is not enough memory (ENOMEM, ENOSPC), or no descriptor is left.
     """
@@ -70,10 +65,7 @@ class SharedSlab:
     def renew(self) -> None:
         """Move the bytes to a new memfd, at the same address. Nobody may write to them meanwhile; reading is allowed.
 
-        Blocks. Until it returns, there is memory for both.
-
-        Raises:
-            OSError: as the constructor; nothing has changed.
+        Blocks. Until it returns, there is memory for both. On OSError, as the constructor's, nothing has changed.
         """
         descriptor, inode = self._new_file()
         try:

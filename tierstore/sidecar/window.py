@@ -18,12 +18,7 @@ __all__ = ["SharedWindow", "WindowSlot"]
 
 
 class WindowSlot(NamedTuple):
-    """A range of a slab that one request may name.
-
-    Attributes:
-        slab: the slab that it lies in.
-        offset, num_bytes: the range.
-    """
+    """A range of a slab that one request may name."""
 
     slab: SharedSlab
     offset: int
@@ -31,17 +26,11 @@ class WindowSlot(NamedTuple):
 
     @property
     def memory(self) -> memoryview:
-        """The bytes of the range: uint8, shape [num_bytes], writable."""
         return self.slab.memory[self.offset : self.offset + self.num_bytes]
 
 
 class SharedWindow:
-    """Cuts one slab into slots.
-
-    Args:
-        slab: the shared memory; the caller's.
-        executor: runs copies.
-    """
+    """Cuts one slab, which is the caller's, into slots. `executor` runs copies."""
 
     def __init__(self, slab: SharedSlab, executor: Executor) -> None:
         self._slab = slab
@@ -51,11 +40,6 @@ class SharedWindow:
         self._free = FreeRuns()
         self._free.free(0, slab.num_bytes)
         self._waiting: tuple[deque[_Waiter], deque[_Waiter]] = (deque(), deque())  # to read, to write
-
-    @property
-    def num_bytes(self) -> int:
-        """The longest slot that there can be."""
-        return self._slab.num_bytes
 
     async def take(self, num_bytes: int, *, to_read: bool) -> WindowSlot:
         """Take a slot of whole pages with room for `num_bytes`, as soon as there is one.
@@ -77,7 +61,6 @@ class SharedWindow:
         return WindowSlot(self._slab, start, num_bytes)
 
     def give_back(self, slot: WindowSlot) -> None:
-        """Give back a slot that nobody uses any more."""
         self._free.free(slot.offset, round_up(max(slot.num_bytes, 1)))
         self._serve()
 

@@ -17,8 +17,7 @@ from ..errors import StorageIOError, StoreFullError, TierStoreError, TierStoreWa
 from ..residency.residency import Residency
 from ..returning.returner import MemoryUse, Returner
 from ..tracing.events import StoreSettings
-from ..tracing.machine import header_of
-from ..tracing.recordings import Recordings
+from ..tracing.recordings import Recordings, header_of
 from .engine import Engine, OpenDisk
 from .lifetime import watch_over
 from .options import StoreOptions

@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from .events import Restore, Spill
-from .steps import Step, Wait
+from .events import Restore, Spill, Stall
+from .steps import Step
 
 __all__ = ["CAUSES", "Cause", "ExplainedWait", "codec_ns", "explain", "overlap_ns", "union_ns"]
 
@@ -40,13 +40,12 @@ _SHORT = 0.1  # share of a wait: a shorter gap before the wait says nothing
 class ExplainedWait:
     """A wait and its cause; `is_backward`: an unpack waited, not a pack."""
 
-    wait: Wait
+    wait: Stall
     cause: Cause
     is_backward: bool
 
     @property
     def seconds(self) -> float:
-        """How long the thread waited."""
         return (self.wait.end_ns - self.wait.began_ns) / 1e9
 
 
@@ -66,7 +65,7 @@ def explain(step: Step) -> list[ExplainedWait]:
 _UNPACK_WAITS = "unpack waits for restore"
 
 
-def _cause_of(wait: Wait, since_ns: int, jobs: Sequence[Spill | Restore], step: Step) -> Cause:
+def _cause_of(wait: Stall, since_ns: int, jobs: Sequence[Spill | Restore], step: Step) -> Cause:
     if not overlap_ns(jobs, wait.began_ns, wait.end_ns):
         return "store"
     gap_ns = wait.began_ns - since_ns

@@ -1,13 +1,10 @@
 """The events of a trace: one line of JSON for each, `{"event": "pack", ...}`, after a `header`.
 
-Times are nanoseconds of the process's monotonic clock (`time.perf_counter_ns`); their fields end in `_ns`. Lines are
-nearly in the order in which things ended: an event that lasts is written when it is over.
+`docs/reference/trace_format.md` says what each event and field means. Here is only what a reader of the code needs too.
 
 A *graph* is everything that one thread packs between two backwards, in any number of scopes, and the backward that
-follows. If a step has one forward and one backward, the graph is the step. (`graph`, `index`) names one saved tensor
-for good. A *record* is the bytes of one storage; its number is the `key` of the first saved tensor on that storage.
-
-`docs/reference/trace_format.md` says the same for people who read a trace file.
+follows. (`graph`, `index`) names one saved tensor for good. A *record* is the bytes of one storage; its number is the
+`key` of the first saved tensor on that storage.
 """
 
 from __future__ import annotations
@@ -16,35 +13,6 @@ from collections.abc import Mapping
 
 import msgspec
 
-__all__ = [
-    "FORMAT",
-    "OWNERS_SINCE_VERSION",
-    "VERSION",
-    "Booked",
-    "Cancelled",
-    "Computed",
-    "End",
-    "Event",
-    "Freed",
-    "Gone",
-    "Header",
-    "Levels",
-    "Lost",
-    "Machine",
-    "Offload",
-    "Ours",
-    "Pack",
-    "Release",
-    "Reload",
-    "Restore",
-    "Scope",
-    "ScopeEnd",
-    "Spill",
-    "Stall",
-    "StoreSettings",
-    "Unpack",
-]
-
 FORMAT = "tierstore trace"
 VERSION = 2
 OWNERS_SINCE_VERSION = 2
@@ -52,16 +20,7 @@ OWNERS_SINCE_VERSION = 2
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """The machine that the trace was recorded on.
-
-    Attributes:
-        cpu: the processor's name.
-        num_cores: cores that the process may use.
-        memory_bytes: memory of the machine.
-        versions: of the kernel, Python, torch and tierstore.
-        launches_block: the host waits for each CUDA kernel (`CUDA_LAUNCH_BLOCKING`), so the time between two calls of
-            a thread is the time that the accelerator computes.
-    """
+    """The machine that the trace was recorded on. `versions`: of the kernel, Python, torch and tierstore."""
 
     cpu: str
     num_cores: int
@@ -71,17 +30,11 @@ class Machine(msgspec.Struct, frozen=True):
 
 
 class StoreSettings(msgspec.Struct, frozen=True):
-    """How the store was opened.
+    """How the store was opened. `place`: its directory, or the daemon's address.
 
-    Attributes:
-        place: its directory, or the daemon's address.
-        is_connected: a daemon keeps its disk tier. The daemon then decides `codec`, `inline_bytes` and `checksum`;
-            they are None here.
-        host_bytes, staging_bytes, disk_bytes: its budgets.
-        num_spill_lanes, num_restore_lanes: how many records are on their way to disk, and back, at once, at most.
-        io_mode: how it reads and writes.
-        io_depth: how many records are at the drive at once, each way; None: the daemon's, or an older trace.
-        staging_grows: `staging_bytes` was not given, so it takes from `host_bytes` what large tensors need.
+    With a daemon (`is_connected`), `codec`, `inline_bytes` and `checksum` are None: it decides them. `io_depth`:
+    records at the drive at once, each way; None: the daemon's, or an older trace. `staging_grows`: `staging_bytes` was
+    not given, so it takes from `host_bytes` what large tensors need.
     """
 
     place: str
@@ -104,11 +57,7 @@ class _Event(msgspec.Struct, frozen=True, tag_field="event", tag=str.lower):
 
 
 class Header(_Event, frozen=True):
-    """The first line.
-
-    Attributes:
-        began_ns: when the trace began; `began_unix_seconds`: the same moment by the wall clock.
-    """
+    """The first line. `began_ns` and `began_unix_seconds` are the same moment."""
 
     format: str
     version: int
@@ -120,11 +69,7 @@ class Header(_Event, frozen=True):
 
 
 class Scope(_Event, frozen=True):
-    """A thread enters a scope with these options. `has_select`: the option `select` is given.
-
-    Attributes:
-        device_bytes: as given; with "auto" (`is_automatic`), the size that had been found by then.
-    """
+    """A thread enters a scope. `device_bytes`: as given; with "auto" (`is_automatic`), what had been found by then."""
 
     at_ns: int
     thread: int
@@ -139,12 +84,7 @@ class Scope(_Event, frozen=True):
 
 
 class ScopeEnd(_Event, frozen=True, tag="scope_end"):
-    """A thread leaves a scope. `failed`: with an exception.
-
-    Attributes:
-        resident_bytes: anonymous memory of the process at that moment; None: not known, or an older trace.
-        allocator_free_bytes: the part of it that is freed but kept by the allocator, roughly; None: not known.
-    """
+    """A thread leaves a scope. The figures of memory are None where they are not known, or in an older trace."""
 
     at_ns: int
     thread: int
@@ -155,12 +95,10 @@ class ScopeEnd(_Event, frozen=True, tag="scope_end"):
 
 
 class Pack(_Event, frozen=True):
-    """Autograd saved a tensor, and the store took it. Tensors that the store left alone have no event.
+    """Autograd saved a tensor, and the store took it.
 
     Attributes:
         began_ns, end_ns: of the call, waiting included.
-        graph, index: its name; the index counts the packs of the graph.
-        key: its number.
         record: the record that it is a view of; None: it has none yet (see `Booked`).
         node: the autograd node that saved it; later nodes of forward have higher numbers.
         storage: names its storage among tensors that have no record, while the storage lives.
@@ -196,10 +134,7 @@ class Booked(_Event, frozen=True):
 
 
 class Ours(_Event, frozen=True):
-    """Only the store still holds the storage of a saved tensor. From now on it may take the bytes out of memory.
-
-    Recorded once, when noticed: before a pack or an unpack, or when a scope ends. Never if others hold it throughout.
-    """
+    """Only the store still holds the storage of a saved tensor. Never recorded if others hold it throughout."""
 
     at_ns: int
     graph: int
@@ -232,14 +167,10 @@ class Gone(_Event, frozen=True):
 
 
 class Computed(_Event, frozen=True):
-    """How long a graph took on its accelerator, measured by marks in the stream that computes. Recorded only in trials
-    of `tierstore tune`, where each scope first waits for the accelerator.
+    """How long a graph took on its accelerator, by marks in the stream that computes.
 
-    Attributes:
-        at_ns: when all of it was over.
-        forward_seconds, backward_seconds: from its first pack to its first unpack, and from there to its last.
-        forward_wait_seconds, backward_wait_seconds: the part of them in which computing waited for copies.
-        out_bytes, in_bytes: bytes queued to be copied out in forward, and back in backward.
+    Recorded only in trials of `tierstore tune`, where each scope first waits for the accelerator. Forward is from its
+    first pack to its first unpack, backward from there to its last.
     """
 
     at_ns: int
@@ -255,8 +186,7 @@ class Computed(_Event, frozen=True):
 class Stall(_Event, frozen=True):
     """A thread waited; `cause` is one of `STALL_CAUSES` of `stats.py`. One wait may give several events in a row.
 
-    Attributes:
-        record: the record whose bytes it waited for; None: it waited for room.
+    `record`: the record whose bytes it waited for; None: it waited for room.
     """
 
     began_ns: int
@@ -267,17 +197,10 @@ class Stall(_Event, frozen=True):
 
 
 class Spill(_Event, frozen=True):
-    """A record was written to disk, or could not be.
+    """A record was written to disk, or could not be (`failed` says why).
 
-    Attributes:
-        nbytes, stored_bytes: logical bytes, and the bytes that they take on disk.
-        codec: what encoded them: "none", "zstd:1", ...; "" if the write failed.
-        kind: kind of the content, such as "float32, many zeros".
-        lane: number of the engine's lane.
-        queued_ns, began_ns, end_ns: when it was chosen to leave memory, when a lane took it, when it was on disk.
-        drive_seconds: time at the drive; None: not known (a daemon's).
-        cpu_seconds: CPU time of encoding and checksum; None: not known (a daemon's).
-        failed: why the write failed; None: it did not.
+    `queued_ns`: when it was chosen to leave memory; `began_ns`: when a lane took it. `codec`: "" if it failed. The
+    seconds are None where they are not known (a daemon's).
     """
 
     record: int
@@ -312,12 +235,9 @@ class Freed(_Event, frozen=True):
 
 
 class Restore(_Event, frozen=True):
-    """A record was read back, or could not be. See `Spill`.
+    """A record was read back, or could not be; see `Spill`.
 
-    Attributes:
-        read_bytes: bytes read from disk.
-        demanded: it was queued because a thread asked for it, not ahead of that.
-        wanted: False: the graph released it during the read, and `restored_bytes` does not count it.
+    `wanted`: False: the graph released it during the read, and `restored_bytes` does not count it.
     """
 
     record: int
@@ -353,9 +273,8 @@ class Reload(_Event, frozen=True):
 class Levels(_Event, frozen=True):
     """The bytes that the tiers hold, as the store counts them for `StoreStats`.
 
-    Attributes:
-        uncharged_bytes: saved tensors that are where autograd left them and that no budget is charged for (yet).
-            Tensors that are only noted count until their graph is gone.
+    `uncharged_bytes`: saved tensors that are where autograd left them and that no budget is charged for (yet). Tensors
+    that are only noted count until their graph is gone.
     """
 
     at_ns: int

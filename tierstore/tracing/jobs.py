@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import heapq
 from dataclasses import dataclass
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from .events import Restore, Spill
@@ -16,8 +16,6 @@ __all__ = ["OpenJobs"]
 
 @dataclass(slots=True)
 class _Job:
-    """One record on its way; `began_ns` and `lane` are None while it is only queued."""
-
     nbytes: int
     demanded: bool
     queued_ns: int
@@ -30,31 +28,26 @@ class _Direction:
 
     def __init__(self) -> None:
         self._jobs: dict[int, _Job] = {}
-        self._free_lanes: list[int] = []
-        self._num_lanes = 0
+        self._lanes: set[int | None] = set()  # those that are taken
 
     def queue(self, record: int, nbytes: int, at_ns: int, *, demanded: bool = False) -> None:
         self._jobs[record] = _Job(nbytes, demanded, at_ns)
 
     def begin(self, record: int, nbytes: int | None, at_ns: int) -> None:
-        """A lane takes the job. `nbytes`: bytes to move, if that is known only now; else None."""
+        """A lane takes the job. `nbytes`: bytes to move, if that is known only now."""
         job = self._jobs.get(record)
         if job is None or job.began_ns is not None:
             return
         job.began_ns = at_ns
         if nbytes is not None:
             job.nbytes = nbytes
-        if self._free_lanes:
-            job.lane = heapq.heappop(self._free_lanes)
-        else:
-            job.lane = self._num_lanes
-            self._num_lanes += 1
+        job.lane = next(lane for lane in count() if lane not in self._lanes)
+        self._lanes.add(job.lane)
 
     def forget(self, record: int) -> _Job | None:
-        """Drop a job that is over or will not be done, and return it if it is known."""
         job = self._jobs.pop(record, None)
-        if job is not None and job.lane is not None:
-            heapq.heappush(self._free_lanes, job.lane)
+        if job is not None:
+            self._lanes.discard(job.lane)
         return job
 
 

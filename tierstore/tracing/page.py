@@ -6,63 +6,46 @@ Texts of a trace (names of threads, reasons of failures) get into the page escap
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from ..base.config import format_bytes
 from ..plain_text import plain
 from .causes import CAUSES
-from .events import StoreSettings
+from .events import Header
 from .steps import Step
-from .summary import Direction, StepSummary
-from .timeline import COLOURS, ON_DARK, TIERS, Limit, Timeline, limits_of, timeline_of
+from .summary import Direction, StepSummary, summarize
+from .timeline import TIERS, limits_of, timeline_of
 
-__all__ = ["DrawnStep", "drawn_step", "page_of"]
+__all__ = ["page_of"]
 
 _PHASES = ("forward", "backward")
 
 
-class DrawnStep(NamedTuple):
-    """What the page needs of a step."""
-
-    timeline: Timeline
-    summary: StepSummary
-    limits: Sequence[Limit]
-
-
-def drawn_step(step: Step, summary: StepSummary, store: StoreSettings, thread_names: dict[int, str]) -> DrawnStep:
-    """Collect what the page needs of a step."""
-    return DrawnStep(timeline_of(step, thread_names), summary, limits_of(step, store))
-
-
-def page_of(drawn: Sequence[DrawnStep], num_steps: int, *, first: int, remark: str = "") -> str:
+def page_of(steps: Sequence[Step], header: Header, names: Mapping[int, str], num_steps: int, *, first: int) -> str:
     """Return the page. Its times are milliseconds from each step's beginning.
 
     Args:
-        drawn: the steps that a reader may choose from, in their order.
+        steps: those that a reader may choose from, in their order.
+        header: of the trace.
+        names: of threads.
         num_steps: of the whole trace.
         first: number of the step that is shown first.
-        remark: follows each title.
     """
+    summaries = [summarize(step, header) for step in steps]
+    drawn = [_data(step, summary, header, names) for step, summary in zip(steps, summaries, strict=True)]
+    data = {"causes": CAUSES, "first": first, "steps": drawn}
+    missing = num_steps - len(steps)
     page = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
-    data = {
-        "colours": {**COLOURS, **{field: colour for field, (_, colour) in TIERS.items()}},
-        "on_dark": ON_DARK,
-        "causes": CAUSES,
-        "first": first,
-        "steps": [_data(step) for step in drawn],
-    }
-    missing = num_steps - len(drawn)
-    parts = {
-        "TITLE": _shown(_title(first, num_steps, remark)),
-        "SECTIONS": "".join(_section(step.summary, num_steps, first, remark) for step in drawn),
+    for mark, text in {
+        "TITLE": f"Step {first} of {num_steps}",
+        "SECTIONS": "".join(_section(summary, num_steps, first) for summary in summaries),
         "MISSING": f"{missing} more are not on this page; --step NUMBER draws one." if missing else "",
         "DATA": msgspec.json.encode(data).decode().replace("<", "\\u003c"),
-    }
-    for mark, text in parts.items():
+    }.items():
         page = page.replace(f"<!--{mark}-->", text)
     return page
 
@@ -71,11 +54,7 @@ def _shown(text: str) -> str:
     return html.escape(plain(text))
 
 
-def _title(number: int, num_steps: int, remark: str) -> str:
-    return f"Step {number} of {num_steps}{remark}"
-
-
-def _section(summary: StepSummary, num_steps: int, first: int, remark: str) -> str:
+def _section(summary: StepSummary, num_steps: int, first: int) -> str:
     """The words and figures of one step."""
     hidden = "" if summary.number == first else " hidden"
     lines = "".join(f"<p>{_shown(line)}</p>" for line in summary.headline)
@@ -85,46 +64,44 @@ def _section(summary: StepSummary, num_steps: int, first: int, remark: str) -> s
         if words
     )
     share = f", {summary.waited_seconds / summary.seconds:.0%} of the step" if summary.seconds else ""
-    waited = f"Threads waited {summary.waited_seconds:.3f} s in total{share}."
-    total = f"The step took {summary.seconds:.3f} s. {waited}"
-    title = _shown(_title(summary.number, num_steps, remark))
+    total = f"The step took {summary.seconds:.3f} s. Threads waited {summary.waited_seconds:.3f} s in total{share}."
+    heads = ("disk", "bytes", "on disk", "speed", "busy", "in codecs", "CPU time", "records")
+    moved = _table_of(heads, [_moved("written", summary.written), _moved("read", summary.read)])
     return (
-        f'<section data-step="{summary.number}"{hidden}><h1>{title}</h1>'
+        f'<section data-step="{summary.number}"{hidden}><h1>Step {summary.number} of {num_steps}</h1>'
         f'<div class="headline">{lines}</div><p class="total">{total}</p>{memory}'
-        f'<div class="tables">{_waits_table(summary)}{_moved_table(summary)}</div></section>'
+        f'<div class="tables">{_waits_table(summary)}{moved}</div></section>'
     )
 
 
-def _data(step: DrawnStep) -> dict[str, Any]:
-    timeline, summary = step.timeline, step.summary
+def _data(step: Step, summary: StepSummary, header: Header, names: Mapping[int, str]) -> dict[str, Any]:
+    timeline = timeline_of(step, names)
 
-    def milliseconds(at_ns: int) -> float:
+    def ms(at_ns: int) -> float:
         return round((at_ns - timeline.began_ns) / 1e6, 4)
 
     return {
         "number": summary.number,
         "seconds": summary.seconds,
         "waited": summary.waited_seconds,
-        "duration": milliseconds(timeline.ended_ns),
+        "duration": ms(timeline.ended_ns),
         "lanes": [
             {
                 "group": lane.group,
                 "name": plain(lane.name),
-                "boxes": [
-                    [milliseconds(b.began_ns), milliseconds(b.ended_ns), b.kind, plain(b.text)] for b in lane.boxes
-                ],
+                "boxes": [[ms(box.began_ns), ms(box.ended_ns), box.kind, plain(box.text)] for box in lane.boxes],
             }
             for lane in timeline.lanes
         ],
         "curves": [
             {
                 "field": curve.field,
-                "name": curve.name,
-                "points": [[milliseconds(at), n] for at, n in zip(curve.times_ns, curve.nbytes, strict=True)],
+                "name": TIERS[curve.field],
+                "points": [[ms(at), nbytes] for at, nbytes in zip(curve.times_ns, curve.nbytes, strict=True)],
             }
             for curve in timeline.curves
         ],
-        "limits": [{"field": limit.field, "name": limit.name, "nbytes": limit.nbytes} for limit in step.limits],
+        "limits": [limit._asdict() for limit in limits_of(step, header.store)],
     }
 
 
@@ -132,19 +109,11 @@ def _waits_table(summary: StepSummary) -> str:
     backward = "-" if summary.backward_seconds is None else f"{summary.backward_seconds:.3f} s"
     rows: list[Sequence[str]] = [("duration", f"{summary.forward_seconds:.3f} s", backward)]
     for cause, meaning in CAUSES.items():
-        cells = [_waited(summary.wait_seconds[phase][cause], summary.num_waits[phase][cause]) for phase in _PHASES]
-        if any(summary.num_waits[phase][cause] for phase in _PHASES):
+        waits = [(summary.wait_seconds[phase][cause], summary.num_waits[phase][cause]) for phase in _PHASES]
+        if any(number for _, number in waits):
+            cells = (f"{seconds:.3f} s ({number})" if number else "-" for seconds, number in waits)
             rows.append((f'<i data-kind="{cause}"></i>{_shown(meaning)}', *cells))
     return _table_of(("waits, by cause (times)", *_PHASES), rows)
-
-
-def _waited(seconds: float, num_waits: int) -> str:
-    return f"{seconds:.3f} s ({num_waits})" if num_waits else "-"
-
-
-def _moved_table(summary: StepSummary) -> str:
-    heads = ("disk", "bytes", "on disk", "speed", "busy", "in codecs", "CPU time", "records")
-    return _table_of(heads, [_moved("written", summary.written), _moved("read", summary.read)])
 
 
 def _moved(name: str, way: Direction) -> Sequence[str]:

@@ -18,13 +18,7 @@ _OLDEST_VERSION = 1
 
 @dataclass(frozen=True)
 class RecordedTrace:
-    """The content of a trace file.
-
-    Attributes:
-        header: its first line.
-        events: all others, in the order of the file.
-        is_complete: the trace was ended; False: its process was killed, or still writes.
-    """
+    """The content of a trace file. `is_complete`: False: its process was killed, or still writes."""
 
     header: Header
     events: Sequence[Event]
@@ -32,8 +26,6 @@ class RecordedTrace:
 
 
 class _AnyHeader(msgspec.Struct):
-    """The fields of a first line that every version has."""
-
     event: str
     format: str
     version: int
@@ -69,8 +61,10 @@ def _check_version(path: Path, lines: Sequence[bytes]) -> None:
         header = msgspec.json.decode(lines[0] if lines else b"", type=_AnyHeader)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ConfigError("trace", str(path), f"line 1 is not the header of a trace: {error}") from error
+    known, reason = range(_OLDEST_VERSION, VERSION + 1), ""
     if header.format != FORMAT:
-        raise ConfigError("trace", str(path), f"line 1 is the header of something else: {header.format!r}")
-    if not _OLDEST_VERSION <= header.version <= VERSION:
-        known = f"{_OLDEST_VERSION} to {VERSION}"
-        raise ConfigError("trace", str(path), f"it is of version {header.version}; this program reads {known}")
+        reason = f"line 1 is the header of something else: {header.format!r}"
+    elif header.version not in known:
+        reason = f"it is of version {header.version}; this program reads {known[0]} to {known[-1]}"
+    if reason:
+        raise ConfigError("trace", str(path), reason)

@@ -1,12 +1,14 @@
 """Records events and writes them to a trace. Recording costs one tuple; a thread of the recorder writes.
 
-An event is a tuple: its class in `events.py`, and the values of its fields, none of which keeps a tensor alive. The
-thread makes lines of them a few times a second. If the file is slower than training, events wait up to a limit;
-further events are left out and counted.
+An event is a tuple: its class in `events.py`, and the values of its fields, none of which keeps a tensor alive. If the
+file is slower than training, events wait up to a limit; further events are left out and counted.
 """
 
 from __future__ import annotations
 
+import fcntl
+import os
+import stat
 import threading
 import time
 import weakref
@@ -23,17 +25,16 @@ from ..base.json_text import in_unicode
 from ..base.remains import Remains
 from ..base.system_words import words_of
 from ..base.threads import start_thread
-from ..errors import StorageIOError
+from ..errors import ConfigError, StorageIOError
 from ..rules.observer import Observer
 from .events import Booked, Cancelled, Computed, End, Freed, Gone, Header, Levels, Lost, Offload, Reload, Stall
-from .file import TraceFile
 from .jobs import OpenJobs
 
 if TYPE_CHECKING:
     from ..disk.tier import Loaded, Stored
     from ..residency.graph_times import GraphTimes
 
-__all__ = ["MOST_WAITING_EVENTS", "RecordedEvent", "Recorder"]
+__all__ = ["MOST_WAITING_EVENTS", "RecordedEvent", "Recorder", "TraceFile"]
 
 RecordedEvent = tuple[Any, ...]
 MOST_WAITING_EVENTS = 200_000
@@ -42,20 +43,52 @@ MOST_WAITING_EVENTS = 200_000
 _EVERY_SECONDS = 0.25
 """How often the thread looks for events. Waking it for each would cost more than the event."""
 _LINES_AT_ONCE = 256  # few, since the interpreter's lock is held while they are made
+_MODE = 0o666  # less the process's umask, as for any output file
+_CUT_SHORT = "the trace is cut short there; training is not affected"
 _now = time.perf_counter_ns
+
+
+class TraceFile:
+    """A file open for writing and locked (flock): two traces in one file could not be told apart.
+    A device or a pipe is neither locked nor truncated.
+
+    Raises:
+        ConfigError: it cannot be opened, or another trace is being written to it. Its content is unchanged.
+    """
+
+    def __init__(self, place: str, *, is_continued: bool = False) -> None:
+        self._descriptor = -1
+        try:
+            self._descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, _MODE)
+            if stat.S_ISREG(os.fstat(self._descriptor).st_mode):
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not is_continued:
+                    os.ftruncate(self._descriptor, 0)
+        except OSError as error:
+            if self._descriptor >= 0:
+                os.close(self._descriptor)
+            reason = error.strerror
+            if isinstance(error, BlockingIOError):
+                reason = "another store writes a trace to it; give each process a file of its own"
+            raise ConfigError("trace", place, f"cannot be written: {reason}") from error
+
+    def write(self, lines: bytes) -> None:
+        """Write all lines; blocks. On OSError, some of them may be in the file."""
+        rest = memoryview(lines)
+        while rest:
+            rest = rest[os.write(self._descriptor, rest) :]
+
+    def close(self) -> None:
+        """Close and unlock the file. Call it once."""
+        os.close(self._descriptor)
 
 
 class Recorder(Observer):
     """One trace while it is recorded.
 
-    As an `Observer` it is called under the store's lock. `append` may be called from any thread. Only `tell_times`,
-    `flush` and `close` block.
-
-    Args:
-        place, file: path and file of the trace; the file is closed with the trace.
-        header: the first line; None: it continues a trace.
-        levels: returns what the tiers hold now: the fields of `Levels` after its time. Called under the store's lock.
-        on_idle: called on the writing thread whenever it has written everything and `is_idle`.
+    As an `Observer` it is called under the store's lock, and so it calls `levels`, for the fields of `Levels` after its
+    time. `append` may be called from any thread. Only `tell_times`, `flush` and `close` block. `on_idle` is called on
+    the writing thread whenever it has written everything and `is_idle`. Without `header` it continues a trace.
 
     Attributes:
         waiting: events that are not written yet. A graph that dies appends here too.
@@ -97,11 +130,9 @@ class Recorder(Observer):
     # --- any thread ------------------------------------------------------------------------------------------------
 
     def pace(self) -> None:
-        """From now on, scopes wait for accelerators: see `is_paced`."""
         self.is_paced = True
 
     def append(self, event: RecordedEvent) -> None:
-        """Record an event, unless too many wait."""
         if len(self.waiting) < MOST_WAITING_EVENTS and not self._is_over:
             self.waiting.append(event)
         elif not self._is_over:
@@ -114,7 +145,6 @@ class Recorder(Observer):
             self._graphs[number] = _GraphRemains(graph, self.waiting.extend, number)
 
     def time_graph(self, number: int, graph: object, times: GraphTimes) -> None:
-        """Keep the graph's times; `tell_times` records them once the graph is gone."""
         self._timed.append((number, weakref.ref(graph), times))
 
     def tell_times(self) -> None:
@@ -132,7 +162,6 @@ class Recorder(Observer):
                 self.append((Computed, _now(), number, *measured))
 
     def booked(self, graph: int, index: int, record: int) -> None:
-        """A saved tensor has a record."""
         self.append((Booked, _now(), graph, index, record))
 
     def is_idle(self) -> bool:
@@ -140,7 +169,6 @@ class Recorder(Observer):
         return not self.num_inside and all(graph() is None for graph in list(self._graphs.values()))
 
     def is_over(self) -> bool:
-        """Whether it has stopped recording: it was ended, or its file failed. `close` raises that failure."""
         return self._is_over
 
     def flush(self, deadline_seconds: float) -> None:
@@ -154,7 +182,6 @@ class Recorder(Observer):
             pass  # the thread may end, by an error, after the order was put
 
     def wake(self) -> None:
-        """Have the thread look for events to write now."""
         if not self._is_over:
             self._orders.put(threading.Event())
 
@@ -166,8 +193,7 @@ class Recorder(Observer):
         """End the trace: write what waits, close the file. Idempotent, but an error is raised only once.
 
         Raises:
-            StorageIOError: a write failed, now or before; the file ends there, and training is not affected. Or the
-                file did not answer in time.
+            StorageIOError: a write failed, or was not done in time; the file ends there, and training is not affected.
         """
         self._reason = reason
         self._orders.put(None)
@@ -180,7 +206,6 @@ class Recorder(Observer):
             raise StorageIOError("write", self.place, reason, _CUT_SHORT) from error
 
     def abandon(self) -> None:
-        """Leave the trace to the parent, in a forked child. Waits for nothing."""
         self._is_over = True
         self._file.close()
 
@@ -286,7 +311,6 @@ class Recorder(Observer):
             self._write([Lost(_now(), num_lost)])
 
     def _write(self, events: list[Any]) -> None:
-        """Write one line for each event."""
         try:
             lines = self._encoder.encode_lines(events)
         except UnicodeEncodeError:  # a path or a thread's name that is no UTF-8
@@ -311,9 +335,5 @@ class _GraphRemains(Remains[Any]):
         self.event = zip((Gone,), map(call, (_now,)), (number,), strict=True).__iter__  # the time is taken when it is
 
 
-_CUT_SHORT = "the trace is cut short there; training is not affected"
-
-
 def _name_of(value: object) -> str:
-    """The name of a dtype or device as people write it."""
     return str(value).removeprefix("torch.")

@@ -1,59 +1,47 @@
-"""The traces of one store: at most one is recorded at a time."""
+"""The traces of one store, and the first line of each."""
 
 from __future__ import annotations
 
 import os
+import platform
+import re
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from ..base.config import allowed_cores
 from ..base.system_words import words_of
 from ..errors import ConfigError, ConfigTypeError, StorageIOError
 from ..rules.observer import Observer
-from .events import Header
-from .file import TraceFile
-from .recorder import Recorder
+from .events import FORMAT, VERSION, Header, Machine, StoreSettings
+from .recorder import Recorder, TraceFile
 
-__all__ = ["Observed", "Recordings"]
+if TYPE_CHECKING:
+    from ..residency.residency import Residency
+
+__all__ = ["Recordings", "header_of"]
 
 _DEADLINE_SECONDS = 60.0
 
 
-class Observed(Protocol):
-    """The part of a store that a trace needs."""
-
-    @property
-    def lock(self) -> AbstractContextManager[object]:
-        """The store's lock, to be used in `with`."""
-
-    def check_open(self) -> None:
-        """Raise StoreClosedError if the store is closed."""
-
-    def refuse_to_wait(self) -> None:
-        """Raise StoreBusyError if this thread may not wait for those of the store."""
-
-    def observe(self, observer: Observer) -> None:
-        """Report moves to this observer from now on, instead of the one before. The caller holds the lock."""
-
-    def levels(self) -> tuple[int, ...]:
-        """The fields of `Levels` after its time. The caller holds the lock."""
-
-
 class Recordings:
-    """Begins, continues and ends traces.
+    """Begins, continues and ends traces: at most one is recorded at a time.
 
     Args:
-        observed: what is needed of the store.
+        residency: the store's.
         describe: makes the first line of a trace.
 
     Attributes:
         recorder: records the trace of the whole store (`TierStore.trace`); None: only scopes that ask are traced.
     """
 
-    def __init__(self, observed: Observed, describe: Callable[[], Header]) -> None:
+    def __init__(self, residency: Residency, describe: Callable[[], Header]) -> None:
         self.recorder: Recorder | None = None
-        self._observed = observed
+        self._residency = residency
         self._describe = describe
         self._current: Recorder | None = None
         self._begun: set[str] = set()
@@ -65,11 +53,10 @@ class Recordings:
         Raises:
             ConfigError: the path cannot be written to, or another trace of this store is not over. Nothing has changed.
             StorageIOError: an earlier trace could not be written to its end, or the writing thread cannot be started.
-            StoreClosedError: the store is closed.
-            StoreBusyError: on a thread of a store.
+            StoreClosedError, StoreBusyError: the store is closed, or this is a thread of a store.
         """
-        self._observed.check_open()
-        self._observed.refuse_to_wait()
+        self._residency.check_open()
+        self._residency.refuse_to_wait()
         if not isinstance(path, (str, os.PathLike)):
             raise ConfigTypeError("trace", path, "give the path of a file to write, or None")
         place = os.path.abspath(os.fspath(path))
@@ -82,15 +69,14 @@ class Recordings:
 
     def enter(self, recorder: Recorder) -> None:
         """Record a scope, or the store, from now on."""
-        with self._observed.lock:
+        with self._residency.lock:
             recorder.num_inside += 1
             if not recorder.is_over():
-                self._observed.observe(recorder)
+                self._residency.observe(recorder)
         recorder.wake()
 
     def leave(self, recorder: Recorder) -> None:
-        """Stop recording a scope, or the store. Its graphs are recorded until they are gone."""
-        with self._observed.lock:
+        with self._residency.lock:
             recorder.num_inside -= 1
 
     @contextmanager
@@ -110,24 +96,19 @@ class Recordings:
         """Block until everything recorded is written or writing has failed, at most for a minute."""
         recorder = self._current
         if recorder is not None:
-            self._observed.refuse_to_wait()
+            self._residency.refuse_to_wait()
             recorder.flush(_DEADLINE_SECONDS)
 
     def end(self, deadline_seconds: float, reason: str = "ended") -> None:
-        """End the current trace, if there is one. Blocks, at most for the deadline.
-
-        Raises:
-            StorageIOError: see `Recorder.close`.
-        """
+        """End the current trace, if there is one. Blocks, at most for the deadline; raises as `Recorder.close`."""
         with self._lock:
             recorder, self._current, self.recorder = self._current, None, None
         if recorder is not None:
-            with self._observed.lock:
-                self._observed.observe(Observer())
+            with self._residency.lock:
+                self._residency.observe(Observer())
             recorder.close(deadline_seconds, reason)
 
     def request_stop(self) -> None:
-        """Have the current trace end, if there is one. Waits for nothing."""
         recorder = self._current
         if recorder is not None:
             recorder.request_stop()
@@ -143,7 +124,7 @@ class Recordings:
         file = TraceFile(place, is_continued=is_continued)
         try:
             header = None if is_continued else self._describe()
-            recorder = Recorder(place, file, header, self._observed.levels, self._look_away_if_idle)
+            recorder = Recorder(place, file, header, self._residency.levels, self._look_away_if_idle)
         except OSError as error:  # its thread cannot be started
             file.close()
             raise StorageIOError(
@@ -153,10 +134,10 @@ class Recordings:
         return recorder
 
     def _end_idle(self, current: Recorder, place: str) -> None:
-        with self._observed.lock:
+        with self._residency.lock:
             is_idle = current.is_idle()
             if is_idle:
-                self._observed.observe(Observer())
+                self._residency.observe(Observer())
         if not is_idle:
             raise ConfigError("trace", place, f"{current.place} is still being recorded: its graphs are alive")
         self._current = None
@@ -165,6 +146,30 @@ class Recordings:
     def _look_away_if_idle(self) -> None:
         """Stop observing the store when nothing is traced."""
         recorder = self._current
-        with self._observed.lock:
+        with self._residency.lock:
             if recorder is None or recorder.is_idle() or recorder.is_over():
-                self._observed.observe(Observer())
+                self._residency.observe(Observer())
+
+
+def header_of(store: StoreSettings) -> Header:
+    """A header whose trace begins now."""
+    return Header(FORMAT, VERSION, time.perf_counter_ns(), time.time(), os.getpid(), store, _this_machine())
+
+
+def _this_machine() -> Machine:
+    model = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    versions = {"linux": platform.release(), "python": platform.python_version()}
+    return Machine(
+        cpu=model[1] if model else platform.machine(),
+        num_cores=len(allowed_cores()),
+        memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        versions=versions | {name: _version_of(name) for name in ("torch", "tierstore")},
+        launches_block=os.environ.get("CUDA_LAUNCH_BLOCKING") == "1",
+    )
+
+
+def _version_of(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"

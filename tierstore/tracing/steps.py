@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import msgspec
+
 from ..errors import ConfigError
 from .events import (
     Booked,
@@ -26,22 +28,11 @@ from .events import (
 )
 from .reader import RecordedTrace
 
-__all__ = ["Step", "Wait", "choose_step", "longest_waits", "records_of", "steps_of", "thread_names_of"]
+__all__ = ["Step", "choose_step", "longest_waits", "records_of", "steps_of", "thread_names_of"]
 
 _T = TypeVar("_T")
 _ONE_WAIT_NS = 1_000_000
 """Any progress wakes a waiting thread, which may then wait again. A shorter gap does not end the wait."""
-
-
-@dataclass(frozen=True)
-class Wait:
-    """A thread waited, perhaps with short wake-ups in between. Fields as `Stall`'s."""
-
-    began_ns: int
-    end_ns: int
-    thread: int
-    cause: str
-    record: int | None
 
 
 @dataclass(frozen=True)
@@ -51,17 +42,14 @@ class Step:
     Attributes:
         number: counted from 1 in the trace.
         graph, thread: its number, and the thread that packed it.
-        began_ns: when its first scope was entered.
-        forward_ended_ns: when its last scope was left.
+        began_ns, forward_ended_ns: when its first scope was entered, and its last one left.
         backward_began_ns: when its first unpack began; None: there was none.
-        ended_ns: when it was gone, or the end of the trace.
-        is_whole: the trace saw it gone.
+        ended_ns: when it was gone (`is_whole`), or the end of the trace.
         scope: the options of its first scope.
-        packs, unpacks, releases, ours: events of the graph.
-        waits: of all threads.
+        waits: of all threads; those with short wake-ups in between are one.
         spills, restores, offloads, reloads, levels: events of the whole store during the step.
-        memory: the end of its last scope, with the memory that the process held; None: not recorded.
         codecs: the codec of each record, where the trace has its write.
+        memory: the end of its last scope, with the memory that the process held; None: not recorded.
     """
 
     number: int
@@ -77,7 +65,7 @@ class Step:
     unpacks: Sequence[Unpack]
     releases: Sequence[Release]
     ours: Sequence[Ours]
-    waits: Sequence[Wait]
+    waits: Sequence[Stall]
     spills: Sequence[Spill]
     restores: Sequence[Restore]
     offloads: Sequence[Offload]
@@ -110,13 +98,7 @@ def choose_step(steps: Sequence[Step], number: int | None) -> Step:
 
 
 def longest_waits(steps: Sequence[Step], chosen: Step, most_steps: int, most_events: int) -> list[Step]:
-    """The chosen step, and with it the steps that waited longest, in their order.
-
-    Args:
-        steps: to choose from.
-        chosen: one of them; taken in any case.
-        most_steps, most_events: limits of what is taken.
-    """
+    """The chosen step, and with it the steps that waited longest, in their order, within the limits."""
     others = sorted((step for step in steps if step is not chosen), key=_waited_longest, reverse=True)
     taken, num_events = [chosen], _num_events(chosen)
     for step in others[: most_steps - 1]:
@@ -224,16 +206,16 @@ def _step(number: int, first: Pack, events: _Events) -> Step:
     )
 
 
-def _waits(stalls: Iterable[Stall]) -> list[Wait]:
-    waits: list[Wait] = []
+def _waits(stalls: Iterable[Stall]) -> list[Stall]:
+    waits: list[Stall] = []
     last: dict[int, int] = {}  # index of each thread's last wait
     for stall in sorted(stalls, key=lambda stall: stall.began_ns):
         before = waits[last[stall.thread]] if stall.thread in last else None
         is_same = before is not None and (before.cause, before.record) == (stall.cause, stall.record)
         if before is not None and is_same and stall.began_ns - before.end_ns < _ONE_WAIT_NS:
             end_ns = max(before.end_ns, stall.end_ns)  # rounded times may overlap
-            waits[last[stall.thread]] = Wait(before.began_ns, end_ns, stall.thread, stall.cause, stall.record)
+            waits[last[stall.thread]] = msgspec.structs.replace(before, end_ns=end_ns)
         else:
             last[stall.thread] = len(waits)
-            waits.append(Wait(stall.began_ns, stall.end_ns, stall.thread, stall.cause, stall.record))
+            waits.append(stall)
     return waits

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from ..base.config import format_bytes
 from ..returning.advice import keeps_too_much
 from .causes import CAUSES, Cause, ExplainedWait, codec_ns, explain, union_ns
-from .events import Header, Levels, Restore, Spill
+from .events import Header, Restore, Spill
 from .steps import Step
 
 __all__ = ["Direction", "StepSummary", "summarize"]
@@ -20,10 +19,9 @@ _WORTH_A_WORD = 0.03
 
 @dataclass(frozen=True)
 class Direction:
-    """The transfers of a step in one direction.
+    """The transfers of a step in one direction. Without "stored", bytes are logical ones.
 
     Attributes:
-        num_records, nbytes, stored_bytes: records, their logical bytes, and the bytes that they take on disk.
         busy_seconds: for how long anything moved; `lane_seconds`: the times of all transfers added up.
         codec_seconds: the part of `lane_seconds` in codecs.
         cpu_seconds: CPU time of all transfers for which it is known.
@@ -41,7 +39,6 @@ class Direction:
 
     @property
     def bytes_per_second(self) -> float:
-        """Logical bytes per second of `busy_seconds`; 0 if nothing moved."""
         return self.nbytes / self.busy_seconds if self.busy_seconds else 0.0
 
 
@@ -56,8 +53,7 @@ class StepSummary:
         resident_bytes, allocator_free_bytes: memory of the process at the end of forward, and the part of it that was
             freed but kept by its allocator; None: not recorded.
         away_bytes: of saved tensors that were on disk at that moment; None: not recorded.
-        wait_seconds: by phase and cause, all threads added up.
-        num_waits: number of waits, by phase and cause.
+        wait_seconds, num_waits: by phase and cause, all threads added up.
     """
 
     number: int
@@ -78,12 +74,10 @@ class StepSummary:
 
     @property
     def waited_seconds(self) -> float:
-        """All waits, all threads added up."""
         return sum(sum(by_cause.values()) for by_cause in self.wait_seconds.values())
 
     @property
     def memory(self) -> str | None:
-        """The memory of the process at the end of forward, in words; None: not recorded."""
         if self.resident_bytes is None:
             return None
         words = f"At the end of forward the process held {format_bytes(self.resident_bytes)}"
@@ -103,10 +97,6 @@ class StepSummary:
             "(docs/how_to/memory_on_cpu.md)."
         )
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return asdict(self)
-
 
 def summarize(step: Step, header: Header) -> StepSummary:
     """The figures of a step."""
@@ -120,6 +110,8 @@ def summarize(step: Step, header: Header) -> StepSummary:
         _sentence("backward", by_phase["backward"], backward_seconds or 0.0, read, step, header),
     ]
     headline = [line for line in lines if line] or [_quick(waits, step)]
+    memory = step.memory
+    away_bytes = [level.disk_bytes for level in step.levels if memory is not None and level.at_ns <= memory.at_ns]
     return StepSummary(
         number=step.number,
         headline=headline,
@@ -135,15 +127,10 @@ def summarize(step: Step, header: Header) -> StepSummary:
         written=written,
         read=read,
         is_whole=step.is_whole,
-        resident_bytes=None if step.memory is None else step.memory.resident_bytes,
-        allocator_free_bytes=None if step.memory is None else step.memory.allocator_free_bytes,
-        away_bytes=None if step.memory is None else _away_bytes(step.levels, step.memory.at_ns),
+        resident_bytes=None if memory is None else memory.resident_bytes,
+        allocator_free_bytes=None if memory is None else memory.allocator_free_bytes,
+        away_bytes=away_bytes[-1] if away_bytes else None,
     )
-
-
-def _away_bytes(levels: Sequence[Levels], at_ns: int) -> int | None:
-    before = [level.disk_bytes for level in levels if level.at_ns <= at_ns]
-    return before[-1] if before else None
 
 
 _PHASES: Mapping[str, Callable[[Step], tuple[int, int]]] = {

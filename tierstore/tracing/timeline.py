@@ -1,4 +1,4 @@
-"""A step as lanes of boxes and curves. Pictures, pages and Perfetto's files are made of them. Pure.
+"""A step as lanes of boxes and curves, of which pages and Perfetto's files are made. Pure.
 
 A transfer alternates between a codec and the drive. Its box is cut into one part for each: the lengths of the two
 parts are true, their order is not.
@@ -7,65 +7,28 @@ parts are true, their order is not.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..base.config import format_bytes
 from .causes import CAUSES, codec_ns, explain
-from .events import Levels, Restore, Spill, StoreSettings
+from .events import Restore, Spill, StoreSettings
 from .steps import Step
 
-__all__ = ["COLOURS", "ON_DARK", "TIERS", "Box", "Curve", "Lane", "Limit", "Timeline", "limits_of", "timeline_of"]
+__all__ = ["TIERS", "Box", "Curve", "Lane", "Limit", "Timeline", "limits_of", "timeline_of"]
 
-COLOURS: Mapping[str, str] = {
-    "forward": "#c9d7e8",
-    "backward": "#d9cfe6",
-    "drive": "#c62828",
-    "codec": "#ef8f00",
-    "room": "#6a1b9a",
-    "prefetch off": "#00796b",
-    "store": "#616161",
-    "write": "#3b78b5",
-    "read": "#4a9d4f",
-    "encode": "#f3b562",
-    "decode": "#f7d9a8",
-    "copy": "#26a69a",
+TIERS: Mapping[str, str] = {
+    "device_bytes": "device",
+    "host_bytes": "host: within the budget",
+    "staging_bytes": "host: staging, on the way",
+    "lent_bytes": "host: lent",
+    "uncharged_bytes": "host: where autograd left it",
+    "disk_bytes": "disk",
 }
-"""The colour of each kind of box: what a thread does, what it waits for, and what moves."""
-
-TIERS: Mapping[str, tuple[str, str]] = {
-    "device_bytes": ("device", "#5c6bc0"),
-    "host_bytes": ("host: within the budget", "#90a4ae"),
-    "staging_bytes": ("host: staging, on the way", "#a1887f"),
-    "lent_bytes": ("host: lent", "#d7ccc8"),
-    "uncharged_bytes": ("host: where autograd left it", "#cfd8dc"),
-    "disk_bytes": ("disk", "#455a64"),
-}
-"""The name and colour of each field of `Levels`. What has a budget lies at the bottom, so that it can be compared."""
-
-ON_DARK: Mapping[str, str] = {
-    "forward": "#31465f",
-    "backward": "#483a5c",
-    "drive": "#e5534b",
-    "room": "#b05fd6",
-    "prefetch off": "#1fb5a3",
-    "store": "#9aa0a6",
-    "write": "#5a9bdc",
-    "read": "#62b968",
-    "encode": "#c98f43",
-    "decode": "#a68a5a",
-    "copy": "#4dd0c0",
-    "device_bytes": "#7986cb",
-    "host_bytes": "#78909c",
-    "lent_bytes": "#6d625e",
-    "uncharged_bytes": "#46515a",
-    "disk_bytes": "#607d8b",
-}
-"""The colours that differ on a dark ground: of kinds of boxes, and of fields of `Levels`."""
+"""The name of each field of `Levels`. What has a budget lies at the bottom, so that it can be compared."""
 
 
-@dataclass(frozen=True)
-class Box:
-    """Something that lasts, or (`began_ns == ended_ns`) happens; `kind` is a key of `COLOURS`."""
+class Box(NamedTuple):
+    """Something that lasts, or (`began_ns == ended_ns`) happens. `kind`: a cause of a wait, or what a lane does."""
 
     began_ns: int
     ended_ns: int
@@ -73,31 +36,23 @@ class Box:
     text: str
 
 
-@dataclass(frozen=True)
-class Lane:
-    """Boxes that do not overlap, except that waits lie over a phase. `group`: the kind of lane."""
+class Lane(NamedTuple):
+    """Boxes that do not overlap, except that waits lie over a phase."""
 
     group: str
     name: str
     boxes: Sequence[Box]
 
 
-@dataclass(frozen=True)
-class Curve:
-    """How many bytes a tier holds from each of the times on."""
+class Curve(NamedTuple):
+    """How many bytes a tier holds from each of the times on; `field` is a key of `TIERS`."""
 
     field: str
     times_ns: Sequence[int]
     nbytes: Sequence[int]
 
-    @property
-    def name(self) -> str:
-        """The tier's name for people."""
-        return TIERS[self.field][0]
 
-
-@dataclass(frozen=True)
-class Limit:
+class Limit(NamedTuple):
     """A budget: the most that this tier may hold, together with the tiers of its chart that lie below it."""
 
     field: str
@@ -105,9 +60,8 @@ class Limit:
     nbytes: int
 
 
-@dataclass(frozen=True)
-class Timeline:
-    """One step as lanes and curves; times as in the trace."""
+class Timeline(NamedTuple):
+    """One step; times as in the trace."""
 
     began_ns: int
     ended_ns: int
@@ -128,14 +82,10 @@ def limits_of(step: Step, store: StoreSettings) -> list[Limit]:
 
 def timeline_of(step: Step, thread_names: Mapping[int, str]) -> Timeline:
     """The timeline of a step. Its lanes: threads, copies, codec, drive; empty lanes are left out."""
-    lanes = [
-        *_threads(step, thread_names),
-        *_copies(step),
-        *_codec(step),
-        *_drive("drive: writes", "write", step.spills, step),
-        *_drive("drive: reads", "read", step.restores, step),
-    ]
-    return Timeline(step.began_ns, step.ended_ns, lanes, _curves(step))
+    lanes = [*_threads(step, thread_names), *_copies(step), *_transfers(step)]
+    times = [level.at_ns for level in step.levels]
+    curves = [Curve(field, times, [getattr(level, field) for level in step.levels]) for field in TIERS]
+    return Timeline(step.began_ns, step.ended_ns, lanes, [curve for curve in curves if any(curve.nbytes)])
 
 
 def _threads(step: Step, names: Mapping[int, str]) -> Iterator[Lane]:
@@ -144,9 +94,11 @@ def _threads(step: Step, names: Mapping[int, str]) -> Iterator[Lane]:
     for thread in dict.fromkeys([step.thread, *unpacks, *(each.wait.thread for each in waits)]):
         boxes = []
         if thread == step.thread:
-            boxes.append(_phase(step.began_ns, step.forward_ended_ns, "forward", f"{len(step.packs)} tensors packed"))
+            ended_ns = max(step.began_ns, step.forward_ended_ns)
+            boxes.append(Box(step.began_ns, ended_ns, "forward", f"forward: {len(step.packs)} tensors packed"))
         if thread in unpacks and step.backward_began_ns is not None:
-            boxes.append(_phase(step.backward_began_ns, step.ended_ns, "backward", f"{len(step.unpacks)} asked for"))
+            asked = f"backward: {len(step.unpacks)} asked for"
+            boxes.append(Box(step.backward_began_ns, step.ended_ns, "backward", asked))
         for each in waits:
             if each.wait.thread == thread:
                 whom = "an unpack waits" if each.is_backward else "a pack waits"
@@ -156,40 +108,34 @@ def _threads(step: Step, names: Mapping[int, str]) -> Iterator[Lane]:
         yield Lane("compute", names.get(thread, f"thread {thread}"), boxes)
 
 
-def _phase(began_ns: int, ended_ns: int, kind: str, what: str) -> Box:
-    return Box(began_ns, max(began_ns, ended_ns), kind, f"{kind}: {what}")
-
-
 def _copies(step: Step) -> Iterator[Lane]:
     for name, copies in (("to host", step.offloads), ("to device", step.reloads)):
-        if copies:
-            boxes = [
-                Box(copy.at_ns, copy.at_ns, "copy", f"record {copy.record}, {format_bytes(copy.nbytes)}, queued")
-                for copy in copies
-            ]
+        boxes = [
+            Box(copy.at_ns, copy.at_ns, "copy", f"record {copy.record}, {format_bytes(copy.nbytes)}, queued")
+            for copy in copies
+        ]
+        if boxes:
             yield Lane("copies", name, boxes)
 
 
-def _codec(step: Step) -> Iterator[Lane]:
-    for name, kind, jobs in (("encode", "encode", step.spills), ("decode", "decode", step.restores)):
-        boxes_of: dict[int, list[Box]] = {}
-        for job in jobs:
-            in_codec_ns = codec_ns(job, step.codecs)
-            if in_codec_ns:
-                began_ns = job.began_ns if kind == "encode" else job.end_ns - in_codec_ns
-                end_ns = began_ns + in_codec_ns
-                boxes_of.setdefault(job.lane, []).append(Box(began_ns, end_ns, kind, _about(job, step)))
-        for lane, boxes in sorted(boxes_of.items()):
-            yield Lane("codec", f"{name} {lane + 1}", boxes)
+def _transfers(step: Step) -> Iterator[Lane]:
+    ways: tuple[tuple[str, str, Sequence[Spill | Restore]], ...]
+    ways = ("encode", "write", step.spills), ("decode", "read", step.restores)
+    for in_codec, _, jobs in ways:
+        yield from _lanes("codec", in_codec, [job for job in jobs if codec_ns(job, step.codecs)], step)
+    for _, at_drive, jobs in ways:
+        yield from _lanes(f"drive: {at_drive}s", at_drive, jobs, step)
 
 
-def _drive(group: str, kind: str, jobs: Sequence[Spill] | Sequence[Restore], step: Step) -> Iterator[Lane]:
+def _lanes(group: str, kind: str, jobs: Sequence[Spill | Restore], step: Step) -> Iterator[Lane]:
+    """One for each lane of the engine, with this part of its transfers."""
     boxes_of: dict[int, list[Box]] = {}
     for job in jobs:
         in_codec_ns = codec_ns(job, step.codecs)
-        began_ns = job.began_ns + (in_codec_ns if kind == "write" else 0)
-        ended_ns = job.end_ns - (in_codec_ns if kind == "read" else 0)
-        boxes_of.setdefault(job.lane, []).append(Box(began_ns, ended_ns, kind, _about(job, step)))
+        turn_ns = job.began_ns + in_codec_ns if isinstance(job, Spill) else job.end_ns - in_codec_ns
+        is_first = kind in ("encode", "read")
+        times = (job.began_ns, turn_ns) if is_first else (turn_ns, job.end_ns)
+        boxes_of.setdefault(job.lane, []).append(Box(*times, kind, _about(job, step)))
     for lane, boxes in sorted(boxes_of.items()):
         yield Lane(group, f"{kind} {lane + 1}", boxes)
 
@@ -208,13 +154,3 @@ def _about(job: Spill | Restore, step: Step) -> str:
     if job.failed is not None:
         parts.append(f"failed: {job.failed}")
     return ", ".join(parts)
-
-
-def _curves(step: Step) -> list[Curve]:
-    times = [level.at_ns for level in step.levels]
-    curves = [Curve(field, times, _of_field(step.levels, field)) for field in TIERS]
-    return [curve for curve in curves if any(curve.nbytes)]
-
-
-def _of_field(levels: Sequence[Levels], field: str) -> list[int]:
-    return [getattr(level, field) for level in levels]
