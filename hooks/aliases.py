@@ -26,9 +26,12 @@ __all__ = ["Joined", "join_record"]
 
 
 class Joined(NamedTuple):
-    """A record that already holds a tensor's bytes. `layout`: the tensor's, over the storage that the record was made of.
+    """A record that already holds a tensor's bytes.
 
-    `is_restored`: the tensor lies over restored bytes; it may have another version counter than the record.
+    Attributes:
+        handle: the record's handle.
+        layout: the tensor's geometry, over the storage that the record was made of.
+        is_restored: the tensor lies over restored bytes; it may have another version counter than the record.
     """
 
     handle: Handle
@@ -41,7 +44,11 @@ def join_record(
 ) -> Joined | None:
     """Let a tensor share the record that holds its bytes too; None: it needs a record of its own.
 
-    `root`: the tensor's base, or the tensor itself.
+    Args:
+        residency: the store's.
+        tensor: was saved.
+        root: the tensor's base, or the tensor itself.
+        layout: the tensor's geometry.
     """
     for record, handle in records_over(tensor.untyped_storage(), tensor._version, residency):
         if record.span is not None:
