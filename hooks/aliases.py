@@ -26,12 +26,10 @@ __all__ = ["Joined", "join_record"]
 
 
 class Joined(NamedTuple):
-    """A record that already holds a tensor's bytes.
+    """A record that already holds a tensor's bytes, and the tensor's layout over the storage that the record was made
+    of.
 
-    Attributes:
-        handle: the record's handle.
-        layout: the tensor's geometry, over the storage that the record was made of.
-        is_restored: the tensor lies over restored bytes; it may have another version counter than the record.
+    `is_restored`: the tensor lies over restored bytes; it may have another version counter than the record.
     """
 
     handle: Handle
@@ -44,11 +42,7 @@ def join_record(
 ) -> Joined | None:
     """Let a tensor share the record that holds its bytes too; None: it needs a record of its own.
 
-    Args:
-        residency: the store's.
-        tensor: was saved.
-        root: the tensor's base, or the tensor itself.
-        layout: the tensor's geometry.
+    `root`: the tensor's base, or the tensor itself.
     """
     for record, handle in records_over(tensor.untyped_storage(), tensor._version, residency):
         if record.span is not None:

@@ -25,7 +25,7 @@ _ADVICE = "compile the blocks and offload around them: offload_module(torch.comp
 
 @uncompiled
 def warn_of_compiled_caller(scope: str) -> None:
-    """Warn: a scope is being entered inside a compiled call. `scope`: the name of its class."""
+    """Warn that a scope, of the class of that name, is being entered inside a compiled call."""
     warnings.warn(
         f"{scope} is entered inside torch.compile: the function that enters it is not compiled, only what it calls; "
         + _ADVICE,
@@ -37,10 +37,7 @@ def warn_of_compiled_caller(scope: str) -> None:
 def large_nodes(spans: Iterable[tuple[int, int, int]], budget_bytes: int) -> dict[int, int]:
     """The autograd nodes that have saved more than `budget_bytes`, and how many bytes each has saved.
 
-    Empty if nothing can be compiled in this process, because Dynamo is not imported.
-
-    Args:
-        spans: (node, number of the storage, bytes) of each saved tensor.
+    `spans`: (node, number of the storage, bytes) of each saved tensor. Empty without Dynamo: nothing is compiled then.
     """
     if "torch._dynamo" not in sys.modules:
         return {}
@@ -52,12 +49,7 @@ def large_nodes(spans: Iterable[tuple[int, int, int]], budget_bytes: int) -> dic
 
 
 def warn_if_region(nbytes: int | None, budget_bytes: int) -> None:
-    """Warn if the autograd node that runs is a compiled region that has saved more than the budget.
-
-    Args:
-        nbytes: how much the node has saved; None: no more than the budget.
-        budget_bytes: for the message.
-    """
+    """Warn if the autograd node that runs is a compiled region. `nbytes`: its own, if beyond the budget; else None."""
     node = current_autograd_node()
     if nbytes is not None and node is not None and node.name() == _COMPILED_NODE:
         warnings.warn(

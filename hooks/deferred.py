@@ -18,17 +18,10 @@ _KINDS = (
 
 
 def refuse_deferred(option: str, given: object, function: Any) -> None:
-    """Refuse a function that begins to run only when its result is iterated over or awaited.
+    """Raise ConfigError for a function that begins to run only when its result is iterated over or awaited.
 
     The scope cannot be left open until then: hooks belong to a thread, so they would be in force for whatever else runs
-    on that thread before the body goes on.
-
-    Args:
-        option, given: for the message.
-        function: anything callable; also a `functools.partial`, or an object with such a `__call__`.
-
-    Raises:
-        ConfigError: the function is of that kind.
+    there before the body goes on. `function` may be a `functools.partial`, or an object with such a `__call__`.
     """
     while isinstance(function, functools.partial):
         function = function.func

@@ -35,16 +35,11 @@ _lock = threading.RLock()  # a finalizer may offload a module where its thread h
 class Around(Protocol):
     """What a module's calls go through. Copies of the module share it."""
 
-    def run(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Make the call, and return its result. On the thread that calls the module."""
+    def run(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
 
 
 def check_callable(module: object) -> None:
-    """Refuse a module whose calls nothing can be put around.
-
-    Raises:
-        ConfigError: not a module, or forward does not exist, is a generator function or an async one.
-    """
+    """Raise ConfigError if it is no module, or its forward does not exist, is a generator function or an async one."""
     if not isinstance(module, nn.Module):
         raise ConfigTypeError("module", module, "give a torch.nn.Module")
     if getattr(module.forward, "__func__", None) is nn.Module.forward:
@@ -88,10 +83,7 @@ def _make_looking(kind: type[nn.Module]) -> None:
 
 
 def _is_looking(call: object) -> bool:
-    """Whether this very function looks: `functools.wraps` copies attributes to functions that only call one that does.
-
-    They may also call none, so nothing is concluded from the copy.
-    """
+    """Whether this very function looks: `functools.wraps` copies attributes to functions that need not call it."""
     return getattr(call, _LOOKS, None) is call
 
 

@@ -1,7 +1,6 @@
-"""The logs that are alive, each found by its number.
+"""The logs that are alive, each found by its number, by which operators of a traced graph refer to it (`traced.py`).
 
-A graph that compiled autograd has traced holds no Python objects: its operators take numbers (`traced.py`). Here such
-an operator finds the log that its number stands for. The list keeps no log alive; the saved tensors of a log do.
+The list keeps no log alive; the saved tensors of a log do.
 
 NOTE [Layouts for traces]
 Whatever the tracing of a backward looks at becomes a condition of its graph: where it differs the next time, backward
@@ -68,12 +67,7 @@ def enlist(log: Log) -> None:
 
 
 def living_log(number: int) -> Log:
-    """The log of that number.
-
-    Raises:
-        RuntimeError: the log is gone. That is a bug of ours: a traced graph keeps the saved tensors that it asks for,
-            and they keep their log.
-    """
+    """The log of that number. It lives: a traced graph keeps its saved tensors, and they keep their log."""
     log = _living[number]()
     if log is None:
         raise RuntimeError(f"log {number} is gone")

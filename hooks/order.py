@@ -1,11 +1,8 @@
 """The log of a graph: its saved tensors in the order of packing, and what backward does with that order.
 
-In forward, `open_log` gives a thread the log to pack into, and each pack is compared with the graphs that are known. In
-backward, the log counts what is asked for and has the store bring back what will be asked for next. When the graph is
-gone, the order in which backward asked is learned, for the next forward that packs the same.
-
-The decisions are made in `tierstore/rules`, which knows only numbers: `plan.py` says what stays and what leaves,
-`lookahead.py` what comes back next, `reach.py` how far ahead.
+In forward, each pack is compared with the graphs that are known. In backward, the log counts what is asked for and has
+the store bring back what comes next. When the graph is gone, the order in which backward asked is learned. The
+decisions are made in `tierstore/rules`: `plan.py`, `lookahead.py`, `reach.py`.
 """
 
 from __future__ import annotations
@@ -38,11 +35,9 @@ class LogOptions(NamedTuple):
     """The arguments of `tiered_offload` that a log follows.
 
     Attributes:
-        lookahead_bytes: how far ahead of backward to fetch; None: it is found, see NOTE [No farther than it takes] in
-            `reach.py`.
+        lookahead_bytes: None: it is found, see NOTE [No farther than it takes] in `reach.py`.
         orders: the orders that are known, to learn and to recall; None: the reverse-topological order is followed.
-        device_bytes: how much may stay on accelerators; None: it is found, see NOTE [What compute covers] in
-            `coverage.py`.
+        device_bytes: None: it is found, see NOTE [What compute covers] in `coverage.py`.
     """
 
     lookahead_bytes: int | None
@@ -51,18 +46,14 @@ class LogOptions(NamedTuple):
 
 
 class LogRecording(Protocol):
-    """The recording of a trace, as far as a log tells it something."""
+    """The recording of a trace, as far as a log tells it something, under the store's lock."""
 
     def booked(self, index: int, record: int) -> None:
-        """Saved tensor `index`, until now only noted, has got the record of that key. Under the store's lock."""
+        """Saved tensor `index`, until now only noted, has got the record of that key."""
 
 
 class PackLog(NotedLog):
     """The log of one graph: what one thread packed between two backwards, in one scope or in several.
-
-    Args:
-        store: the store that it was packed into.
-        options: see `LogOptions`.
 
     Attributes:
         started: backward has asked for something.
@@ -92,13 +83,12 @@ class PackLog(NotedLog):
         self._large_nodes: dict[int, int] = {}  # bytes of the nodes that have saved more than that
 
     def record_to(self, recording: LogRecording) -> None:
-        """From now on, tell that recording, and no other."""
         self.recording = recording
 
     # --- forward ------------------------------------------------------------------------------------------------
 
     def follow_plan(self, index: int) -> None:
-        """Compare pack `index` with the graphs that are known, and choose the plan that is followed from now on.
+        """Compare pack `index` with the graphs that are known, and choose the plan to follow.
 
         To be called for the first pack of a log, and for each next one as long as there is a plan.
         """
@@ -109,17 +99,13 @@ class PackLog(NotedLog):
             self.plan = order.plan
 
     def _keep_uncovered(self, coverage: Coverage, plan: Plan | None, index: int) -> None:
-        """Leave on the accelerator what compute does not cover; of an unknown graph, nothing.
-
-        See NOTE [What compute covers] in `coverage.py`.
-        """
+        """Leave on the accelerator what compute does not cover: see NOTE [What compute covers] in `coverage.py`."""
         self.residency.keep_on_device(0 if plan is None else coverage.staying_bytes(plan.trace.signatures[-1]))
         record = self.records[index]
         if plan is not None and index == 0 and record is not None and record.device is not None:
             self._times = self.residency.time_graph(record)
 
     def times_from(self, record: Record) -> GraphTimes:
-        """The times of the graph on its accelerator, for a trace. `record`: of its first pack."""
         return self.residency.time_graph(record) if self._times is None else self._times
 
     def settle(self) -> None:
@@ -135,7 +121,6 @@ class PackLog(NotedLog):
         self._order.come_in(index, record)
 
     def asked_for(self, index: int) -> None:
-        """Backward asks for saved tensor `index`."""
         if not self.started:
             self._start()
             if self._order.is_followed and self.records[index] is None:  # one with a record looks ahead in `fetch`
@@ -161,16 +146,12 @@ class PackLog(NotedLog):
         return self.residency.fetch(record, layout, order.lookahead, order.reload_ahead, index)
 
     def give(self, index: int, layout: Layout) -> torch.Tensor:
-        """Saved tensor `index`, for a traced graph: noted or not, in that geometry, which has no lazy bits.
-
-        Waits only if its bytes are not in memory. Raises what `TierStore.get` raises.
-        """
+        """The same for a traced graph: noted or not. `layout` has no lazy bits."""
         reference = self.noted.get(index)
         noted = None if reference is None else reference()
         return self.fetch(index, layout) if noted is None else alias_of(noted.unpack(), noted.layout)
 
     def _start(self) -> None:
-        """Backward asks for something for the first time."""
         self.started = True
         self.plan = None
         self.residency.begin_backward(self)
@@ -187,10 +168,7 @@ class PackLog(NotedLog):
             self.remains.call_at_end(ending)
 
     def _packs(self) -> Packs[Record]:
-        """Copies of the lists, as far as the packs are complete.
-
-        Another thread may be in the midst of a pack. It enters the record last.
-        """
+        """Copies of the lists, as far as packs are complete: another thread may be in one; its record comes last."""
         num_packs = len(self.records)
         records = self.records[:num_packs]
         return Packs(self.nodes[:num_packs], self.sizes[:num_packs], records, self._storages(records))
@@ -206,11 +184,10 @@ class PackLog(NotedLog):
 
 
 def open_log(store: TierStore, options: LogOptions) -> PackLog:
-    """The log that this thread packs into next.
+    """The log that this thread packs into next: as a rule the one that it packed into last, with the same options.
 
-    As a rule it is the one that the thread packed into last, with the same options: a model whose blocks have a scope
-    each is one graph, and so one log. A new log begins where that one is gone, where backward has begun on it, and
-    where most of what it holds is dead: its graphs were dropped without a backward.
+    A model whose blocks have a scope each is one graph, and so one log. A new log begins where that one is gone, where
+    backward has begun on it, and where most of what it holds is dead: its graphs were dropped without a backward.
     """
     logs: dict[LogOptions, weakref.ref[PackLog]] = store.of_thread.__dict__.setdefault("logs", {})
     reference = logs.get(options)

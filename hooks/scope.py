@@ -1,9 +1,9 @@
 """One entry of `tiered_offload`: it packs what autograd saves.
 
-`OffloadScope.pack` first asks whether a tensor is worth storing. If it is not, it stays where it is, as a `Kept`
-(`select.py`). Otherwise a `SavedTensor` (`saved.py`) goes into the graph. In host memory the tensor is at first only
-*noted* (`Residency.note`), which costs least. On an accelerator, or over restored bytes, it gets its record at once
-(`OffloadScope._book`): the first has to leave soon, the second may share a record that there is.
+What is not worth storing stays where it is, as a `Kept` (`select.py`). Otherwise a `SavedTensor` (`saved.py`) goes into
+the graph. In host memory the tensor is at first only *noted* (`Residency.note`), which costs least. On an accelerator,
+or over restored bytes, it gets its record at once (`OffloadScope._book`): the first has to leave soon, the second may
+share a record that there is.
 
 NOTE [Not before the kernel]
 Autograd saves some tensors *before* the kernel that fills them has run (the noise of `rrelu`), and it saves every
@@ -39,14 +39,7 @@ Select = Callable[[torch.Tensor], bool]
 
 
 class OffloadScope:
-    """One entry of `tiered_offload`. Only the thread that has entered calls it.
-
-    Args:
-        store: takes the saved tensors.
-        limits: which tensors are too small to be stored.
-        select: as `tiered_offload`'s.
-        options: of the logs that it packs into.
-    """
+    """One entry of `tiered_offload`. Only the thread that has entered calls it."""
 
     def __init__(self, store: TierStore, limits: SmallLimits, select: Select | None, options: LogOptions) -> None:
         self._store = store
@@ -135,7 +128,7 @@ class OffloadScope:
         self._fresh = []
 
     def _begin_log(self, node: int) -> PackLog:
-        """Backward has begun on the log: what this node and later ones save belongs to a new one, which is returned."""
+        """Backward has begun on the log: what this node and later ones save belongs to a new one."""
         if self._log.newest_node == node:
             self._unsettled_logs.append(self._log)
         else:
