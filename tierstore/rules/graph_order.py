@@ -33,11 +33,8 @@ class Budgets(NamedTuple):
 class Packs(NamedTuple, Generic[R]):
     """The packs of a graph, in order: lists of the same length.
 
-    Attributes:
-        nodes: the autograd node that saved each tensor.
-        sizes: bytes of each tensor's storage.
-        records: the record of each; None while it is only noted.
-        storages: a number for each storage: packs of one storage have the same, unless they are dead.
+    `sizes`: bytes of each tensor's storage. `records`: None while a tensor is only noted. `storages`: a number for each
+    storage: packs of one storage have the same, unless they are dead.
     """
 
     nodes: Sequence[int]
@@ -87,7 +84,6 @@ class GraphOrder(Generic[R]):
 
     @property
     def is_followed(self) -> bool:
-        """See above."""
         return self._trace is not None
 
     def follow(self, index: int, node: int, nbytes: int) -> bool:

@@ -46,10 +46,6 @@ class LearnedOrders:
     """The traces seen, by the signature of all their packs; the least recently used are forgotten.
 
     Any thread may call it: it uses single operations on dictionaries only.
-
-    Attributes:
-        coverage: how much of each graph has to stay on the accelerator, if the store has to find that out.
-        reaches: for which graphs prefetching into staging alone is enough.
     """
 
     def __init__(self) -> None:
@@ -76,7 +72,6 @@ class LearnedOrders:
             self._plans = {}
 
     def recall(self, signature: Signature) -> Trace | None:
-        """The trace of the packs with that signature; None: none is known."""
         self._touch(signature)
         return self._traces.get(signature)
 
@@ -109,11 +104,8 @@ class LearnedOrders:
 class Lookahead(Generic[R]):
     """A position in the order of one graph, and what lies ahead of it within a number of bytes.
 
-    Args:
-        limit_bytes: how many bytes may be fetched ahead and not asked for yet; 0: look ahead not at all.
-
-    Attributes:
-        reach: into which windows bytes may be fetched ahead.
+    `limit_bytes`: how many may be fetched ahead and not asked for yet; 0: look ahead not at all. `reach`: into which
+    windows.
     """
 
     def __init__(self, limit_bytes: int) -> None:

@@ -1,7 +1,6 @@
 """The seam of the rules: what they ask of the memory that holds the bytes, and of the engine that moves them.
 
-The store answers with tensors, slots and a real engine (`residency/memory.py`, `store/engine.py`); the simulator with
-numbers in virtual time (`simulator/memory.py`, `simulator/engine.py`). No call waits.
+The store answers with tensors, slots and a real engine; the simulator with numbers in virtual time. No call waits.
 """
 
 from __future__ import annotations
@@ -20,38 +19,29 @@ class Memory(Protocol[R_contra]):
 
     @property
     def cached_bytes(self) -> int:
-        """Bytes of free memory that is kept for the next records."""
+        """Free memory that is kept for the next records."""
 
     def is_ours(self, record: R_contra) -> bool:
-        """Whether the record's memory may be taken away: nobody else holds it, or it is to be stored in any case."""
+        """Whether nobody else holds the record's memory, or it is to be stored in any case."""
 
     def book_settled(self) -> None:
         """Make records of the noted tensors whose bytes may be read."""
 
     def trim(self, *, is_for_read: bool = False) -> None:
-        """Give back free memory that the windows leave no room for. Called when they leave less free than before.
-
-        `is_for_read`: because of a read. Then memory for another one may be kept.
-        """
+        """Give back free memory that the windows leave no room for; after a read, memory for another one may be kept."""
 
     def prepare_offload(self, record: R_contra) -> None:
         """Decide which bytes are copied from the device, set `record.nbytes` to that, and give the record a slot."""
 
     def prepare_read(self, record: R_contra) -> None:
-        """Give the record a slot for the bytes that are read.
-
-        Raises:
-            OSError: the system has no memory.
-        """
+        """Give the record a slot for the bytes that are read. Raises OSError: the system has no memory."""
 
     def begin_write(self, record: R_contra) -> int | None:
         """Hold the record's memory for a write; returns the bytes to write. None: its handle is just dying."""
 
-    def begin_read(self, record: R_contra) -> None:
-        """Hold the record's slot for a read."""
+    def begin_read(self, record: R_contra) -> None: ...
 
-    def end_job(self, record: R_contra) -> None:
-        """Hold the memory no longer."""
+    def end_job(self, record: R_contra) -> None: ...
 
     def has_moved(self, record: R_contra) -> bool:
         """Whether the memory that a write reads was moved or resized by others while it ran."""
@@ -71,14 +61,12 @@ class Memory(Protocol[R_contra]):
     def forget(self, record: R_contra) -> None:
         """The handle is gone: the record has no claim to any memory."""
 
-    def take_back(self) -> None:
-        """Free the slots whose last user has gone."""
+    def take_back(self) -> None: ...
 
-    def has_changed(self) -> bool:
-        """Whether `catch_up` would find something that has ended."""
+    def has_changed(self) -> bool: ...
 
     def catch_up(self) -> None:
-        """Account for graphs that have died and for slots that are free again."""
+        """Account for graphs that have died and for slots that are free again: what `has_changed` tells of."""
 
     def give_up(self) -> None:
         """The store is closed: let go of all that others may still use, and of all noted tensors."""

@@ -42,9 +42,6 @@ R = TypeVar("R", bound=Settled)
 class Pending(Generic[R]):
     """The settled records in state PENDING. Guarded by the store's lock.
 
-    Args:
-        is_sole_owner: whether nobody else holds a record's storage now.
-
     Attributes:
         num_bytes: bytes of all of them.
         must_be_examined: one of them leaves as soon as it is ours: it is on an accelerator, or the plan sends it away.
@@ -68,7 +65,6 @@ class Pending(Generic[R]):
                 self.must_be_examined |= record.device is not None or record.place is Place.DISK
 
     def share(self, record: R) -> None:
-        """Add a record whose storage somebody else also holds."""
         record.shared = True
         self._shared[record.key] = record
         self.must_be_examined |= record.place is Place.DISK
@@ -97,12 +93,10 @@ class Pending(Generic[R]):
             yield record
 
     def forget(self, record: R) -> None:
-        """Remove the record, if it is here."""
         if self._fresh.pop(record.key, None) is not None or self._shared.pop(record.key, None) is not None:
             self.num_bytes -= record.nbytes
 
     def clear(self) -> None:
-        """Remove all."""
         self._fresh.clear()
         self._unsurveyed.clear()
         self._shared.clear()

@@ -101,7 +101,6 @@ class Plan:
     """Where the record of each pack of a trace belongs.
 
     Attributes:
-        trace: the trace that the plan is for.
         worths: for each pack, at most the number of packs; the higher, the sooner needed. The lowest leaves first.
         places: for each pack; None: not decided, the record leaves when it has to.
         is_needed: the records are more than the budgets hold.

@@ -38,13 +38,7 @@ MOST_NOTED_BYTES = 2**19
 
 
 class Window:
-    """A byte-accurate counter with a limit that its owner enforces.
-
-    Attributes:
-        limit_bytes: the limit; None: unlimited.
-        used_bytes: bytes charged now.
-        peak_bytes: the most bytes that were ever charged at once.
-    """
+    """A byte-accurate counter with a limit (None: unlimited) that its owner enforces, and the most that was charged at once."""
 
     __slots__ = ("limit_bytes", "peak_bytes", "used_bytes")
 
@@ -54,17 +48,14 @@ class Window:
         self.peak_bytes = 0
 
     def fits(self, nbytes: int) -> bool:
-        """Whether `nbytes` more would stay within the limit."""
         return self.limit_bytes is None or self.used_bytes + nbytes <= self.limit_bytes
 
     def charge(self, nbytes: int) -> None:
-        """Count bytes in."""
         self.used_bytes += nbytes
         if self.used_bytes > self.peak_bytes:
             self.peak_bytes = self.used_bytes
 
     def discharge(self, nbytes: int) -> None:
-        """Count bytes out."""
         self.used_bytes -= nbytes
 
 
@@ -94,8 +85,6 @@ class HostWindows:
         grows: staging may take room for several of the largest tensors from host: see NOTE [Large tensors].
 
     Attributes:
-        host_bytes: the limit of host, as given to the constructor or to `limit`.
-        grows: as above.
         host_bytes_peak: the most bytes that were ever charged to host and to the part that staging took from it.
         noted_bytes, most_noted_bytes: charged to staging for noted tensors, and the limit: see NOTE [Small tensors].
     """
@@ -115,7 +104,6 @@ class HostWindows:
 
     @property
     def limits(self) -> tuple[int, int]:
-        """The limits of host and of staging in force now."""
         return self.host_bytes - self._taken_bytes, self._staging_bytes + self._taken_bytes
 
     @property
@@ -168,12 +156,10 @@ class HostWindows:
         )
 
     def charge_noted(self, nbytes: int) -> None:
-        """Charge staging with `nbytes` more of noted tensors."""
         self.noted_bytes += nbytes
         self.staging.charge(nbytes)
 
     def keep_noted(self, nbytes: int) -> None:
-        """Reduce the charge for noted tensors to `nbytes`, if it is higher."""
         surplus = self.noted_bytes - nbytes
         if surplus > 0:
             self.noted_bytes = nbytes
