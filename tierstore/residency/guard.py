@@ -49,12 +49,10 @@ def whole(
 ) -> Callable[Concatenate[_G, _P], _T]:
     """Decorator: if an interrupt (`interrupts.py`) ends the call in the middle of a change, the store is closed.
 
-    The call runs outside of the caller's modes (`unseen_by_modes`).
-
-    An interrupt may come between any two steps of a change. Half changed books could lose a wake-up, or give one slot
-    to two records: the result would be a hang, or wrong values. The books are whole during a wait, and where no method
-    in the traceback says otherwise. A method says so with its local variable `is_changing`; if the outermost method has
-    no such variable, it counts as changing all the time (`is_half_changed`).
+    The call runs outside of the caller's modes (`unseen_by_modes`). Half changed books could lose a wake-up, or give
+    one slot to two records: the result would be a hang, or wrong values. The books are whole during a wait, and where
+    no method in the traceback says otherwise: by its local variable `is_changing`. If the outermost method has no such
+    variable, it counts as changing all the time (`is_half_changed`).
     """
 
     @wraps(method)
@@ -74,14 +72,8 @@ def whole(
 class Guard:
     """The lock of one store, and what happens under it whenever something has changed.
 
-    Args:
-        name: the store's name, for messages.
-        parts: what the lock guards.
-        engine: moves bytes between host memory and disk.
-
-    Attributes:
-        rules: what is decided, and the state of it. Only under the lock.
-        closed: the error that says why the store cannot be used any more; None: it can.
+    `rules`: what is decided, and the state of it; only under the lock. `closed`: the error that says why the store
+    cannot be used any more; None: it can.
     """
 
     def __init__(self, name: str, parts: Parts, engine: DiskSubmissions) -> None:
@@ -104,11 +96,7 @@ class Guard:
 
     @property
     def lock(self) -> AbstractContextManager[object]:
-        """The store's lock, as a context manager.
-
-        Raises:
-            StoreBusyError: this thread holds it already, or that of another store.
-        """
+        """Raises StoreBusyError if this thread holds it already, or that of another store."""
         if self._lock_is_mine() or (len(LOCKS) > 1 and holds_any_lock()):
             self._refuse_handler()
         return self._lock
@@ -124,7 +112,6 @@ class Guard:
     # --- the end ---------------------------------------------------------------------------------------------------
 
     def check_open(self) -> None:
-        """Raise StoreClosedError if the store is closed."""
         with self.lock:
             self._check_open()
 
@@ -146,10 +133,7 @@ class Guard:
             self._progress.notify_all()
 
     def end_interrupted(self, interrupt: BaseException) -> None:
-        """Close the store if an interrupt has ended a call while the books were half changed. See `whole`.
-
-        Adds a note to the interrupt, so that its traceback says that the store is closed.
-        """
+        """Close the store if an interrupt has ended a call while the books were half changed. A note of it says so."""
         if interrupt is self._interrupted_wait:
             self._interrupted_wait = None
             return

@@ -35,7 +35,7 @@ _UNPACK_WAITS = STALL_CAUSES[1]
 
 
 class HandingOut(Serving):
-    """Requests for bytes. Arguments as `Guard`'s."""
+    """Requests for bytes."""
 
     @whole
     def fetch(
@@ -83,7 +83,7 @@ class HandingOut(Serving):
 
     @whole
     def look_ahead(self, ahead: Lookahead[Record]) -> None:
-        """Restore what lies ahead, as far as there is room, because backward begins. Does not wait."""
+        """Backward begins. Does not wait."""
         with self.lock:
             if self.closed is None:
                 self._drain()

@@ -121,7 +121,6 @@ class Record(Remains["Handle"]):
 
     @property
     def source(self) -> torch.Tensor | None:
-        """See `Handle`; None once the handle is gone."""
         handle = self()
         return None if handle is None else handle.source
 
@@ -143,36 +142,31 @@ class Record(Remains["Handle"]):
 
     @property
     def views(self) -> Mapping[Layout, torch.Tensor]:
-        """See `Handle`; empty once the handle is gone."""
         handle = self()
         return _NO_VIEWS if handle is None else handle.views
 
     def keep_view(self, layout: Layout, view: torch.Tensor) -> None:
-        """Keep a tensor that is handed out."""
         handle = self()
         if handle is not None:
             handle.views = {**handle.views, layout: view}
 
     def forget_views(self) -> None:
-        """Drop the kept tensors: the bytes leave memory."""
         handle = self()
         if handle is not None:
             handle.views = _NO_VIEWS
 
     @property
     def lent(self) -> tuple[torch.Tensor, ...]:
-        """See `Handle`; empty once the handle is gone."""
         handle = self()
         return () if handle is None else handle.lent
 
     def lend(self, tensors: tuple[torch.Tensor, ...]) -> None:
-        """Keep these tensors: they were handed out earlier and are still in use."""
         handle = self()
         if handle is not None:
             handle.lent = tensors
 
     def move(self, to: State) -> None:
-        """Change the state. An illegal move raises RuntimeError: a bug of tierstore."""
+        """Any move that is not in `MOVES` raises RuntimeError: a bug of tierstore."""
         if to not in MOVES[self.state]:
             raise RuntimeError(f"handle {self.key}: illegal move {self.state.name} → {to.name}")
         self.state = to

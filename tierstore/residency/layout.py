@@ -84,16 +84,7 @@ def storage_of(tensor: torch.Tensor) -> tuple[torch.UntypedStorage, int, int] | 
 
 
 class Layout(NamedTuple):
-    """The geometry of one tensor over its storage.
-
-    Attributes:
-        dtype: element type.
-        size: elements per dimension.
-        stride: in elements, per dimension.
-        offset: position of the first element, in elements from the start of the storage.
-        conj: the lazy conjugate bit.
-        neg: the lazy negative bit.
-    """
+    """The geometry of a tensor over its storage: stride and offset in elements, and the lazy conjugate and negative bits."""
 
     dtype: torch.dtype
     size: tuple[int, ...]
@@ -120,7 +111,7 @@ def layout_of(tensor: torch.Tensor) -> Layout:
 
 
 def describe(layout: Layout) -> str:
-    """A tensor of that geometry in words, for messages."""
+    """In words, for messages."""
     return f"{str(layout.dtype).removeprefix('torch.')} tensor of shape {list(layout.size)}"
 
 
@@ -136,11 +127,7 @@ def alias_of(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
 
 
 def _set_lazy_bits(tensor: torch.Tensor, conj: bool, neg: bool) -> None:
-    """Set the lazy bits of a tensor that nobody else has seen.
-
-    `conj()` would make a view, which keeps its base alive. The base would be one more owner of the storage, which
-    `ownership.py` could not tell from somebody else.
-    """
+    """`conj()` would make a view, whose base `ownership.py` would take for one more owner of the storage."""
     set_conj(tensor, conj)
     set_neg(tensor, neg)
 
@@ -221,14 +208,9 @@ def in_dtype(memory: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def rebuild(source: torch.Tensor, layout: Layout, first_byte: int = 0) -> torch.Tensor:
     """A new tensor of the given geometry over the storage of `source`, sharing its version counter.
 
-    Args:
-        source: any strided tensor without lazy bits; its storage begins at byte `first_byte` of the storage that
-            `layout` refers to.
-        layout: the geometry of the result.
-        first_byte: a multiple of the element size.
-
-    The views are made by `view` and `as_strided`, never by `set_`. Only so they share one version counter with
-    `source`, by which autograd knows of in-place changes.
+    `source` has no lazy bits; its storage begins at byte `first_byte` (a multiple of the element size) of the one that
+    `layout` refers to. The views are made by `view` and `as_strided`, never by `set_`: only so they share the counter,
+    by which autograd knows of in-place changes.
     """
     itemsize = layout.dtype.itemsize
     storage_bytes = source.untyped_storage().nbytes()

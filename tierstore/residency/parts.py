@@ -1,4 +1,4 @@
-"""What a store keeps its tensors with, put together from below: each part is whole when the next one is made."""
+"""What a store keeps its tensors with, put together from below. The store's lock guards all of it."""
 
 from __future__ import annotations
 
@@ -37,14 +37,7 @@ class Parts(NamedTuple):
 def make_parts(
     engine: DiskSubmissions, *, host_bytes: int, staging_bytes: int, staging_grows: bool, copies: Copies | None
 ) -> Parts:
-    """Put the parts of one store together.
-
-    Args:
-        engine: moves bytes between host memory and disk.
-        host_bytes, staging_bytes: the limits of the two windows of host memory.
-        staging_grows: see NOTE [Large tensors] in `windows.py`.
-        copies: the copy engine for accelerators; None: whatever `torch.accelerator` drives.
-    """
+    """Put the parts of one store together. `copies`: None: whatever `torch.accelerator` drives."""
     windows = HostWindows(host_bytes, staging_bytes, grows=staging_grows)
     noted = NotedTensors(windows)
     ledger = Ledger[Record](windows, noted, is_sole_owner)

@@ -39,7 +39,7 @@ def _or_the_end(method: Callable[Concatenate[Serving, _P], _T]) -> Callable[Conc
 
 
 class Serving(Guard):
-    """The `Transfers` of one store. Each call waits for nothing but the lock. Arguments as `Guard`'s."""
+    """The `Transfers` of one store. Each call waits for nothing but the lock."""
 
     def __init__(self, name: str, parts: Parts, engine: DiskSubmissions) -> None:
         super().__init__(name, parts, engine)

@@ -28,7 +28,7 @@ class Memory(Protocol[R_contra]):
         """Make records of the noted tensors whose bytes may be read."""
 
     def trim(self, *, is_for_read: bool = False) -> None:
-        """Give back free memory that the windows leave no room for; after a read, memory for another one may be kept."""
+        """Give back free memory beyond what the windows leave; after a read, memory for another one may be kept."""
 
     def prepare_offload(self, record: R_contra) -> None:
         """Decide which bytes are copied from the device, set `record.nbytes` to that, and give the record a slot."""

@@ -38,7 +38,7 @@ MOST_NOTED_BYTES = 2**19
 
 
 class Window:
-    """A byte-accurate counter with a limit (None: unlimited) that its owner enforces, and the most that was charged at once."""
+    """A byte-accurate counter with a limit (None: unlimited) that its owner enforces, and the most that it ever had."""
 
     __slots__ = ("limit_bytes", "peak_bytes", "used_bytes")
 
