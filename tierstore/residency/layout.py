@@ -84,7 +84,7 @@ def storage_of(tensor: torch.Tensor) -> tuple[torch.UntypedStorage, int, int] | 
 
 
 class Layout(NamedTuple):
-    """The geometry of a tensor over its storage: stride and offset in elements, and the lazy conjugate and negative bits."""
+    """The geometry of a tensor over its storage: stride and offset in elements, and the two lazy bits."""
 
     dtype: torch.dtype
     size: tuple[int, ...]

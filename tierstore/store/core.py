@@ -31,15 +31,7 @@ _OPEN_DEADLINE_SECONDS = 60.0  # to end the parts that were begun, when a store 
 
 
 class Core:
-    """The residency, engine and traces of one store. A `Mortal`.
-
-    Args:
-        store: the store that users hold; when it dies, the engine ends.
-        options: what it is made with.
-
-    Attributes:
-        returner: returns freed memory to the system.
-        plans: the memory plans that use the store.
+    """The residency, engine and traces of one store. A `Mortal`. When `store` dies, the engine ends.
 
     The constructor blocks until the disk tier is open. `end_at_exit` and `close` block until the I/O in progress has
     ended; `close` on a store's own thread does not block.

@@ -67,9 +67,6 @@ class Engine:
             before the thread is started, so an interrupt of the constructor leaves no thread behind.
         on_death: called on the loop when `user` has died.
 
-    Attributes:
-        disk: the disk tier; its coroutines belong to the loop.
-
     Raises:
         OSError, ConfigError: the loop or not all threads can be started. Errors of `open_disk` come as they are.
             Nothing is left behind.
@@ -141,7 +138,7 @@ class Engine:
     # --- any thread -------------------------------------------------------------------------------------------
 
     def submit_spill(self, record: Record) -> None:
-        """Have the record written. A small one waits until there are more of them, or until `hurry`."""
+        """A small record waits until there are more of them, or until `hurry`."""
         if record.nbytes > SMALL_BYTES:
             self._submit(self._spills, record, PREFETCH)
             return
@@ -154,7 +151,6 @@ class Engine:
                 self.hurry()
 
     def hurry(self) -> None:
-        """Hold no record back: somebody waits, or wants to see progress."""
         if self._held:
             held, self._held, self._held_bytes = self._held, [], 0
             for number, record in held:
@@ -163,11 +159,9 @@ class Engine:
             self._wake()
 
     def submit_restore(self, record: Record, *, demanded: bool) -> None:
-        """Have the record read. Call it again with `demanded` to let it overtake reads that nobody waits for yet."""
         self._submit(self._restores, record, DEMAND if demanded else PREFETCH)
 
     def submit_discard(self, key: int) -> None:
-        """Have the record's bytes on disk freed."""
         self._discards.append(key)
         self._wake()
 
@@ -200,7 +194,6 @@ class Engine:
 
     @property
     def is_running(self) -> bool:
-        """Whether the loop's thread is alive."""
         return self._thread.is_alive()
 
     def _remains_of(self, user: object) -> Remains[object]:
