@@ -15,6 +15,7 @@ _LEAST_BESIDE_BUFFERS_BYTES = 64 * 2**20
 
 
 def may_be_told(away_bytes: int) -> bool:
+    """Whether enough bytes of saved tensors are on disk for any message."""
     return away_bytes >= _LEAST_BESIDE_BUFFERS_BYTES
 
 

@@ -13,14 +13,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Generic
 
-from .lookahead import Keyed
 from .reach import Reach
+from .record import R
 
 __all__ = ["ByHand"]
-
-R = TypeVar("R", bound=Keyed)
 
 
 class ByHand(Generic[R]):

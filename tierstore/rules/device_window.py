@@ -14,12 +14,13 @@ the link was idle while forward made the tensors that stay, and while backward u
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Generic, Protocol, TypeVar
+from typing import Generic
 
 from .plan import Place
+from .record import R
 from .windows import Window
 
-__all__ = ["FLIGHT_BYTES", "RELOAD_BYTES", "DeviceWindow", "OnDevice"]
+__all__ = ["FLIGHT_BYTES", "RELOAD_BYTES", "DeviceWindow"]
 
 FLIGHT_BYTES = 256 * 2**20
 """Device memory that tensors being copied out may hold, besides what `device_bytes` leaves unused. Beyond that the
@@ -27,17 +28,6 @@ compute stream waits."""
 RELOAD_BYTES = 256 * 2**20
 """Bytes that are copied back ahead of backward, and kept for other views of the same storage, besides what
 `device_bytes` leaves unused. One larger tensor may be copied even so, while another is in use."""
-
-
-class OnDevice(Protocol):
-    """A record on an accelerator: a `Record`, or a simulated one. Attributes as `Record`'s."""
-
-    key: int
-    nbytes: int
-    place: Place | None
-
-
-R = TypeVar("R", bound=OnDevice)
 
 
 class DeviceWindow(Generic[R]):

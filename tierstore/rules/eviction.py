@@ -9,29 +9,19 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
-from typing import Generic, Protocol, TypeVar
+from typing import Generic
 
 from .plan import Place
+from .record import R, RuledRecord
 
-__all__ = ["Evictable", "EvictionOrder"]
-
-
-class Evictable(Protocol):
-    """A record that may leave: a `Record`, or a simulated one. Attributes as `Record`'s."""
-
-    key: int
-    worth: int
-    place: Place | None
-
-
-R = TypeVar("R", bound=Evictable)
+__all__ = ["EvictionOrder"]
 
 
 _KEY_BITS = 64
 _KEY_MASK = (1 << _KEY_BITS) - 1
 
 
-def _rank_of(record: Evictable) -> int:
+def _rank_of(record: RuledRecord) -> int:
     """Worth, then key, as one number: a pair would be one more object per record for the garbage collector to scan."""
     return record.worth << _KEY_BITS | record.key
 

@@ -12,22 +12,15 @@ import math
 from bisect import insort
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Generic
 
 from .coverage import Coverage
 from .plan import Plan, Trace, make_plan
 from .reach import Reach, Reaches
+from .record import R
 
-__all__ = ["Keyed", "LearnedOrders", "Lookahead", "reverse_topological"]
+__all__ = ["LearnedOrders", "Lookahead", "reverse_topological"]
 
-
-class Keyed(Protocol):
-    """A record that is asked for: a `Record`, or a simulated one."""
-
-    key: int
-
-
-R = TypeVar("R", bound=Keyed)
 
 Signature = int
 """A hash of a sequence of packs: their sizes and nodes, in order."""

@@ -10,33 +10,17 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from typing import Generic, Protocol, TypeVar
+from typing import Generic
 
 from .plan import Place
+from .record import R
 from .state import State
 
-__all__ = ["NUM_EXAMINED_PER_PACK", "Pending", "Settled"]
+__all__ = ["NUM_EXAMINED_PER_PACK", "Pending"]
 
 NUM_EXAMINED_PER_PACK = 4
 """How many shared records each pack examines again: more than one, so that the list cannot grow without end; few, so
 that a pack stays cheap."""
-
-
-class Settled(Protocol):
-    """A record that may be pending: a `Record`, or a simulated one. Attributes as `Record`'s."""
-
-    key: int
-    state: State
-    nbytes: int
-    place: Place | None
-    shared: bool
-
-    @property
-    def device(self) -> object:
-        """The accelerator; None: host memory."""
-
-
-R = TypeVar("R", bound=Settled)
 
 
 class Pending(Generic[R]):

@@ -27,9 +27,12 @@ window is charged.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-__all__ = ["MOST_NOTED_BYTES", "SMALL_BYTES", "Charged", "HostWindows", "Window"]
+if TYPE_CHECKING:
+    from .record import RuledRecord
+
+__all__ = ["MOST_NOTED_BYTES", "SMALL_BYTES", "HostWindows", "Window"]
 
 SMALL_BYTES = 4 * 2**10
 """Larger tensors are never small. See NOTE [Small tensors]."""
@@ -57,19 +60,6 @@ class Window:
 
     def discharge(self, nbytes: int) -> None:
         self.used_bytes -= nbytes
-
-
-class Charged(Protocol):
-    """Something that is charged to a window: a `Record`, or a simulated one.
-
-    Attributes:
-        nbytes: its size.
-        window, charged_bytes: the window that is charged, and with how many bytes. Set by `HostWindows.charge` alone.
-    """
-
-    nbytes: int
-    window: Window | None
-    charged_bytes: int
 
 
 _NUM_LARGEST = 4
@@ -135,7 +125,7 @@ class HostWindows:
             self._taken_bytes = max(self._taken_bytes, num_largest * largest_bytes - self._staging_bytes)
             self.host.limit_bytes, self.staging.limit_bytes = self.limits
 
-    def charge(self, record: Charged, window: Window | None, nbytes: int | None = None) -> None:
+    def charge(self, record: RuledRecord, window: Window | None, nbytes: int | None = None) -> None:
         """Move the record's charge to `window` (None: to none). `nbytes`: what to charge; None: `record.nbytes`."""
         if record.window is not None:
             record.window.discharge(record.charged_bytes)
