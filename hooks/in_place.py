@@ -22,7 +22,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from tierstore.errors import ConfigError, ConfigTypeError
 from tierstore.residency.uncompiled import uncompiled_itself
 
-from .deferred import refuse_deferred
+from .advice import refuse_deferred
 
 __all__ = ["AROUND", "Around", "around_calls_of", "call_plainly", "check_callable", "put_around_calls"]
 

@@ -24,9 +24,7 @@ from tierstore.store.options import refuse_unknown
 from tierstore.store.tier_store import TierStore
 from tierstore.store.trial import trial_of_process
 
-from .compiled import warn_of_compiled_caller
-from .deferred import refuse_deferred
-from .functional import ADVICE_WITHIN, advise
+from .advice import ADVICE_WITHIN, advise, refuse_deferred, warn_of_compiled_caller
 from .order import LogOptions
 from .recorded import RecordedScope, ScopeOptions
 from .scope import OffloadScope, Select

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
@@ -25,10 +25,11 @@ from tierstore.rules.plan import Plan
 from tierstore.rules.state import State
 from tierstore.store.tier_store import TierStore
 
-from .compiled import large_nodes, warn_if_region
+from .advice import large_nodes, warn_if_region
 from .living import enlist
+from .owners import OwnerWatch
 
-__all__ = ["LogOptions", "LogRecording", "PackLog", "open_log"]
+__all__ = ["LogOptions", "PackLog", "open_log"]
 
 
 class LogOptions(NamedTuple):
@@ -43,13 +44,6 @@ class LogOptions(NamedTuple):
     lookahead_bytes: int | None
     orders: LearnedOrders | None
     device_bytes: int | None
-
-
-class LogRecording(Protocol):
-    """The recording of a trace, as far as a log tells it something, under the store's lock."""
-
-    def booked(self, index: int, record: int) -> None:
-        """Saved tensor `index`, until now only noted, has got the record of that key."""
 
 
 class PackLog(NotedLog):
@@ -67,7 +61,7 @@ class PackLog(NotedLog):
         enlist(self)
         self.started = False
         self.small_bytes = 0
-        self.recording: LogRecording | None = None
+        self.recording: OwnerWatch | None = None
         host_bytes, staging_bytes = self.residency.window_limits
         orders = options.orders
         self._coverage = orders.coverage if orders is not None and options.device_bytes is None else None
@@ -81,9 +75,6 @@ class PackLog(NotedLog):
         self._times: GraphTimes | None = None
         self._region_bytes = store.host_bytes or store.staging_bytes  # one node may save that much unnoticed
         self._large_nodes: dict[int, int] = {}  # bytes of the nodes that have saved more than that
-
-    def record_to(self, recording: LogRecording) -> None:
-        self.recording = recording
 
     # --- forward ------------------------------------------------------------------------------------------------
 

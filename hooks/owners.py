@@ -26,7 +26,7 @@ _NUM_OLD_PER_LOOK = 2
 
 
 class OwnerWatch:
-    """Watches the storages of one traced graph that others hold too, until nobody else does, and tells the recorder.
+    """The recording of one traced graph: watches its storages that others hold too, until nobody else does.
 
     It looks at some of them before each pack and each unpack. Most are soon let go of, so each new one is looked at
     three times in a row; those that others hold for longer take turns. At the end of a scope, and when backward begins,
@@ -35,12 +35,17 @@ class OwnerWatch:
 
     def __init__(self, residency: Residency, recorder: Recorder, graph: int) -> None:
         self._residency = residency
+        self.recorder = recorder
         self._append = recorder.append
         self._graph = graph
         self._saved: dict[int, list[weakref.ref[NotedTensor]]] = {}  # by storage
         self._new: list[tuple[int, int]] = []  # storages, and how often each was looked at
         self._old: deque[int] = deque()
         self._is_asked = False  # backward has begun
+
+    def booked(self, index: int, record: int) -> None:
+        """Saved tensor `index`, until now only noted, has got the record of that key. Under the store's lock."""
+        self.recorder.booked(self._graph, index, record)
 
     @unseen_by_modes
     def add(self, saved: NotedTensor) -> None:

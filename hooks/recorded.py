@@ -82,12 +82,12 @@ class RecordedScope:
         record = None if saved.handle is None else saved.handle.record
         device = None if record is None else record.device
         graph = log.recording
-        if not isinstance(graph, GraphRecording) or graph.recorder is not recorder:
+        if graph is None or graph.recorder is not recorder:
             graph = self._begin_graph(log, record)
         if recorder.is_over():  # nobody would take its events away
             return saved
-        self._owners = graph.owners
-        graph.owners.add(saved)
+        self._owners = graph
+        graph.add(saved)
         recorder.append(
             (
                 Pack, began, ended, self._thread, self._number, log.number, index, saved.key,
@@ -97,12 +97,11 @@ class RecordedScope:
             )
         )  # fmt: skip
         recorder.changed()
-        return RecordedTensor(saved, recorder, graph.owners, log.number, index)
+        return RecordedTensor(saved, recorder, graph, log.number, index)
 
-    def _begin_graph(self, log: PackLog, record: Record | None) -> GraphRecording:
+    def _begin_graph(self, log: PackLog, record: Record | None) -> OwnerWatch:
         recorder = self._recorder
-        graph = GraphRecording(log, recorder)
-        log.record_to(graph)
+        graph = log.recording = OwnerWatch(log.residency, recorder, log.number)
         recorder.begin_graph(log.number, log)
         if recorder.is_paced and record is not None and record.device is not None:
             recorder.time_graph(log.number, log, log.times_from(record))
@@ -116,18 +115,6 @@ class RecordedScope:
         finally:
             self._recorder.append((ScopeEnd, _now(), self._thread, self._number, failed, *self._memory_use()))
             self._traces.leave(self._recorder)
-
-
-class GraphRecording:
-    """The `LogRecording` of one graph's log. `owners` watches who else holds what the graph has saved."""
-
-    def __init__(self, log: PackLog, recorder: Recorder) -> None:
-        self.recorder = recorder
-        self.owners = OwnerWatch(log.residency, recorder, log.number)
-        self._number = log.number
-
-    def booked(self, index: int, record: int) -> None:
-        self.recorder.booked(self._number, index, record)
 
 
 class RecordedTensor:

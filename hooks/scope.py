@@ -10,24 +10,35 @@ Autograd saves some tensors *before* the kernel that fills them has run (the noi
 output while others still hold it. So nothing may read what the newest node has saved, nor conclude anything from who
 holds it. That becomes *settled*, that is, free to be read and to be looked at for other owners, once a node with a
 higher number saves something, or the scope ends.
+
+NOTE [Views of one storage]
+That two saved tensors share a storage and show the same version does not prove that the same bytes were saved: one
+storage can be written through several version counters (the parts of `unsafe_chunk`, `.data`, a numpy workspace). So a
+saved tensor joins an earlier record only if three things hold: both are views of the same living tensor, which means
+one counter; both have the same version; and none of the record's bytes has been read yet.
+
+Double backward and reentrant checkpointing save again what was restored. Autograd gives it to its functions as new
+tensors, and nothing shows that they share a counter with the record's. Such a tensor joins only if a checksum confirms
+that the bytes in memory are those on disk. Its own counter is then kept beside the record's.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
 from tierstore.residency.capture import is_capturing
-from tierstore.residency.handle import Record
-from tierstore.residency.layout import layout_of, storage_of
-from tierstore.residency.storages import is_foreign
+from tierstore.residency.handle import Handle, Record
+from tierstore.residency.layout import Layout, is_foreign, layout_of, storage_of
+from tierstore.residency.ownership import records_over
+from tierstore.residency.residency import Residency
 from tierstore.residency.torch_names import sequence_nr
 from tierstore.residency.uncompiled import uncompiled
 from tierstore.store.tier_store import TierStore
 
-from .aliases import join_record
 from .below import HOOKS_ARE_CALLED_BELOW, HeldTensor, is_below_autograd
 from .order import LogOptions, PackLog, open_log
 from .saved import RejoinedTensor, SavedTensor
@@ -146,7 +157,7 @@ class OffloadScope:
         """Give the tensor a record at once, or a share in one: it is on an accelerator, or lies over restored bytes."""
         layout, log, residency = layout_of(tensor), self._log, self._residency
         fresh = self._fresh if node != self._fresh_node else []
-        joined = join_record(residency, tensor, root, layout)
+        joined = _join_record(residency, tensor, root, layout)
         if joined is None:
             handle = self._store.new_handle(tensor, layout, root=root)
             record = handle.record
@@ -166,3 +177,31 @@ class OffloadScope:
             log.place(record, index)
         saved.begin_booked(index, handle, layout)
         return saved
+
+
+class _Joined(NamedTuple):
+    """A record that already holds a tensor's bytes, and the tensor's layout over that record's storage.
+
+    `is_restored`: the tensor lies over restored bytes; it may have another version counter than the record.
+    """
+
+    handle: Handle
+    layout: Layout
+    is_restored: bool
+
+
+def _join_record(
+    residency: Residency, tensor: torch.Tensor, root: weakref.ref[torch.Tensor], layout: Layout
+) -> _Joined | None:
+    """Let a tensor share the record that holds its bytes too; None: it needs a record of its own.
+
+    `root`: the tensor's base, or the tensor itself.
+    """
+    for record, handle in records_over(tensor.untyped_storage(), tensor._version, residency):
+        if record.span is not None:
+            restored = residency.rejoin(record, tensor, layout)
+            if restored is not None:
+                return _Joined(handle, restored, is_restored=True)
+        elif record.root is root and residency.join(record, layout, tensor.nbytes):
+            return _Joined(handle, layout, is_restored=False)
+    return None

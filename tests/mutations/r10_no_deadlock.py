@@ -62,7 +62,7 @@ MUTATIONS = {
         ),
     },
     "test_flush_ends_when_the_handle_of_the_last_write_has_only_begun_to_die": {
-        "whoever waits is told when a write is passed over": drop("Serving.begin_spill", "self._progress.notify_all()"),
+        "whoever waits is told when a write is passed over": drop("Guard.begin_spill", "self._progress.notify_all()"),
     },
     "test_put_goes_on_when_a_handle_has_only_begun_to_die": {
         "what is passed over leaves its room to the others": drop(

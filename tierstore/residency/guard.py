@@ -20,17 +20,28 @@ from typing import Concatenate, Never, ParamSpec, TypeVar
 
 from ..base.interrupts import is_half_changed, is_interrupt
 from ..base.threads import refuse_green_threads, refuse_to_wait
+from ..disk.tier import Loaded, Stored
 from ..errors import StoreBusyError, StoreClosedError, TierStoreError
 from ..plain_text import plain
 from ..rules.counters import STALL_CAUSES
+from ..rules.ledger import Ledger
+from ..rules.rules import Rules
+from ..rules.windows import HostWindows
+from .booking import Booking
+from .copies import AcceleratorCopies, Copies
+from .device import DeviceTier
 from .handle import Record
 from .layout import is_inside_modes, outside_of_modes
-from .parts import Parts
-from .transfers import DiskSubmissions
+from .lent import LentViews
+from .memory import StoreMemory
+from .noted import NotedTensors
+from .ownership import is_sole_owner
+from .slots import Slots
+from .transfers import BytesToWrite, DiskSubmissions
 
 __all__ = ["CALLED_FROM_OUTSIDE", "LOCKS", "Guard", "copy_of", "holds_any_lock", "whole"]
 
-CALLED_FROM_OUTSIDE = frozenset(f"{__package__}.{name}" for name in ("guard", "handing_out", "residency", "serving"))
+CALLED_FROM_OUTSIDE = frozenset(f"{__package__}.{name}" for name in ("guard", "handing_out", "residency"))
 """The modules in whose methods all changes of the books begin."""
 
 _PACK_WAITS = STALL_CAUSES[0]
@@ -69,19 +80,63 @@ def whole(
     return call
 
 
+def _or_the_end(method: Callable[Concatenate[Guard, _P], _T]) -> Callable[Concatenate[Guard, _P], _T]:
+    """Decorator: the call holds the lock, and an error in it closes the store before the lock is released.
+
+    The engine needs some time to end. A thread that packs meanwhile would find no job under way that could make room,
+    and would call the store full.
+    """
+
+    @wraps(method)
+    def call(self: Guard, /, *arguments: _P.args, **keywords: _P.kwargs) -> _T:
+        with self.lock:
+            try:
+                return method(self, *arguments, **keywords)
+            except BaseException as error:
+                self._end_failed(error)
+                raise
+
+    return call
+
+
 class Guard:
     """The lock of one store, and what happens under it whenever something has changed.
 
-    `rules`: what is decided, and the state of it; only under the lock. `closed`: the error that says why the store
-    cannot be used any more; None: it can.
+    Attributes:
+        rules: what is decided, and the state of it. Only under the lock.
+        closed: the error that says why the store cannot be used any more; None: it can.
+        slab: host memory for restored bytes, and for copies from accelerators.
+        note_release: takes a record whose handle has died. Any thread, without the lock.
+        device_of: the accelerator that a tensor lives on; None: it is in host memory. Any thread, without the lock.
     """
 
-    def __init__(self, name: str, parts: Parts, engine: DiskSubmissions) -> None:
+    def __init__(
+        self,
+        name: str,
+        engine: DiskSubmissions,
+        *,
+        host_bytes: int,
+        staging_bytes: int,
+        staging_grows: bool = False,
+        copies: Copies | None = None,
+    ) -> None:
         self._name = name
         self._title = plain(f"the store at {name}")
         self._engine = engine
-        self.rules = parts.rules
-        self._counters = parts.ledger.counters
+        windows = HostWindows(host_bytes, staging_bytes, grows=staging_grows)
+        self._noted = NotedTensors(windows)
+        self._ledger = ledger = Ledger[Record](windows, self._noted, is_sole_owner)
+        self._counters = ledger.counters
+        self._lent_views = lent_views = LentViews()
+        size_bytes = host_bytes + staging_bytes
+        self._slots = slots = Slots(windows, size_bytes, ledger.uncharged_bytes, counters=ledger.counters)
+        self.slab = slots.slab
+        self._booking = Booking(ledger, self._noted, lent_views)
+        self._devices = DeviceTier(copies or AcceleratorCopies(), lent_views=lent_views, note_copy=slots.note_copy)
+        self._memory = StoreMemory(self._booking, slots, self._devices, lent_views)
+        self.rules = Rules[Record](ledger, self._memory, self._devices, engine, engine.disk_budget_bytes)
+        self.note_release = self.rules.released.append
+        self.device_of = self._devices.streams.device_of
         self._begin_lock()
         self.closed: StoreClosedError | None = None
         self._interrupted_wait: BaseException | None = None
@@ -207,6 +262,58 @@ class Guard:
             raise copy_of(error) from error
         if error is not None:
             raise error
+
+    # --- the engine's loop: each call waits for nothing but the lock ----------------------------------------------
+
+    @_or_the_end
+    def begin_spill(self, record: Record) -> BytesToWrite | None:
+        self._drain()
+        if not self.rules.begin_write(record):
+            self._progress.notify_all()  # the record may have been withdrawn
+            return None
+        return BytesToWrite(self._memory.bytes_held(record), record.kind, record.ready)
+
+    @_or_the_end
+    def end_spill(self, record: Record, outcome: Stored | Exception) -> None:
+        self.rules.end_write(record, outcome)
+        self._advance()
+
+    @_or_the_end
+    def begin_restore(self, record: Record) -> memoryview | None:
+        self._drain()
+        return self._memory.bytes_held(record) if self.rules.begin_read(record) else None
+
+    @_or_the_end
+    def end_restore(self, record: Record, outcome: Loaded | Exception) -> None:
+        self.rules.end_read(record, outcome)
+        self._advance()
+
+    @_or_the_end
+    def end_discard(self, num_records: int) -> None:
+        self.rules.end_discards(num_records)
+        self._advance()
+
+    def engine_ended(self, error: BaseException | None) -> None:
+        with self.lock:
+            if error is None:
+                self._end(StoreClosedError(self._name))
+            else:
+                self._end_failed(error)
+            self.rules.end_jobs()
+            under_way = self._devices.under_way()
+        for marker in under_way:
+            try:
+                marker.synchronize()
+            except Exception:  # noqa: BLE001 - the device has failed, or its copies were given up
+                pass
+        with self.lock:
+            self._devices.finish()
+        self.slab.unpin()  # waits for a thread, where a finalizer may want the lock
+
+    def _end_failed(self, error: BaseException) -> None:
+        closed = StoreClosedError(self._name, f"its engine failed ({error!r})")
+        closed.__cause__ = error
+        self._end(closed)
 
     # --- waiting for room ------------------------------------------------------------------------------------------
 

@@ -21,10 +21,9 @@ import torch
 from ..errors import ModifiedInPlaceError, StoreClosedError, TierStoreError
 from ..rules.counters import STALL_CAUSES
 from ..rules.state import IN_MEMORY, State
-from .guard import copy_of, whole
+from .guard import Guard, copy_of, whole
 from .handle import Record
 from .layout import Layout, describe, fits_in_storage, rebuild, rebuild_beyond
-from .serving import Serving
 
 if TYPE_CHECKING:
     from ..rules.lookahead import Lookahead
@@ -34,7 +33,7 @@ __all__ = ["HandingOut"]
 _UNPACK_WAITS = STALL_CAUSES[1]
 
 
-class HandingOut(Serving):
+class HandingOut(Guard):
     """Requests for bytes."""
 
     @whole

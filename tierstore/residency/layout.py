@@ -35,9 +35,11 @@ __all__ = [
     "describe",
     "fits_in_storage",
     "in_dtype",
+    "is_foreign",
     "is_inside_modes",
     "is_same_view",
     "layout_of",
+    "mark_as_ours",
     "memory_at",
     "outside_of_modes",
     "rebuild",
@@ -81,6 +83,26 @@ def storage_of(tensor: torch.Tensor) -> tuple[torch.UntypedStorage, int, int] | 
         return None
     address = storage_address(tensor)
     return None if not address and storage.nbytes() else (storage, address, version)
+
+
+_OURS = "_tierstore_slot"
+
+
+def is_foreign(storage: torch.UntypedStorage) -> bool:
+    """Whether the memory has owners that torch does not count: numpy, another process, a mapped file.
+
+    Such a storage cannot be resized, because it was made from a pointer or came from another process, or it is shared.
+    Storages over a slot of the store are made from a pointer too; `mark_as_ours` tells them apart. Of CUDA's storages
+    PyTorch says always that they are shared (`Tensor.is_shared`). What one of them has sent to another process stays
+    there when it is freed here (torch/csrc/CudaIPCTypes.cpp).
+    """
+    is_shared = storage.device.type != "cuda" and storage.is_shared()
+    return (is_shared or not storage.resizable()) and _OURS not in storage.__dict__
+
+
+def mark_as_ours(storage: torch.UntypedStorage) -> None:
+    """Note that the storage lies over a slot of the store."""
+    storage.__dict__[_OURS] = True
 
 
 class Layout(NamedTuple):

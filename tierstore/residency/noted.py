@@ -174,6 +174,10 @@ class NotedLog:
         del self.noted[index]
         return self.sizes[index]
 
+    def give(self, index: int, layout: Layout) -> torch.Tensor:
+        """Saved tensor `index`, for a traced graph: noted or not, in that geometry, which has no lazy bits."""
+        raise NotImplementedError
+
     def lay_out(self) -> None:
         """Set the layout of each noted tensor. Any thread, without the lock."""
         for reference in list(self.noted.values()):

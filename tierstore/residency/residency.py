@@ -20,11 +20,8 @@ from .handing_out import HandingOut
 from .handle import Record
 from .layout import Layout, memory_at, unseen_by_modes
 from .ownership import claims_of
-from .parts import make_parts
-from .transfers import DiskSubmissions
 
 if TYPE_CHECKING:
-    from .copies import Copies
     from .graph_times import GraphTimes
     from .noted import LogRemains, NotedLog, NotedTensor
 
@@ -34,33 +31,7 @@ _PACK_WAITS = STALL_CAUSES[0]
 
 
 class Residency(HandingOut):
-    """See the module's docstring.
-
-    Attributes:
-        slab: host memory for restored bytes, and for copies from accelerators.
-        note_release: takes a record whose handle has died. Any thread, without the lock.
-        device_of: the accelerator that a tensor lives on; None: it is in host memory. Any thread, without the lock.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        engine: DiskSubmissions,
-        *,
-        host_bytes: int,
-        staging_bytes: int,
-        staging_grows: bool = False,
-        copies: Copies | None = None,
-    ) -> None:
-        parts = make_parts(
-            engine, host_bytes=host_bytes, staging_bytes=staging_bytes, staging_grows=staging_grows, copies=copies
-        )
-        super().__init__(name, parts, engine)
-        self._noted, self._ledger, self._booking = parts.noted, parts.ledger, parts.booking
-        self._slots, self._lent_views = parts.slots, parts.lent_views
-        self.slab = parts.slots.slab
-        self.note_release = parts.rules.released.append
-        self.device_of = parts.devices.streams.device_of
+    """See the module's docstring."""
 
     # --- tensors are saved: may wait -------------------------------------------------------------------------------
 

@@ -25,9 +25,8 @@ from ..base.remains import Remains
 from ..disk.allocator import round_up
 from ..disk.linux import give_back_locked, is_new_memory_locked, move_pages
 from .capture import beside_captures
-from .layout import memory_at
+from .layout import mark_as_ours, memory_at
 from .pinning import Pinning
-from .storages import mark_as_ours
 
 __all__ = ["Slab", "Slot", "SlotWatch"]
 

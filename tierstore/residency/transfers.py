@@ -1,17 +1,17 @@
-"""How the residency and the engine call each other, so that neither has to import the other."""
+"""What passes between the residency and the engine, which stands above it."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ..rules.memory import Submissions
+from .handle import Record
 
 if TYPE_CHECKING:
-    from ..disk.tier import Kind, Loaded, Stored
+    from ..disk.tier import Kind
     from .copies import Marker
-    from .handle import Record
 
-__all__ = ["BytesToWrite", "DiskSubmissions", "Transfers"]
+__all__ = ["BytesToWrite", "DiskSubmissions"]
 
 
 class BytesToWrite(NamedTuple):
@@ -25,27 +25,7 @@ class BytesToWrite(NamedTuple):
     ready: Marker | None
 
 
-class Transfers(Protocol):
-    """The residency, as the engine sees it. Called on the loop; each call waits for nothing but a short lock.
-
-    `begin_` gives the memory to write or to fill, alive until `end_`; None: the job is not wanted any more.
-    """
-
-    def begin_spill(self, record: Record) -> BytesToWrite | None: ...
-
-    def end_spill(self, record: Record, outcome: Stored | Exception) -> None: ...
-
-    def begin_restore(self, record: Record) -> memoryview | None: ...
-
-    def end_restore(self, record: Record, outcome: Loaded | Exception) -> None: ...
-
-    def end_discard(self, num_records: int) -> None: ...
-
-    def engine_ended(self, error: BaseException | None) -> None:
-        """End every wait: the engine takes no more work. `error`: why it ended; None: it was asked to stop."""
-
-
-class DiskSubmissions(Submissions["Record"], Protocol):
+class DiskSubmissions(Submissions[Record], Protocol):
     """The engine, as the residency sees it."""
 
     @property

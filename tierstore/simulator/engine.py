@@ -25,7 +25,7 @@ _BLOCK_BYTES = 4096
 
 
 class SimulatedTransfers(Protocol):
-    """The rank's records, as the simulated engine sees them. See `tierstore.residency.transfers.Transfers`."""
+    """The rank's records, as the simulated engine sees them. Calls as `residency/guard.py`'s."""
 
     def begin_spill(self, record: SimulatedRecord) -> bool:
         """A write is about to begin. Returns whether the record is still to be written."""

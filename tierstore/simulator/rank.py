@@ -252,7 +252,7 @@ class Rank:
         self.rules.observer.stalled(seconds, cause, None if record is None else record.key)
         self._drain()
 
-    # --- the engine: `Transfers` --------------------------------------------------------------------------------------
+    # --- the engine --------------------------------------------------------------------------------------------------
 
     def begin_spill(self, record: SimulatedRecord) -> bool:
         self._drain()
