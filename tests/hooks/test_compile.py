@@ -17,12 +17,11 @@ from tests.conftest import MakeStore
 from tierstore import ModifiedInPlaceError, TierStore, TierStoreWarning, keep_resident, offload_module, tiered_offload
 
 pytestmark = pytest.mark.filterwarnings("default")  # the compiler's own
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
 BACKENDS = [
-    "eager",
     "aot_eager",
-    pytest.param(
-        "inductor", marks=pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
-    ),
+    pytest.param("eager", marks=pytest.mark.many),  # the other backends take different code through the same hooks
+    pytest.param("inductor", marks=[needs_compiler, pytest.mark.many]),
 ]
 MIB = 2**20
 
@@ -77,7 +76,7 @@ def _gradients(backend: str, store: TierStore | None) -> list[torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=needs_compiler)])
 def test_blocks_compiled_inside_offloaded_outside_same_bits(make_store: MakeStore, backend: str) -> None:
     plain = _gradients(backend, None)
     torch._dynamo.reset()
@@ -130,14 +129,13 @@ def test_offloaded_blocks_compiled_from_outside_are_compiled_inside_and_store(ma
     assert _empty(store)
 
 
-@pytest.mark.parametrize("backend", ["aot_eager"])
 @pytest.mark.parametrize(("host_bytes", "warned"), [("64KiB", True), ("64MiB", False)])
 def test_region_that_asks_for_more_than_the_budget_at_once_is_warned_of_once(
-    make_store: MakeStore, backend: str, host_bytes: str, warned: bool
+    make_store: MakeStore, host_bytes: str, warned: bool
 ) -> None:
     store = make_store(host_bytes=host_bytes)
     model = nn.Sequential(*_blocks())
-    compiled = torch.compile(model, backend=backend)
+    compiled = torch.compile(model, backend="aot_eager")
 
     def step() -> None:
         with tiered_offload(store, min_bytes=0):
