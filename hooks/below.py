@@ -90,7 +90,6 @@ class HeldTensor:
 
     @uncompiled
     def unpack(self) -> torch.Tensor:
-        """A new tensor over the saved bytes. Raises what the `unpack` of the packed object raises."""
         with sharing_versions():
             return self._packed.unpack().detach()
 

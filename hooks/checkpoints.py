@@ -70,7 +70,6 @@ def _computes_again() -> bool:
 
 
 def _outermost_frame() -> Any:
-    """The `_CheckpointFrame` of the outermost hooks; None: those are not of a region that runs forward."""
     removed: RemovedHooks = []
     try:
         take_off_all(removed)

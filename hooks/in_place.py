@@ -74,7 +74,6 @@ def _kinds_of(module: nn.Module) -> list[type[nn.Module]]:
 
 
 def _make_looking(kind: type[nn.Module]) -> None:
-    """Give a class a `__call__` that looks for an `Around`, unless the one that it has or inherits does."""
     with _lock:
         if not _is_looking(kind.__call__):
             # For instances without one: Dynamo guards attributes, but not what is missing in `__dict__`.

@@ -218,7 +218,6 @@ def _leave_half_entered(scopes: list[_Entry], num_before: int) -> None:
 def _log_options(
     store: TierStore, prefetch: str, device_bytes: SizeLike, lookahead_bytes: SizeLike | None
 ) -> LogOptions:
-    """The arguments that logs follow. Raises ConfigError: one cannot be used."""
     device_limit_bytes = None if device_bytes == "auto" else parse_size(device_bytes, "device_bytes")
     orders = store.learned_orders if prefetch == "learned" else None
     if device_limit_bytes is None and orders is None:

@@ -152,7 +152,6 @@ class PackLog(NotedLog):
             self._look_ahead()
 
     def _look_ahead(self) -> None:
-        """Something has left its place: from now on, bring back what backward will ask for before it asks."""
         self._order.look_ahead(self._packs(), self.records)
         ending = self._order.ending(self._times)
         if ending is not None:

@@ -41,7 +41,6 @@ class SavedTensor(NotedTensor):
     log: PackLog
 
     def begin_booked(self, index: int, handle: Handle, layout: Layout) -> None:
-        """The tensor has a record from the start, and number `index` in its log."""
         self.index = index
         self.layout = layout
         self.device = handle.record.device

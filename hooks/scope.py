@@ -123,7 +123,6 @@ class OffloadScope:
 
     @uncompiled
     def keep(self, tensor: torch.Tensor, reason: str) -> Kept:
-        """Leave a saved tensor where it is, and count its bytes in `stats().kept_bytes` under that reason."""
         self._residency.count_kept(reason, bytes_of(tensor))
         return Kept(tensor)
 
@@ -139,7 +138,6 @@ class OffloadScope:
         self._fresh = []
 
     def _begin_log(self, node: int) -> PackLog:
-        """Backward has begun on the log: what this node and later ones save belongs to a new one."""
         if self._log.newest_node == node:
             self._unsettled_logs.append(self._log)
         else:
@@ -154,7 +152,6 @@ class OffloadScope:
         itself: weakref.ref[torch.Tensor] | None,
         node: int,
     ) -> SavedTensor:
-        """Give the tensor a record at once, or a share in one: it is on an accelerator, or lies over restored bytes."""
         layout, log, residency = layout_of(tensor), self._log, self._residency
         fresh = self._fresh if node != self._fresh_node else []
         joined = _join_record(residency, tensor, root, layout)

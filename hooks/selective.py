@@ -137,13 +137,11 @@ def _schema_of(func: Any) -> Any:
 
 
 def _tells_alias(func: Any) -> bool:
-    """Whether the schema of an operator says that it returns an argument, or a view of one."""
     schema = _schema_of(func)
     return schema is not None and any(each.alias_info is not None for each in schema.returns)
 
 
 def _is_alias(func: Any, output: Any, args: Any, kwargs: Any) -> bool:
-    """Whether an operator's output is a view of an argument, or is an argument."""
     return _tells_alias(func) or bool(_storages_of(output).keys() & _storages_of((args, kwargs)).keys())
 
 

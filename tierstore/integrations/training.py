@@ -167,7 +167,6 @@ class Training:
         return {name: metrics[name] for name in map("tierstore/{}".format, _LOGGED) if name in metrics}
 
     def summary(self) -> str:
-        """For a store that was open before: all that it has done."""
         return self.store.stats().summary()
 
     def close(self, ended_by: BaseException | None = None) -> None:

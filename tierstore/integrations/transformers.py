@@ -69,7 +69,6 @@ def offload_trainer(
 
 
 def _refuse_own_offloading(trainer: Trainer) -> None:
-    """Refuse what cannot be beside the store's hooks. Raises ConfigError."""
     arguments = trainer.args
     if getattr(arguments, "activation_offloading", False):  # TRL
         raise ConfigError(
@@ -136,6 +135,5 @@ def _loss_of(computed: Any) -> torch.Tensor:
 
 
 def _plain(optimizer: Any) -> torch.optim.Optimizer:
-    """The optimizer that accelerate has wrapped."""
     plain: torch.optim.Optimizer = getattr(optimizer, "optimizer", optimizer)
     return plain

@@ -45,7 +45,6 @@ class Booking:
             self._join(noted, handle)
 
     def survey(self, log: NotedLog) -> None:
-        """Find out which tensors of the log others hold too, and book those."""
         for group, is_ours_alone in self.noted.by_storage(log):
             if not is_ours_alone:
                 for noted in group:

@@ -42,8 +42,7 @@ class Copies(Protocol):
     def device_of(self, tensor: torch.Tensor) -> torch.device | None:
         """The accelerator whose memory the tensor is in; None: host memory."""
 
-    def current_stream(self, device: torch.device) -> Any:
-        """The stream that this thread queues work on."""
+    def current_stream(self, device: torch.device) -> Any: ...
 
     def copy_out(self, source: torch.Tensor, target: torch.Tensor, stream: Any) -> Marker:
         """Copy once `stream` has done what is queued on it."""
@@ -57,8 +56,7 @@ class Copies(Protocol):
         captures a graph, whose replay would copy what the slot then holds.
         """
 
-    def wait(self, stream: Any, marker: Marker) -> None:
-        """Make later work on `stream` wait for the marker."""
+    def wait(self, stream: Any, marker: Marker) -> None: ...
 
     def share(self, memory: torch.Tensor, stream: Any) -> None:
         """After the memory is freed, its next user waits for the work that is queued on `stream` by then."""

@@ -84,7 +84,6 @@ class _Streams:
         self._empty: dict[torch.device, torch.Tensor] = {}
 
     def empty_on(self, device: torch.device) -> torch.Tensor:
-        """A tensor without bytes on the device, the same each time."""
         if device not in self._empty:
             with torch.inference_mode(False):  # it is kept
                 self._empty[device] = torch.empty(0, dtype=torch.uint8, device=device)

@@ -64,7 +64,6 @@ class GraphTimes:
             self._turned = self._ended
 
     def waits(self, stream: Any, wait: Callable[[], None]) -> None:
-        """Call `wait`, which makes the stream wait, and mark the stream before and after it."""
         began = perf_counter()
         before = self._mark(stream)
         wait()
@@ -117,5 +116,4 @@ class GraphTimes:
         )  # fmt: skip
 
     def spare_bytes(self) -> int | None:
-        """Bytes of device memory that were never in use so far; None: unknown."""
         return self._copies.spare_bytes(self._device)

@@ -175,7 +175,6 @@ class Guard:
             raise StoreClosedError(self.closed.store, self.closed.reason) from self.closed.__cause__
 
     def close(self, reason: str = "it was closed") -> None:
-        """Give up every record and wake all waiting threads. Idempotent."""
         with outside_of_modes(), self.lock:
             self._end(StoreClosedError(self._name, reason))
 
@@ -225,7 +224,6 @@ class Guard:
             is_changing = False  # noqa: F841
 
     def _advance(self) -> None:
-        """Use the room of what was freed: for blocked records, writes, prefetches and waiting threads."""
         self.rules.advance()
         self._progress.notify_all()
 
@@ -318,7 +316,6 @@ class Guard:
     # --- waiting for room ------------------------------------------------------------------------------------------
 
     def _make_room(self) -> None:
-        """Wait until no record is blocked, or raise the reason why that cannot be."""
         rules = self.rules
         collected = False
         while rules.blocked:

@@ -53,7 +53,6 @@ class LentViews:
             record.forget_views()
 
     def keep(self, record: Record, handed_out: Collection[torch.Tensor]) -> None:
-        """Make the record's handle keep the tensors in use."""
         used = in_use(handed_out)
         if used:
             if not record.lent:

@@ -52,15 +52,12 @@ class NotedTensor:
 
     Attributes:
         alias: a detached alias of the tensor; None once it is booked, or the store is closed.
-        version: the version counter at packing.
         root: weak reference to the tensor, or to its base.
         address: where the storage lay at packing.
         storage_id: identifies the storage while the alias exists.
         key: the key that its record will have.
-        log, index: the log that it is noted in, and its number there.
         itself: the saved tensor, for as long as it lives, if backward is to get that very object.
         joined: it was counted as a view of a storage that another tensor has brought in.
-        device: its accelerator; None: host memory.
         handle, layout: set when it is booked; until then `handle` is None. Where the log keeps layouts, that is set
             before.
     """
@@ -103,7 +100,6 @@ class NotedTensor:
         raise TypeError("a tierstore saved tensor belongs to its graph and cannot be pickled")
 
     def become(self, handle: Handle, layout: Layout) -> None:
-        """The tensor is booked: from now on the handle has its bytes."""
         self.layout = layout
         self.handle = handle
         self.alias = None  # last: see the module's docstring
@@ -166,7 +162,6 @@ class NotedLog:
         self.records[index] = record
 
     def place(self, record: Record, index: int) -> None:
-        """Set the record's place and worth, if there is a plan."""
         if self.plan is not None:
             self.plan.place(record, index, self.first_key)
 
@@ -179,7 +174,6 @@ class NotedLog:
         raise NotImplementedError
 
     def lay_out(self) -> None:
-        """Set the layout of each noted tensor. Any thread, without the lock."""
         for reference in list(self.noted.values()):
             noted = reference()
             alias = None if noted is None else noted.alias
@@ -202,7 +196,6 @@ class NotedLog:
                 yield index, reference()
 
     def unsurveyed(self) -> Iterator[NotedTensor]:
-        """Yield the noted tensors since the last survey that are settled and alive."""
         for index in range(self.num_surveyed, len(self.nodes)):
             if not self.is_settled and self.nodes[index] == self.newest_node:
                 return
@@ -246,7 +239,6 @@ class NotedTensors:
         self._logs: dict[int, LogRemains] = {}  # logs with noted tensors, by number
 
     def begin(self, log: NotedLog) -> LogRemains:
-        """Register a new log. Any thread, without the lock."""
         remains = LogRemains(log, self.ended.append)
         self._begun.add(remains)
         return remains
@@ -322,7 +314,6 @@ class NotedTensors:
                         yield noted
 
     def give_up(self) -> None:
-        """Drop all aliases, because the store is closed."""
         for noted in self.living():
             if noted.alias is not None:
                 noted.layout = layout_of(noted.alias)  # a trace may still look at it

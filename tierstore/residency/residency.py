@@ -102,7 +102,6 @@ class Residency(HandingOut):
             return index
 
     def begin_log(self, log: NotedLog) -> LogRemains:
-        """Any thread, without the lock."""
         return self._noted.begin(log)
 
     @whole
@@ -266,7 +265,6 @@ class Residency(HandingOut):
 
     @property
     def records(self) -> list[Record]:
-        """The records of all living handles, oldest first."""
         return list(self._ledger.records.values())
 
     def has_any(self) -> bool:
@@ -320,7 +318,6 @@ class Residency(HandingOut):
 
     @property
     def window_limits(self) -> tuple[int, int]:
-        """The limits of the host window and of the staging window, as they are now. Any thread, without the lock."""
         return self.rules.windows.limits
 
     @whole
@@ -337,7 +334,6 @@ class Residency(HandingOut):
 
     @whole
     def time_graph(self, record: Record) -> GraphTimes:
-        """Begin to take the times of the graph whose first pack the record is."""
         with self.lock:
             return self._devices.time_graph(record)
 

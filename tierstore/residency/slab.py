@@ -67,7 +67,6 @@ def _forget_cuda_error(device: torch.device) -> None:
 
 
 def _register(address: int, size_bytes: int, device: torch.device) -> str | None:
-    """Register memory with the driver; returns why it refused, None if it did not."""
     with torch.cuda.device(device), beside_captures(device):  # else it may open a context on this thread's own device
         error = int(_cuda_runtime().cudaHostRegister(address, size_bytes, 0))
         if error == 0:
@@ -214,7 +213,6 @@ class Slab:
 
     @property
     def gives_pages_back(self) -> bool:
-        """Pinned pages stay."""
         return self._can_give_back and self._pinned_for is None
 
     def trim(self, allowance_bytes: int) -> None:
@@ -250,7 +248,6 @@ class Slab:
         return self._pinning is not None and not self._pinning.is_over
 
     def is_pinned(self, slot: Slot) -> bool:
-        """Whether the slot lies in registered memory."""
         is_inside = slot.start is not None and slot.start < self.size_bytes
         return is_inside and self.description == "pinned"
 

@@ -68,7 +68,6 @@ class Slots:
         return not self.slab.is_being_pinned
 
     def hand_out(self, slot: Slot) -> torch.Tensor:
-        """A uint8 tensor over the slot, shape [slot.nbytes], for others too: in use until its storage dies."""
         self._handed_out.add(slot)
         return slot.as_tensor(self._returned.append)
 

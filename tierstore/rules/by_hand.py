@@ -55,7 +55,6 @@ class ByHand(Generic[R]):
         self._fetched.pop(record.key, None)
 
     def forget(self, record: R) -> bool:
-        """Forget the record, which was asked for or is gone. True: it had been named."""
         was_waiting = self._waiting.pop(record.key, None) is not None
         return self._fetched.pop(record.key, None) is not None or was_waiting
 

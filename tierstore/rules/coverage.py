@@ -71,7 +71,6 @@ class Coverage:
         self._unread: deque[tuple[int, StepTimes]] = deque()
 
     def note(self, signature: int, times: StepTimes) -> None:
-        """A step of the graph is over; its times are read later."""
         times.end()
         self._unread.append((signature, times))
         while len(self._unread) > _MAX_UNREAD:  # the host is far ahead of the device: a later step will tell

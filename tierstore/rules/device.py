@@ -48,8 +48,7 @@ R_contra = TypeVar("R_contra", bound=RuledRecord, contravariant=True)
 class DeviceMemory(Protocol[R_contra]):
     """Device memory and the streams, as the rules see them. No call blocks the host."""
 
-    def copy_out(self, record: R_contra) -> CopyOut:
-        """Queue the copy from the device to the record's slot."""
+    def copy_out(self, record: R_contra) -> CopyOut: ...
 
     def copy_back(self, record: R_contra, *, must: bool) -> CopyBack | None:
         """Queue the copy from the record's slot to the device, and give the record that memory.
@@ -57,11 +56,9 @@ class DeviceMemory(Protocol[R_contra]):
         None: the device has no room, and nothing was changed. With `must` its error is raised instead.
         """
 
-    def wait_where_packed(self, record: R_contra, end: Any) -> None:
-        """Have the stream that packed the record wait for the end of a copy."""
+    def wait_where_packed(self, record: R_contra, end: Any) -> None: ...
 
-    def share(self, record: R_contra, copy: CopyOut) -> None:
-        """Tell the allocator of every stream that may use the memory of the copy."""
+    def share(self, record: R_contra, copy: CopyOut) -> None: ...
 
     def forget(self, record: R_contra) -> None:
         """Drop the record's bytes on the device. Tensors in use keep theirs."""
@@ -257,7 +254,6 @@ class DeviceRules(Generic[R]):
         self._memory.forget(record)
 
     def unload(self, record: R) -> None:
-        """Count the record's copy on the device no longer."""
         reload = self._reloaded.pop(record.key, None)
         if reload is not None:
             self.window.reloaded.discharge(reload.nbytes)
@@ -281,7 +277,6 @@ class DeviceRules(Generic[R]):
         self._may_ask = False
 
     def under_way(self) -> Sequence[Any]:
-        """The ends of all copies that may still run."""
         return [flight.copy.end for flight in self._flights] + [end for end, _ in self._busy]
 
     def finish(self) -> None:

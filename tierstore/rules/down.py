@@ -157,7 +157,6 @@ class Down(Generic[R]):
             self._offload_surplus()
 
     def _offload_surplus(self) -> None:
-        """Begin to copy out the records beyond the device's limit."""
         while (record := self.device.window.surplus()) is not None and record not in self.blocked:
             if not self._try_admit(record):
                 self.blocked.append(record)

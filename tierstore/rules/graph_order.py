@@ -105,7 +105,6 @@ class GraphOrder(Generic[R]):
         return self.predicted if self.predicted is not None and self.predicted.is_needed else None
 
     def come_in(self, index: int, record: R) -> None:
-        """Pack `index`, which was only noted until now, has that record."""
         self.lookahead.come_in(index, record)
         self.reload_ahead.come_in(index, record)
 
@@ -149,7 +148,6 @@ def _trace_so_far(packs: Packs[R], signatures: Sequence[int], known: Trace | Non
 
 
 def _signatures(nodes: Sequence[int], sizes: Sequence[int]) -> Iterator[int]:
-    """For each pack, the signature of all packs up to it."""
     signature = 0
     for node, nbytes in zip(nodes, sizes, strict=True):
         signature = add_pack(signature, node - nodes[0], nbytes)

@@ -181,7 +181,6 @@ class Lookahead(Generic[R]):
         self._next += 1
 
     def give_up(self) -> None:
-        """Look no further ahead, because there is no room for anything that is not asked for."""
         self._limit_bytes = 0
 
     def _ranks_of(self, record: R) -> Sequence[int]:

@@ -18,8 +18,7 @@ class Memory(Protocol[R_contra]):
     """The bytes of the records in host memory, and the tensors that refer to them."""
 
     @property
-    def cached_bytes(self) -> int:
-        """Free memory that is kept for the next records."""
+    def cached_bytes(self) -> int: ...
 
     def is_ours(self, record: R_contra) -> bool:
         """Whether nobody else holds the record's memory, or it is to be stored in any case."""
@@ -46,8 +45,7 @@ class Memory(Protocol[R_contra]):
     def has_moved(self, record: R_contra) -> bool:
         """Whether the memory that a write reads was moved or resized by others while it ran."""
 
-    def disown(self, record: R_contra) -> None:
-        """The record's memory belongs to others for good."""
+    def disown(self, record: R_contra) -> None: ...
 
     def put_back(self, record: R_contra) -> bool:
         """Let the record's tensors use the bytes in its slot. False: its handle is just dying."""
@@ -81,5 +79,4 @@ class Submissions(Protocol[R_contra]):
     def submit_restore(self, record: R_contra, *, demanded: bool) -> None:
         """Have the record read. A second call with `demanded` lets it overtake reads that nobody waits for yet."""
 
-    def submit_discard(self, key: int) -> None:
-        """Have the record's bytes on disk freed."""
+    def submit_discard(self, key: int) -> None: ...

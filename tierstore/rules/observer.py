@@ -20,25 +20,20 @@ class Observer:
 
     def spill_began(self, record: int, nbytes: int) -> None: ...
 
-    def spill_ended(self, record: int, outcome: Stored | Exception) -> None:
-        """A write has ended; `outcome`: what was stored, or why it failed."""
+    def spill_ended(self, record: int, outcome: Stored | Exception) -> None: ...
 
-    def spill_cancelled(self, record: int, nbytes: int) -> None:
-        """A record that was queued to be written stays in memory, or is gone."""
+    def spill_cancelled(self, record: int, nbytes: int) -> None: ...
 
-    def freed(self, record: int, nbytes: int) -> None:
-        """A record is on disk, and its memory is free."""
+    def freed(self, record: int, nbytes: int) -> None: ...
 
-    def restore_queued(self, record: int, nbytes: int, *, demanded: bool) -> None:
-        """A read of a record was queued; `demanded`: a thread waits for it already."""
+    def restore_queued(self, record: int, nbytes: int, *, demanded: bool) -> None: ...
 
     def restore_began(self, record: int) -> None: ...
 
     def restore_ended(self, record: int, outcome: Loaded | Exception, *, is_wanted: bool) -> None:
         """A read has ended; `outcome`: what was read, or why it failed. `is_wanted`: it was not released meanwhile."""
 
-    def restore_cancelled(self, record: int, nbytes: int) -> None:
-        """A record was released before it was read."""
+    def restore_cancelled(self, record: int, nbytes: int) -> None: ...
 
     def offloaded(self, record: int, nbytes: int) -> None: ...
 

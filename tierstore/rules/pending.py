@@ -40,7 +40,6 @@ class Pending(Generic[R]):
         self.must_be_examined = False
 
     def settle(self, records: Iterable[R]) -> None:
-        """Add the records whose state is PENDING: their bytes may be read from now on."""
         for record in records:
             if record.state is State.PENDING:
                 self._fresh[record.key] = record

@@ -79,7 +79,6 @@ class Trace:
         return self.signatures, self.records, self.sizes, self.on_device, self.order
 
     def continues(self, num_packs: int, signature: int) -> bool:
-        """Whether the trace begins with `num_packs` packs of that signature."""
         return num_packs <= len(self.signatures) and self.signatures[num_packs - 1] == signature
 
     def ends_within(self, other: Trace) -> bool:

@@ -40,7 +40,6 @@ class Reach:
         self.is_far = is_far
 
     def asked_for(self, nbytes: int) -> None:
-        """Backward asks for a record of `nbytes`, wherever they are."""
         self._asked_bytes += nbytes
 
     def wait(self) -> None:

@@ -79,7 +79,6 @@ class Rules(Up[R]):
             counters.forwarded_bytes += record.nbytes
 
     def hand_over(self, record: R, reload_ahead: Lookahead[R] | None, index: int) -> None:
-        """The record, whose bytes are in memory, is handed to the thread that asked for pack `index`."""
         if record.device is not None:
             self.reload_demanded(record, reload_ahead)
             self.device.hand_over(record)
@@ -227,7 +226,6 @@ class Rules(Up[R]):
 
     @property
     def has_doomed(self) -> bool:
-        """Whether a job still holds memory of a record whose handle is gone."""
         return any(record.state is State.DOOMED for record in self._jobs)
 
     def end_jobs(self) -> None:

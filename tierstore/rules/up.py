@@ -136,7 +136,6 @@ class Up(Down[R]):
             self._reload(record, ahead, must=True)
 
     def _reload(self, record: R, ahead: Lookahead[R] | None, *, must: bool = False) -> bool:
-        """False: the device has no room."""
         if record.device is None or not record.is_alive or record.slot is None or record.has_device_bytes:
             return True
         if not self.device.reload(record, must=must, next_rank=None if ahead is None else ahead.next_rank):

@@ -105,7 +105,6 @@ class HostWindows:
 
     @property
     def excess_bytes(self) -> int:
-        """Bytes that host still holds in the part that staging took."""
         return max(0, self.host.used_bytes - self.host_bytes + self._taken_bytes)
 
     def limit(self, host_bytes: int, staging_bytes: int) -> None:
@@ -138,7 +137,6 @@ class HostWindows:
             self.host_bytes_peak = max(self.host_bytes_peak, self.used_bytes[0])
 
     def may_stay_noted(self, nbytes: int) -> bool:
-        """Whether a tensor of this size may be only noted, charged to staging: see NOTE [Small tensors]."""
         return (
             nbytes <= SMALL_BYTES
             and self.noted_bytes + nbytes <= self.most_noted_bytes

@@ -90,7 +90,6 @@ class Core:
 
     @property
     def open_seconds(self) -> float:
-        """Seconds since the store was opened, until it was closed."""
         ends_at = time.monotonic() if self._closed_at is None else self._closed_at
         return ends_at - self._opened_at
 
@@ -171,7 +170,6 @@ class Core:
 
 
 def _settings(options: StoreOptions, usage: DiskUsage, num_lanes: int) -> StoreSettings:
-    """The options as a trace has them."""
     disk = options.disk
     return StoreSettings(
         place=options.name,

@@ -33,7 +33,6 @@ class PlansOfStore:
 
     @property
     def figures(self) -> Mapping[str, float]:
-        """Those of the plan that told last; empty: no plan is applied."""
         return next((wishes.figures for wishes in reversed(self._living()) if wishes.figures), {})
 
     @property

@@ -86,7 +86,6 @@ class Trial:
             return trace
 
     def enter(self, recording: Recording) -> None:
-        """Call it before a scope is entered. Raises TrialEndedError when enough is recorded."""
         with self._lock:
             if not any(recording is known for known in self._recordings):
                 self._recordings.append(recording)
