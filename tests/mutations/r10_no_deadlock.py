@@ -35,7 +35,7 @@ MUTATIONS = {
             "Down.admit", "self.blocked.append(record)", "self.windows.charge(record, self.windows.staging)"
         ),
     },
-    "test_budget_of_one_byte_less_writes_what_was_saved_first": {
+    "test_budget_of_all_tensors_writes_nothing_and_of_a_byte_less_what_was_saved_first": {
         "a spill takes its staging before it starts": drop(
             "Down._queue_spill", "self.windows.charge(record, self.windows.staging)"
         ),
