@@ -30,7 +30,7 @@ MUTATIONS = {
     "test_every_budget_keeps_its_limits_and_the_bytes": {
         "no budget at all is enough": drop("HostWindows.admits_move", "self.staging.used_bytes == 0"),
     },
-    "test_forward_alone_is_held_within_both_budgets_and_one_tensor": {
+    "test_forward_and_backward_each_alone_are_held_within_both_budgets_and_one_tensor": {
         "a waiting pack holds no room": before(
             "Down.admit", "self.blocked.append(record)", "self.windows.charge(record, self.windows.staging)"
         ),
