@@ -8,8 +8,8 @@ one. Autograd and ADInplaceOrView are shut out there, with two consequences:
 * What is given back becomes the output of a node of autograd, and gets a history. So it must be a new tensor each time,
   never the one that the store or the program holds.
 
-torch 2.15 calls the hooks around a region there (`respect_saved_tensors_hooks=True` of `torch.utils.checkpoint`), and
-so do our own contexts (`selective.py`).
+torch 2.15 calls the hooks around a region there (`respect_saved_tensors_hooks=True`); so do the contexts of
+`selective.py`.
 """
 
 from __future__ import annotations
@@ -43,8 +43,7 @@ HOOKS_ARE_CALLED_BELOW = "respect_saved_tensors_hooks" in inspect.signature(chec
 class Packed(Protocol):
     """The object that a pack hook of ours gives the graph to hold."""
 
-    def unpack(self) -> torch.Tensor:
-        """The saved tensor."""
+    def unpack(self) -> torch.Tensor: ...
 
     def traced(self) -> torch.Tensor:
         """Called while backward is traced into a graph: gives the saved tensor each time that the traced graph runs."""
@@ -56,10 +55,7 @@ def is_below_autograd() -> bool:
 
 
 def may_become_an_output(tensor: torch.Tensor) -> bool:
-    """Whether a tensor without a history may get one: below autograd, the outputs of a node have none yet.
-
-    Inside `sharing_versions` the answer is the same.
-    """
+    """Whether a tensor has no history but may get one, as the outputs of a node do below autograd."""
     return not tensor.requires_grad and is_key_excluded(AUTOGRAD) and not torch.is_inference_mode_enabled()
 
 
@@ -83,12 +79,7 @@ def version_counter_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class HeldTensor:
-    """A tensor that was packed below autograd: see NOTE [Below autograd].
-
-    Args:
-        pack: a pack hook of ours.
-        tensor: is packed by it.
-    """
+    """A tensor that a pack hook of ours has packed below autograd: see NOTE [Below autograd]."""
 
     __slots__ = ("_packed",)
 
@@ -99,10 +90,8 @@ class HeldTensor:
 
     @uncompiled
     def unpack(self) -> torch.Tensor:
-        """A new tensor over the saved bytes. Raises what the `unpack` of the packed object raises."""
         with sharing_versions():
             return self._packed.unpack().detach()
 
     def traced(self) -> torch.Tensor:
-        """The same as `unpack`: nothing that is held below autograd is in a graph that is traced."""
         return self.unpack()

@@ -1,10 +1,10 @@
 """What an offloaded module finds around its calls: regions of `torch.utils.checkpoint`.
 
 A checkpoint drops what its region saves, and keeps the region's inputs. Hooks of ours inside the region would be the
-innermost ones, so they would store what the checkpoint wants dropped. So a module of `offload_module` does not enter
-its scope inside a region. It stores the region's inputs, and nothing else.
+innermost ones, and store what the checkpoint wants dropped. So an offloaded module does not enter its scope inside a
+region; it stores the region's inputs, and nothing else.
 
-The two kinds of checkpoint are recognised by private names of `torch.utils.checkpoint` (torch 2.11 to 2.15). The
+Both kinds of checkpoint are recognised by private names of `torch.utils.checkpoint` (torch 2.11 to 2.15). The
 non-reentrant kind has hooks of its own on the thread. The reentrant kind runs forward without gradients, where nothing
 is saved, and computes the region again within the backward of its node.
 """
@@ -31,10 +31,9 @@ _ARE_PACKED = "_tierstore_has_packed_inputs"
 
 
 def is_in_checkpoint() -> bool:
-    """Whether this thread is inside a checkpointed region, in forward or to compute it again.
+    """Whether this thread is inside a checkpointed region: of a reentrant one, only while it is computed again.
 
-    A reentrant region is seen only in the second case. A non-reentrant one is not seen from within other hooks, which
-    are then the innermost.
+    A non-reentrant one is not seen from within other hooks, which are then the innermost.
     """
     hooks = top_hooks(False)
     return (hooks is not None and _is_of_checkpoint(hooks[0])) or _computes_again()
@@ -66,13 +65,11 @@ def _given(packed: object, _: torch.Tensor) -> object:
 
 
 def _computes_again() -> bool:
-    """Whether a backward runs here that computes a reentrant region again."""
     node = current_autograd_node()
     return node is not None and node.name() == _REENTRANT_NODE
 
 
 def _outermost_frame() -> Any:
-    """The `_CheckpointFrame` of the outermost hooks; None: those are not of a region that runs forward."""
     removed: RemovedHooks = []
     try:
         take_off_all(removed)

@@ -22,7 +22,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from tierstore.errors import ConfigError, ConfigTypeError
 from tierstore.residency.uncompiled import uncompiled_itself
 
-from .deferred import refuse_deferred
+from .advice import refuse_deferred
 
 __all__ = ["AROUND", "Around", "around_calls_of", "call_plainly", "check_callable", "put_around_calls"]
 
@@ -35,16 +35,11 @@ _lock = threading.RLock()  # a finalizer may offload a module where its thread h
 class Around(Protocol):
     """What a module's calls go through. Copies of the module share it."""
 
-    def run(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Make the call, and return its result. On the thread that calls the module."""
+    def run(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
 
 
 def check_callable(module: object) -> None:
-    """Refuse a module whose calls nothing can be put around.
-
-    Raises:
-        ConfigError: not a module, or forward does not exist, is a generator function or an async one.
-    """
+    """Raise ConfigError if it is no module, or its forward does not exist, is a generator function or an async one."""
     if not isinstance(module, nn.Module):
         raise ConfigTypeError("module", module, "give a torch.nn.Module")
     if getattr(module.forward, "__func__", None) is nn.Module.forward:
@@ -79,7 +74,6 @@ def _kinds_of(module: nn.Module) -> list[type[nn.Module]]:
 
 
 def _make_looking(kind: type[nn.Module]) -> None:
-    """Give a class a `__call__` that looks for an `Around`, unless the one that it has or inherits does."""
     with _lock:
         if not _is_looking(kind.__call__):
             # For instances without one: Dynamo guards attributes, but not what is missing in `__dict__`.
@@ -88,10 +82,7 @@ def _make_looking(kind: type[nn.Module]) -> None:
 
 
 def _is_looking(call: object) -> bool:
-    """Whether this very function looks: `functools.wraps` copies attributes to functions that only call one that does.
-
-    They may also call none, so nothing is concluded from the copy.
-    """
+    """Whether this very function looks: `functools.wraps` copies attributes to functions that need not call it."""
     return getattr(call, _LOOKS, None) is call
 
 

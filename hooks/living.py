@@ -1,7 +1,6 @@
-"""The logs that are alive, each found by its number.
+"""The logs that are alive, each found by its number, by which operators of a traced graph refer to it (`traced.py`).
 
-A graph that compiled autograd has traced holds no Python objects: its operators take numbers (`traced.py`). Here such
-an operator finds the log that its number stands for. The list keeps no log alive; the saved tensors of a log do.
+The list keeps no log alive; the saved tensors of a log do.
 
 NOTE [Layouts for traces]
 Whatever the tracing of a backward looks at becomes a condition of its graph: where it differs the next time, backward
@@ -15,40 +14,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
-
-import torch
 
 from tierstore.base.remains import Remains
-from tierstore.residency.layout import Layout
 from tierstore.residency.noted import NotedLog
 from tierstore.residency.uncompiled import let_errors_through
 
-__all__ = ["Log", "enlist", "keep_layouts", "living_log"]
+__all__ = ["enlist", "keep_layouts", "living_log"]
 
 
-class Log(Protocol):
-    """A log, as far as the list needs it.
-
-    Attributes:
-        number: unique in this process.
-    """
-
-    number: int
-
-    def give(self, index: int, layout: Layout) -> torch.Tensor:
-        """Saved tensor `index`, in that geometry, which has no lazy bits."""
-
-    def lay_out(self) -> None:
-        """Set the layout of each noted tensor."""
-
-
-class _Enlisted(Remains[Log]):
+class _Enlisted(Remains[NotedLog]):
     """A weak reference to a log, which still knows the number when the log is gone."""
 
     __slots__ = ("number",)
 
-    def __init__(self, log: Log, note_death: Callable[[_Enlisted], None]) -> None:
+    def __init__(self, log: NotedLog, note_death: Callable[[_Enlisted], None]) -> None:
         self.number = log.number
 
 
@@ -57,7 +36,7 @@ _all_laid_out = False
 _dead: deque[_Enlisted] = deque()  # still in the list: nothing may be done as a log dies, see `remains.py`
 
 
-def enlist(log: Log) -> None:
+def enlist(log: NotedLog) -> None:
     """Add a new log to the list, and strike out those that have died."""
     _living[log.number] = _Enlisted(log, _dead.append)
     try:
@@ -67,13 +46,8 @@ def enlist(log: Log) -> None:
         pass  # no more
 
 
-def living_log(number: int) -> Log:
-    """The log of that number.
-
-    Raises:
-        RuntimeError: the log is gone. That is a bug of ours: a traced graph keeps the saved tensors that it asks for,
-            and they keep their log.
-    """
+def living_log(number: int) -> NotedLog:
+    """The log of that number. It lives: a traced graph keeps its saved tensors, and they keep their log."""
     log = _living[number]()
     if log is None:
         raise RuntimeError(f"log {number} is gone")

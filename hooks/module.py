@@ -48,7 +48,6 @@ class ModuleScope(tiered_offload):
 
     @uncompiled
     def _stays_out(self) -> bool:
-        """Whether the call about to be made is inside a checkpointed region, whose inputs are then stored instead."""
         if not is_in_checkpoint():
             return False
         with self.packing() as pack:
@@ -60,17 +59,15 @@ def offload_module(module: nn.Module, *, store: TierStore, **options: Any) -> nn
     """Store what the module's calls save for backward. Acts in place, as `torch.distributed.fsdp.fully_shard` does.
 
     The scope is entered around each call of the module, on the thread that makes it. So it also works for single blocks
-    of a model, and where replicas run on threads of their own (`DataParallel`). Type, keys, signature, attributes and
-    hooks of the module stay as they are. A copy of the module is offloaded as well, unless torch has made its class
+    of a model, and for replicas on threads of their own (`DataParallel`). Type, keys, signature, attributes and hooks
+    of the module stay as they are. A copy of the module is offloaded as well, unless torch has made its class
     (`torch.compile`, `torch.fx.GraphModule`); a pickled module is not.
 
     If the module is checkpointed, by itself or by its caller, the inputs of the checkpoint are stored, and nothing that
     the checkpoint drops. One exception: a caller that passes it to `checkpoint(..., use_reentrant=True)` saves the
     inputs outside of the module; they stay where they are. If the module or its caller is compiled, the module is
-    compiled inside and offloaded outside.
-
-    Calls of `module.forward` itself, which pass hooks by, pass the scope by too. Before `torch.export.export` with
-    `strict=True`, take the effect away.
+    compiled inside and offloaded outside. Calls of `module.forward` itself, which pass hooks by, pass the scope by too.
+    Before `torch.export.export` with `strict=True`, take the effect away.
 
     Args:
         module: any module that has a forward. If it is offloaded already, it now uses this store and these options.
@@ -89,10 +86,6 @@ def offload_module(module: nn.Module, *, store: TierStore, **options: Any) -> nn
 
 
 def remove_offload(module: nn.Module) -> nn.Module:
-    """Undo `offload_module` for this module, not for modules inside it. What it has stored already stays stored.
-
-    Returns:
-        The same module; one that is not offloaded is left as it is.
-    """
+    """Undo `offload_module` for this module, not for modules inside it; returns it. What it has stored stays stored."""
     call_plainly(module)
     return module

@@ -1,9 +1,7 @@
 """`tiered_offload`: saved-tensor hooks that hand what autograd saves to a `TierStore`.
 
-Start here to read how a tensor goes down. Entering a `tiered_offload` puts the hooks of a new `OffloadScope`
-(`scope.py`) on the thread. Autograd then calls `OffloadScope.pack` for every tensor that it saves. The graph holds what
-that returns, a `SavedTensor` or a `Kept`, and backward calls its `unpack`. There is no other state: what the graph
-holds goes with the graph.
+Entering it puts the hooks of a new `OffloadScope` (`scope.py`) on the thread. Autograd then calls `OffloadScope.pack`
+for every tensor that it saves; backward calls `unpack` of what that returned. All state goes with the graph.
 """
 
 from __future__ import annotations
@@ -26,9 +24,7 @@ from tierstore.store.options import refuse_unknown
 from tierstore.store.tier_store import TierStore
 from tierstore.store.trial import trial_of_process
 
-from .compiled import warn_of_compiled_caller
-from .deferred import refuse_deferred
-from .functional import ADVICE_WITHIN, advise
+from .advice import ADVICE_WITHIN, advise, refuse_deferred, warn_of_compiled_caller
 from .order import LogOptions
 from .recorded import RecordedScope, ScopeOptions
 from .scope import OffloadScope, Select
@@ -194,15 +190,11 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
             self._store.warn_if_memory_stays()
 
     def __deepcopy__(self, memo: dict[int, object]) -> tiered_offload:
-        """The same scope: copies of a module that offloads (averages of models, clones of layers) share the store."""
+        """Copies of a module that offloads (averages of models, clones of layers) share the store."""
         return self
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
-        """Use it as a decorator: each call of the function runs inside the scope.
-
-        Raises:
-            ConfigError: the function is a generator function or an async one; its body runs after the call.
-        """
+        """As a decorator. Raises ConfigError for a generator function or an async one; its body runs after the call."""
         refuse_deferred("function", function, function)
 
         @functools.wraps(function)
@@ -226,11 +218,6 @@ def _leave_half_entered(scopes: list[_Entry], num_before: int) -> None:
 def _log_options(
     store: TierStore, prefetch: str, device_bytes: SizeLike, lookahead_bytes: SizeLike | None
 ) -> LogOptions:
-    """The arguments that logs follow, judged.
-
-    Raises:
-        ConfigError: one cannot be used.
-    """
     device_limit_bytes = None if device_bytes == "auto" else parse_size(device_bytes, "device_bytes")
     orders = store.learned_orders if prefetch == "learned" else None
     if device_limit_bytes is None and orders is None:
@@ -242,7 +229,6 @@ def _log_options(
 def _options_for_trace(
     store: TierStore, min_bytes: int, select: Select | None, prefetch: str, options: LogOptions
 ) -> ScopeOptions:
-    """The arguments as a trace has them."""
     lookahead_bytes = options.lookahead_bytes
     return ScopeOptions(
         min_bytes,

@@ -1,18 +1,15 @@
 """The log of a graph: its saved tensors in the order of packing, and what backward does with that order.
 
-In forward, `open_log` gives a thread the log to pack into, and each pack is compared with the graphs that are known. In
-backward, the log counts what is asked for and has the store bring back what will be asked for next. When the graph is
-gone, the order in which backward asked is learned, for the next forward that packs the same.
-
-The decisions are made in `tierstore/rules`, which knows only numbers: `plan.py` says what stays and what leaves,
-`lookahead.py` what comes back next, `reach.py` how far ahead.
+In forward, each pack is compared with the graphs that are known. In backward, the log counts what is asked for and has
+the store bring back what comes next. When the graph is gone, the order in which backward asked is learned. The
+decisions are made in `tierstore/rules`: `plan.py`, `lookahead.py`, `reach.py`.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
@@ -28,21 +25,20 @@ from tierstore.rules.plan import Plan
 from tierstore.rules.state import State
 from tierstore.store.tier_store import TierStore
 
-from .compiled import large_nodes, warn_if_region
+from .advice import large_nodes, warn_if_region
 from .living import enlist
+from .owners import OwnerWatch
 
-__all__ = ["LogOptions", "LogRecording", "PackLog", "open_log"]
+__all__ = ["LogOptions", "PackLog", "open_log"]
 
 
 class LogOptions(NamedTuple):
     """The arguments of `tiered_offload` that a log follows.
 
     Attributes:
-        lookahead_bytes: how far ahead of backward to fetch; None: it is found, see NOTE [No farther than it takes] in
-            `reach.py`.
+        lookahead_bytes: None: it is found, see NOTE [No farther than it takes] in `reach.py`.
         orders: the orders that are known, to learn and to recall; None: the reverse-topological order is followed.
-        device_bytes: how much may stay on accelerators; None: it is found, see NOTE [What compute covers] in
-            `coverage.py`.
+        device_bytes: None: it is found, see NOTE [What compute covers] in `coverage.py`.
     """
 
     lookahead_bytes: int | None
@@ -50,19 +46,8 @@ class LogOptions(NamedTuple):
     device_bytes: int | None
 
 
-class LogRecording(Protocol):
-    """The recording of a trace, as far as a log tells it something."""
-
-    def booked(self, index: int, record: int) -> None:
-        """Saved tensor `index`, until now only noted, has got the record of that key. Under the store's lock."""
-
-
 class PackLog(NotedLog):
     """The log of one graph: what one thread packed between two backwards, in one scope or in several.
-
-    Args:
-        store: the store that it was packed into.
-        options: see `LogOptions`.
 
     Attributes:
         started: backward has asked for something.
@@ -76,7 +61,7 @@ class PackLog(NotedLog):
         enlist(self)
         self.started = False
         self.small_bytes = 0
-        self.recording: LogRecording | None = None
+        self.recording: OwnerWatch | None = None
         host_bytes, staging_bytes = self.residency.window_limits
         orders = options.orders
         self._coverage = orders.coverage if orders is not None and options.device_bytes is None else None
@@ -91,14 +76,10 @@ class PackLog(NotedLog):
         self._region_bytes = store.host_bytes or store.staging_bytes  # one node may save that much unnoticed
         self._large_nodes: dict[int, int] = {}  # bytes of the nodes that have saved more than that
 
-    def record_to(self, recording: LogRecording) -> None:
-        """From now on, tell that recording, and no other."""
-        self.recording = recording
-
     # --- forward ------------------------------------------------------------------------------------------------
 
     def follow_plan(self, index: int) -> None:
-        """Compare pack `index` with the graphs that are known, and choose the plan that is followed from now on.
+        """Compare pack `index` with the graphs that are known, and choose the plan to follow.
 
         To be called for the first pack of a log, and for each next one as long as there is a plan.
         """
@@ -109,17 +90,13 @@ class PackLog(NotedLog):
             self.plan = order.plan
 
     def _keep_uncovered(self, coverage: Coverage, plan: Plan | None, index: int) -> None:
-        """Leave on the accelerator what compute does not cover; of an unknown graph, nothing.
-
-        See NOTE [What compute covers] in `coverage.py`.
-        """
+        """Leave on the accelerator what compute does not cover: see NOTE [What compute covers] in `coverage.py`."""
         self.residency.keep_on_device(0 if plan is None else coverage.staying_bytes(plan.trace.signatures[-1]))
         record = self.records[index]
         if plan is not None and index == 0 and record is not None and record.device is not None:
             self._times = self.residency.time_graph(record)
 
     def times_from(self, record: Record) -> GraphTimes:
-        """The times of the graph on its accelerator, for a trace. `record`: of its first pack."""
         return self.residency.time_graph(record) if self._times is None else self._times
 
     def settle(self) -> None:
@@ -135,7 +112,6 @@ class PackLog(NotedLog):
         self._order.come_in(index, record)
 
     def asked_for(self, index: int) -> None:
-        """Backward asks for saved tensor `index`."""
         if not self.started:
             self._start()
             if self._order.is_followed and self.records[index] is None:  # one with a record looks ahead in `fetch`
@@ -161,16 +137,12 @@ class PackLog(NotedLog):
         return self.residency.fetch(record, layout, order.lookahead, order.reload_ahead, index)
 
     def give(self, index: int, layout: Layout) -> torch.Tensor:
-        """Saved tensor `index`, for a traced graph: noted or not, in that geometry, which has no lazy bits.
-
-        Waits only if its bytes are not in memory. Raises what `TierStore.get` raises.
-        """
+        """The same for a traced graph: noted or not. `layout` has no lazy bits."""
         reference = self.noted.get(index)
         noted = None if reference is None else reference()
         return self.fetch(index, layout) if noted is None else alias_of(noted.unpack(), noted.layout)
 
     def _start(self) -> None:
-        """Backward asks for something for the first time."""
         self.started = True
         self.plan = None
         self.residency.begin_backward(self)
@@ -180,17 +152,13 @@ class PackLog(NotedLog):
             self._look_ahead()
 
     def _look_ahead(self) -> None:
-        """Something has left its place: from now on, bring back what backward will ask for before it asks."""
         self._order.look_ahead(self._packs(), self.records)
         ending = self._order.ending(self._times)
         if ending is not None:
             self.remains.call_at_end(ending)
 
     def _packs(self) -> Packs[Record]:
-        """Copies of the lists, as far as the packs are complete.
-
-        Another thread may be in the midst of a pack. It enters the record last.
-        """
+        """Copies of the lists, as far as packs are complete: another thread may be in one; its record comes last."""
         num_packs = len(self.records)
         records = self.records[:num_packs]
         return Packs(self.nodes[:num_packs], self.sizes[:num_packs], records, self._storages(records))
@@ -206,11 +174,10 @@ class PackLog(NotedLog):
 
 
 def open_log(store: TierStore, options: LogOptions) -> PackLog:
-    """The log that this thread packs into next.
+    """The log that this thread packs into next: as a rule the one that it packed into last, with the same options.
 
-    As a rule it is the one that the thread packed into last, with the same options: a model whose blocks have a scope
-    each is one graph, and so one log. A new log begins where that one is gone, where backward has begun on it, and
-    where most of what it holds is dead: its graphs were dropped without a backward.
+    A model whose blocks have a scope each is one graph, and so one log. A new log begins where that one is gone, where
+    backward has begun on it, and where most of what it holds is dead: its graphs were dropped without a backward.
     """
     logs: dict[LogOptions, weakref.ref[PackLog]] = store.of_thread.__dict__.setdefault("logs", {})
     reference = logs.get(options)

@@ -1,8 +1,7 @@
-"""The owners of what a traced graph has saved: from when on is each storage the graph's alone?
+"""From when on is each storage that a traced graph has saved the graph's alone?
 
-The store may take a tensor's bytes away only when nobody else holds its storage. As long as it has room, it never looks
-who does. But a trace should show what a smaller budget would have done, and for that it has to tell from when on the
-bytes could have been taken. So a traced scope looks for itself.
+As long as the store has room, it never looks who else holds a storage. But a trace should show what a smaller budget
+would have done, and for that it has to tell from when on the bytes could have been taken. So a traced scope looks.
 """
 
 from __future__ import annotations
@@ -27,22 +26,16 @@ _NUM_OLD_PER_LOOK = 2
 
 
 class OwnerWatch:
-    """Watches the storages of one traced graph that others hold too, until nobody else does.
+    """The recording of one traced graph: watches its storages that others hold too, until nobody else does.
 
     It looks at some of them before each pack and each unpack. Most are soon let go of, so each new one is looked at
     three times in a row; those that others hold for longer take turns. At the end of a scope, and when backward begins,
-    all are looked at.
-
-    For any thread. Takes the store's lock for some instructions, and keeps no tensor alive.
-
-    Args:
-        residency: the store's.
-        recorder: is told when a storage is the graph's alone.
-        graph: the number of the graph's log.
+    all are looked at. For any thread. Takes the store's lock for some instructions, and keeps no tensor alive.
     """
 
     def __init__(self, residency: Residency, recorder: Recorder, graph: int) -> None:
         self._residency = residency
+        self.recorder = recorder
         self._append = recorder.append
         self._graph = graph
         self._saved: dict[int, list[weakref.ref[NotedTensor]]] = {}  # by storage
@@ -50,9 +43,12 @@ class OwnerWatch:
         self._old: deque[int] = deque()
         self._is_asked = False  # backward has begun
 
+    def booked(self, index: int, record: int) -> None:
+        """Saved tensor `index`, until now only noted, has got the record of that key. Under the store's lock."""
+        self.recorder.booked(self._graph, index, record)
+
     @unseen_by_modes
     def add(self, saved: NotedTensor) -> None:
-        """Watch the storage of a tensor that was packed."""
         storage = saved.storage_id or -saved.key
         with self._residency.lock:
             if storage in self._saved:
@@ -63,16 +59,14 @@ class OwnerWatch:
             self._saved[storage].append(weakref.ref(saved))
 
     def look(self) -> None:
-        """Look at some of the storages."""
         if self._new or self._old:  # before most packs there is none: those packs keep what is not ours to store
             self._look_at(_NUM_OLD_PER_LOOK)
 
     def look_at_all(self) -> None:
-        """Look at all of the storages."""
         self._look_at(len(self._old))
 
     def look_before_unpack(self) -> None:
-        """Look at some of the storages; the first time, at all of them."""
+        """The first time, looks at all of the storages."""
         if self._is_asked:
             self.look()
         else:

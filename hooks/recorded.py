@@ -1,6 +1,6 @@
 """A scope that is traced. It stands before an ordinary scope, and records what that packs and what backward unpacks.
 
-Scopes without a trace know nothing of it, so it costs them nothing. The events are those of `tracing/events.py`.
+Scopes without a trace know nothing of it, so it costs them nothing.
 """
 
 from __future__ import annotations
@@ -35,14 +35,7 @@ _numbers = itertools.count(1)
 
 
 class ScopeOptions(NamedTuple):
-    """The arguments of a scope, as they stand in its trace.
-
-    Attributes:
-        min_bytes, device_bytes, prefetch, lookahead_bytes: as `tiered_offload`'s; where a size is not given, but found:
-            as it is when the scope is entered.
-        has_select: there is a `select`.
-        is_automatic: `device_bytes` is found.
-    """
+    """The arguments of a scope, as its trace has them. A size that is found is that of when the scope is entered."""
 
     min_bytes: int
     device_bytes: int
@@ -53,19 +46,7 @@ class ScopeOptions(NamedTuple):
 
 
 class RecordedScope:
-    """A scope, and the recording of what it packs. Belongs to the thread that has made it, as the scope does.
-
-    Args:
-        scope: the scope itself, just made.
-        traces: the store's: they are told when a traced scope begins and ends.
-        recorder: takes the events.
-        options: the scope's, for its event.
-        memory_use: tells how many bytes the process holds, and how many of those are free in its allocator; None:
-            unknown.
-
-    Attributes:
-        scope: the scope itself.
-    """
+    """A scope, and the recording of what it packs. Belongs to the thread that has made it, as the scope does."""
 
     def __init__(
         self,
@@ -101,12 +82,12 @@ class RecordedScope:
         record = None if saved.handle is None else saved.handle.record
         device = None if record is None else record.device
         graph = log.recording
-        if not isinstance(graph, GraphRecording) or graph.recorder is not recorder:
+        if graph is None or graph.recorder is not recorder:
             graph = self._begin_graph(log, record)
         if recorder.is_over():  # nobody would take its events away
             return saved
-        self._owners = graph.owners
-        graph.owners.add(saved)
+        self._owners = graph
+        graph.add(saved)
         recorder.append(
             (
                 Pack, began, ended, self._thread, self._number, log.number, index, saved.key,
@@ -116,13 +97,11 @@ class RecordedScope:
             )
         )  # fmt: skip
         recorder.changed()
-        return RecordedTensor(saved, recorder, graph.owners, log.number, index)
+        return RecordedTensor(saved, recorder, graph, log.number, index)
 
-    def _begin_graph(self, log: PackLog, record: Record | None) -> GraphRecording:
-        """Record a graph from now on. `record`: of the tensor that was packed just now; None: it has none yet."""
+    def _begin_graph(self, log: PackLog, record: Record | None) -> OwnerWatch:
         recorder = self._recorder
-        graph = GraphRecording(log, recorder)
-        log.record_to(graph)
+        graph = log.recording = OwnerWatch(log.residency, recorder, log.number)
         recorder.begin_graph(log.number, log)
         if recorder.is_paced and record is not None and record.device is not None:
             recorder.time_graph(log.number, log, log.times_from(record))
@@ -138,36 +117,10 @@ class RecordedScope:
             self._traces.leave(self._recorder)
 
 
-class GraphRecording:
-    """The recording of one graph. It is the `LogRecording` of the graph's log.
-
-    Args:
-        log: the graph's.
-        recorder: takes the events.
-
-    Attributes:
-        recorder: likewise.
-        owners: watches who else holds what the graph has saved.
-    """
-
-    def __init__(self, log: PackLog, recorder: Recorder) -> None:
-        self.recorder = recorder
-        self.owners = OwnerWatch(log.residency, recorder, log.number)
-        self._number = log.number
-
-    def booked(self, index: int, record: int) -> None:
-        self.recorder.booked(self._number, index, record)
-
-
 class RecordedTensor:
     """A saved tensor in the graph of a traced scope. Records when backward asks for it, and when the graph drops it.
 
-    Args:
-        saved: the tensor.
-        recorder: takes the events.
-        owners: of the graph.
-        graph: the number of the graph's log.
-        index: the tensor's number there.
+    When a traced backward runs, a trace records only what the store does.
     """
 
     __slots__ = ("_append", "_graph", "_index", "_owners", "_saved", "release")
@@ -195,5 +148,4 @@ class RecordedTensor:
             self._append((Unpack, began, _now(), threading.get_ident(), self._graph, self._index))
 
     def traced(self) -> torch.Tensor:
-        """See `SavedTensor.traced`. When the traced graph runs, a trace records only what the store does."""
         return self._saved.traced()

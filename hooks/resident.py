@@ -12,7 +12,7 @@ import torch
 from tierstore.residency.torch_names import pop_hooks, push_hooks, top_hooks
 from tierstore.residency.uncompiled import is_compiled_call, uncompiled, uncompiled_itself
 
-from .compiled import warn_of_compiled_caller
+from .advice import warn_of_compiled_caller
 from .select import Kept
 from .thread_hooks import RemovedHooks, enclosing_scope, put_back, take_off_all, unpack
 

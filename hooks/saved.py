@@ -34,17 +34,13 @@ _EMPTY = torch.empty(0, device="cpu")
 
 
 class SavedTensor(NotedTensor):
-    """A saved tensor in the graph: an alias of it while it is only noted; then its geometry, over the record's bytes.
-
-    Arguments and attributes as `NotedTensor`'s.
-    """
+    """A saved tensor in the graph: an alias of it while it is only noted; then its geometry over the record's bytes."""
 
     __slots__ = ()
 
     log: PackLog
 
     def begin_booked(self, index: int, handle: Handle, layout: Layout) -> None:
-        """The tensor has a record from the start, and number `index` in its log."""
         self.index = index
         self.layout = layout
         self.device = handle.record.device
@@ -52,7 +48,7 @@ class SavedTensor(NotedTensor):
 
     @uncompiled
     def unpack(self) -> torch.Tensor:
-        """The saved tensor. Waits only if its bytes are not in memory. Raises what `TierStore.get` raises."""
+        """Waits only if its bytes are not in memory. Raises what `TierStore.get` raises."""
         alias, log = self.alias, self.log
         if alias is None or log.residency.closed is not None:
             self._book()
@@ -66,10 +62,7 @@ class SavedTensor(NotedTensor):
         return itself
 
     def traced(self) -> torch.Tensor:
-        """Called while backward is traced into a graph: gives the saved tensor each time that the traced graph runs.
-
-        Looks at nothing that depends on where the bytes are: NOTE [Layouts for traces] in `living.py`.
-        """
+        """Looks at nothing that depends on where the bytes are: NOTE [Layouts for traces] in `living.py`."""
         while_tracing(keep_layouts)
         layout = self.layout
         counter, version = self._own_counter()
@@ -88,8 +81,8 @@ class SavedTensor(NotedTensor):
 class RejoinedTensor(SavedTensor):
     """A tensor over restored bytes that was saved again; it shares the record that they were restored from.
 
-    Such a tensor may have a version counter of its own (from `.data`, or `unsafe_chunk`), and the record's counter does
-    not see its changes. So its own counter is kept too, without the memory.
+    It may have a version counter of its own (from `.data`, or `unsafe_chunk`), whose changes the record's counter does
+    not see. So its own counter is kept too, without the memory.
     """
 
     __slots__ = ("_guard",)
@@ -97,7 +90,6 @@ class RejoinedTensor(SavedTensor):
     _guard: torch.Tensor
 
     def guard(self, tensor: torch.Tensor, layout: Layout) -> None:
-        """Keep the version counter of the saved tensor. `layout`: the tensor's geometry."""
         with outside_of_modes():
             self._guard = alias_of(tensor, layout)
             self._guard.data = _EMPTY

@@ -1,33 +1,44 @@
 """One entry of `tiered_offload`: it packs what autograd saves.
 
-`OffloadScope.pack` first asks whether a tensor is worth storing. If it is not, it stays where it is, as a `Kept`
-(`select.py`). Otherwise a `SavedTensor` (`saved.py`) goes into the graph. In host memory the tensor is at first only
-*noted* (`Residency.note`), which costs least. On an accelerator, or over restored bytes, it gets its record at once
-(`OffloadScope._book`): the first has to leave soon, the second may share a record that there is.
+What is not worth storing stays where it is, as a `Kept` (`select.py`). Otherwise a `SavedTensor` (`saved.py`) goes into
+the graph. In host memory the tensor is at first only *noted* (`Residency.note`), which costs least. On an accelerator,
+or over restored bytes, it gets its record at once (`OffloadScope._book`): the first has to leave soon, the second may
+share a record that there is.
 
 NOTE [Not before the kernel]
 Autograd saves some tensors *before* the kernel that fills them has run (the noise of `rrelu`), and it saves every
 output while others still hold it. So nothing may read what the newest node has saved, nor conclude anything from who
 holds it. That becomes *settled*, that is, free to be read and to be looked at for other owners, once a node with a
 higher number saves something, or the scope ends.
+
+NOTE [Views of one storage]
+That two saved tensors share a storage and show the same version does not prove that the same bytes were saved: one
+storage can be written through several version counters (the parts of `unsafe_chunk`, `.data`, a numpy workspace). So a
+saved tensor joins an earlier record only if three things hold: both are views of the same living tensor, which means
+one counter; both have the same version; and none of the record's bytes has been read yet.
+
+Double backward and reentrant checkpointing save again what was restored. Autograd gives it to its functions as new
+tensors, and nothing shows that they share a counter with the record's. Such a tensor joins only if a checksum confirms
+that the bytes in memory are those on disk. Its own counter is then kept beside the record's.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
 from tierstore.residency.capture import is_capturing
-from tierstore.residency.handle import Record
-from tierstore.residency.layout import layout_of, storage_of
-from tierstore.residency.storages import is_foreign
+from tierstore.residency.handle import Handle, Record
+from tierstore.residency.layout import Layout, is_foreign, layout_of, storage_of
+from tierstore.residency.ownership import records_over
+from tierstore.residency.residency import Residency
 from tierstore.residency.torch_names import sequence_nr
 from tierstore.residency.uncompiled import uncompiled
 from tierstore.store.tier_store import TierStore
 
-from .aliases import join_record
 from .below import HOOKS_ARE_CALLED_BELOW, HeldTensor, is_below_autograd
 from .order import LogOptions, PackLog, open_log
 from .saved import RejoinedTensor, SavedTensor
@@ -39,14 +50,7 @@ Select = Callable[[torch.Tensor], bool]
 
 
 class OffloadScope:
-    """One entry of `tiered_offload`. Only the thread that has entered calls it.
-
-    Args:
-        store: takes the saved tensors.
-        limits: which tensors are too small to be stored.
-        select: as `tiered_offload`'s.
-        options: of the logs that it packs into.
-    """
+    """One entry of `tiered_offload`. Only the thread that has entered calls it."""
 
     def __init__(self, store: TierStore, limits: SmallLimits, select: Select | None, options: LogOptions) -> None:
         self._store = store
@@ -119,7 +123,6 @@ class OffloadScope:
 
     @uncompiled
     def keep(self, tensor: torch.Tensor, reason: str) -> Kept:
-        """Leave a saved tensor where it is, and count its bytes in `stats().kept_bytes` under that reason."""
         self._residency.count_kept(reason, bytes_of(tensor))
         return Kept(tensor)
 
@@ -135,7 +138,6 @@ class OffloadScope:
         self._fresh = []
 
     def _begin_log(self, node: int) -> PackLog:
-        """Backward has begun on the log: what this node and later ones save belongs to a new one, which is returned."""
         if self._log.newest_node == node:
             self._unsettled_logs.append(self._log)
         else:
@@ -150,10 +152,9 @@ class OffloadScope:
         itself: weakref.ref[torch.Tensor] | None,
         node: int,
     ) -> SavedTensor:
-        """Give the tensor a record at once, or a share in one: it is on an accelerator, or lies over restored bytes."""
         layout, log, residency = layout_of(tensor), self._log, self._residency
         fresh = self._fresh if node != self._fresh_node else []
-        joined = join_record(residency, tensor, root, layout)
+        joined = _join_record(residency, tensor, root, layout)
         if joined is None:
             handle = self._store.new_handle(tensor, layout, root=root)
             record = handle.record
@@ -173,3 +174,31 @@ class OffloadScope:
             log.place(record, index)
         saved.begin_booked(index, handle, layout)
         return saved
+
+
+class _Joined(NamedTuple):
+    """A record that already holds a tensor's bytes, and the tensor's layout over that record's storage.
+
+    `is_restored`: the tensor lies over restored bytes; it may have another version counter than the record.
+    """
+
+    handle: Handle
+    layout: Layout
+    is_restored: bool
+
+
+def _join_record(
+    residency: Residency, tensor: torch.Tensor, root: weakref.ref[torch.Tensor], layout: Layout
+) -> _Joined | None:
+    """Let a tensor share the record that holds its bytes too; None: it needs a record of its own.
+
+    `root`: the tensor's base, or the tensor itself.
+    """
+    for record, handle in records_over(tensor.untyped_storage(), tensor._version, residency):
+        if record.span is not None:
+            restored = residency.rejoin(record, tensor, layout)
+            if restored is not None:
+                return _Joined(handle, restored, is_restored=True)
+        elif record.root is root and residency.join(record, layout, tensor.nbytes):
+            return _Joined(handle, layout, is_restored=False)
+    return None

@@ -1,8 +1,8 @@
 """Which saved tensors are worth storing, and what the graph holds of those that are not.
 
-To store what stays alive anyway gains nothing. The graph itself holds leaves that require gradients; modules hold their
-parameters, frozen ones too. Buffers, the input batch or a cache have other owners as well, but that shows only in the
-owners of their storage. The store looks at those later.
+To store what stays alive anyway gains nothing: leaves that require gradients, and modules' parameters. Buffers, the
+input batch or a cache have other owners too, but that shows only in the owners of their storage, which the store looks
+at later.
 """
 
 from __future__ import annotations
@@ -51,10 +51,8 @@ def bytes_of(tensor: torch.Tensor) -> int:
 class SmallLimits(NamedTuple):
     """Which storages stay where they are for being small. Storing costs some tenths of a millisecond each way.
 
-    Attributes:
-        min_bytes: larger ones never do, nor those of just this size.
-        least_bytes: smaller ones always do.
-        most_small_bytes: those in between do as long as, in one graph, they are no more than this together.
+    Those under `least_bytes` always do, those of `min_bytes` or more never; those in between do as long as they are no
+    more than `most_small_bytes` together, in one graph.
     """
 
     min_bytes: int
@@ -63,7 +61,7 @@ class SmallLimits(NamedTuple):
 
 
 def small_limits(min_bytes: int | None, host_bytes: int) -> SmallLimits:
-    """The limits of a scope: what the user gave, or the default, under which small tensors cannot fill the memory.
+    """The limits of a scope: what the user gave, or a default under which small tensors cannot fill the memory.
 
     A GRU of 512 KiB states would otherwise keep four times its `host_bytes`.
     """
@@ -110,11 +108,6 @@ class Kept:
 
     @uncompiled
     def unpack(self) -> torch.Tensor:
-        """The saved tensor.
-
-        Raises:
-            ModifiedInPlaceError: it was changed in place since it was saved.
-        """
         tensor = self._tensor
         if self._is_plain:
             check_unchanged(tensor, self._version)
@@ -125,10 +118,7 @@ class Kept:
         return tensor if itself is None else itself
 
     def traced(self) -> torch.Tensor:
-        """Called while backward is traced into a graph: gives the saved tensor each time that the traced graph runs.
-
-        An operator gives a copy without class and attributes. Where that is not the same, `unpack` answers now.
-        """
+        """An operator gives a copy without class and attributes. Where that is not the same, `unpack` answers now."""
         tensor = self._tensor
         if not self._is_plain or tensor.layout is not torch.strided or tensor.is_complex():
             return self.unpack()

@@ -2,8 +2,7 @@
 
 `torch.utils.checkpoint` asks a policy, for each operator of a region, whether backward computes its output again.
 torch's own contexts keep an output beside the graph, where saved-tensor hooks do not see it, and compute again what the
-policy wants offloaded (in eager mode). The contexts here ask the same policy, and give the outputs to the scope that is
-around the region.
+policy wants offloaded (in eager mode). The contexts here give the outputs to the scope that is around the region.
 """
 
 from __future__ import annotations
@@ -83,35 +82,22 @@ def selective_checkpoint_contexts(policy: Policy | list[Any]) -> Contexts:
 
 
 def holding_contexts(policy: Policy, pack: Pack, keep: Pack) -> Contexts:
-    """Contexts for `context_fn`, whatever hooks are in force.
-
-    Args:
-        policy: decides for each operator.
-        pack, keep: pack hooks of ours for the outputs that are to be offloaded, and for those that are to be kept.
-    """
+    """Contexts for `context_fn`, whatever hooks are in force. `pack`, `keep`: for outputs to offload, and to keep."""
     outputs: _Outputs = {}
     return _Hold(policy, partial(HeldTensor, pack), partial(HeldTensor, keep), outputs), _Replay(outputs)
 
 
 class _HiddenView(NamedTuple):
-    """A view of an output that is held, with a version counter of its own.
-
-    Attributes:
-        counter: has the version of the view, and no elements.
-        version: when the view was made.
-    """
+    """A view of an output that is held, with a version counter of its own, and the version when it was made."""
 
     counter: torch.Tensor
     version: int
 
 
 class _Held(NamedTuple):
-    """An output that backward gets back instead of computing it.
+    """An output that backward gets back instead of computing it: with a `HeldTensor` in the place of each tensor.
 
-    Attributes:
-        inputs: shape and dtype of each tensor among the operator's arguments.
-        output: the output, with a `HeldTensor` in the place of each tensor.
-        views: see NOTE [Views are not held].
+    `inputs`: shape and dtype of each tensor among the operator's arguments. `views`: see NOTE [Views are not held].
     """
 
     inputs: _Inputs
@@ -120,7 +106,6 @@ class _Held(NamedTuple):
 
     @property
     def is_as_held(self) -> bool:
-        """Whether no view of it has told of a change in place."""
         return all(view.counter._version == view.version for view in self.views)
 
 
@@ -138,41 +123,30 @@ def _inputs_of(arguments: Any) -> _Inputs:
 
 
 def _storages_of(values: Any) -> dict[int, torch.UntypedStorage]:
-    """The storages of tensors in nested `values`, by their addresses."""
     found = (storage_of(leaf) for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor))
     return {each[0]._cdata: each[0] for each in found if each is not None}
 
 
 def _written_of(schema: Any, args: Any, kwargs: Any) -> list[Any]:
-    """The arguments that an operator writes to."""
     given = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | (kwargs or {})
     return [given.get(argument.name) for argument in schema.arguments if argument.is_write]
 
 
 def _schema_of(func: Any) -> Any:
-    """The schema of an operator; None: it is a higher-order one, which has none."""
     return getattr(func, "_schema", None)
 
 
 def _tells_alias(func: Any) -> bool:
-    """Whether the schema of an operator says that it returns an argument, or a view of one."""
     schema = _schema_of(func)
     return schema is not None and any(each.alias_info is not None for each in schema.returns)
 
 
 def _is_alias(func: Any, output: Any, args: Any, kwargs: Any) -> bool:
-    """Whether an operator's output is a view of an argument, or is an argument."""
     return _tells_alias(func) or bool(_storages_of(output).keys() & _storages_of((args, kwargs)).keys())
 
 
 class _Place(NamedTuple):
-    """Where an output is held.
-
-    Attributes:
-        storage: the output's; referred to, so that no other storage gets its address.
-        calls, number: the list of outputs, and the index in it.
-        held: what is there.
-    """
+    """Where an output is held. The reference to its storage keeps any other storage from getting its address."""
 
     storage: StorageWeakRef
     calls: list[_Held | None]
@@ -194,11 +168,6 @@ class _Hold(TorchDispatchMode):
     Some operators hide that they return a view, which has a version counter of its own: `_unsafe_view`, by which
     `matmul` gives a product its shape. What is held under it stays held. The view's counter is remembered, and the
     output is computed again if that tells of a change after the region.
-
-    Args:
-        policy: decides for each operator.
-        offload, keep: hold an output tensor in the store, or where it is.
-        outputs: what is held is added here.
     """
 
     def __init__(
@@ -240,7 +209,6 @@ class _Hold(TorchDispatchMode):
         return output
 
     def _look_for_changes(self, func: Any, output: Any, args: Any, kwargs: Any) -> None:
-        """Hold no longer what an operator writes to; remember the version of a view that it hides."""
         schema = _schema_of(func)
         for address in _storages_of([] if schema is None else _written_of(schema, args, kwargs)):
             if address in self._places:
@@ -253,11 +221,7 @@ class _Hold(TorchDispatchMode):
 
 
 class _Replay(TorchDispatchMode):
-    """Around the region each time that backward computes it again: gives back the outputs that are held.
-
-    Args:
-        outputs: see `_Hold`.
-    """
+    """Around the region each time that backward computes it again: gives back the outputs that are held."""
 
     def __init__(self, outputs: _Outputs) -> None:
         super().__init__()

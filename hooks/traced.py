@@ -45,7 +45,6 @@ def check_unchanged(tensor: torch.Tensor, version: int) -> None:
 
 
 def _in_words(tensor: torch.Tensor) -> str:
-    """Dtype and shape of any kind of tensor, for messages. What a subclass defines is not asked."""
     dtype = str(torch.Tensor.dtype.__get__(tensor)).removeprefix("torch.")  # type: ignore[attr-defined]
     try:
         return f"{dtype} tensor of shape {list(torch.Tensor.size(tensor))}"

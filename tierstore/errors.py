@@ -135,11 +135,9 @@ class StoreBusyError(TierStoreError):
     """A signal handler, finalizer or trace function called a store where it may not.
 
     It may not in the middle of this thread's call of any store. And on a thread that a store has started, where garbage
-    collection may run finalizers too, it may not do what has to wait: the wait would be for that thread.
-
-    Finalizers are those that garbage collection runs; trace functions come from `sys.settrace`. Modes of torch cannot
-    cause this error: they do not see what happens inside such a call. Nothing was done. If a handler lets this error
-    pass into the call that it interrupted, the store is closed. Python only prints what a finalizer raises.
+    collection may run finalizers too, it may not do what has to wait: the wait would be for that thread. Nothing was
+    done. If a handler lets this error pass into the call that it interrupted, the store is closed. Python only prints
+    what a finalizer raises. Modes of torch cannot cause it: they do not see what happens inside such a call.
 
     Attributes:
         store: which store (its path or address).

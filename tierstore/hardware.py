@@ -38,14 +38,7 @@ Seconds = Annotated[float, Meta(gt=0, le=1e6)]
 
 
 class Transfer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How fast blocks of one size move in one direction, with `depth` of them at once.
-
-    Attributes:
-        block_bytes: size of one system call.
-        depth: how many were in flight, each from a thread of its own.
-        bytes_per_second: the rate of all of them together.
-        measured_bytes: how many bytes the measurement moved.
-    """
+    """How fast blocks of one size move in one direction, with `depth` of them at once, each on a thread of its own."""
 
     block_bytes: BlockBytes
     depth: Annotated[int, Meta(ge=1, le=4096)]
@@ -56,14 +49,8 @@ class Transfer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class DriveHardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """The disk tier: one drive, or several of the same kind that take blocks in turns (RAID 0).
 
-    Attributes:
-        io_mode: "O_DIRECT", or "buffered" and why.
-        capacity_bytes: bytes that may be stored on one of the drives.
-        write_latency_seconds: median for 4 KiB, one at a time; likewise `read_latency_seconds`.
-        writes: rates of one drive, by block size and depth, over space that was written before.
-        reads: likewise.
-        num_drives: the number of drives. Drives that were measured as one count as one here.
-        rated_written_bytes: bytes that may be written to one drive in its life, by its data sheet; None: not known.
+    Capacity, rates and endurance are of one drive; latencies are medians for 4 KiB, one at a time. Drives that were
+    measured as one count as one. `rated_written_bytes` is what may be written in its life, by its data sheet.
     """
 
     io_mode: str
@@ -76,10 +63,9 @@ class DriveHardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     rated_written_bytes: Annotated[int, Meta(ge=1, le=2**63 - 1)] | None = None
 
     def as_one(self) -> DriveHardware:
-        """All the drives as a single one.
+        """All the drives as a single one: `num_drives` times as fast at any depth, with the latency of one drive.
 
-        A transfer is taken to be long enough to be divided over all drives. So it is `num_drives` times as fast at any
-        depth, with the latency of one drive.
+        A transfer is taken to be long enough to be divided over all drives.
         """
         if self.num_drives == 1:
             return self
@@ -101,13 +87,9 @@ def _times(transfers: tuple[Transfer, ...], factor: int) -> tuple[Transfer, ...]
 class HostHardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Host memory and cores.
 
-    Attributes:
-        cores: cores that the process may use; a container's quota may make it a fraction.
-        capacity_bytes: memory that a process could still take.
-        copy_bytes_per_second: rate of one thread that copies between buffers it has used before.
-        fresh_bytes_per_second: rate of one thread that writes to memory it has not used before.
-        price_per_hour: price of the whole machine, in any currency; None: not known.
-        memory_bytes_per_second: what cores and devices read from and write to memory, all together; None: not known.
+    A container's quota may make `cores` a fraction. Rates are of one thread: that copies between buffers it has used
+    before, and that writes to memory it has not; `memory_bytes_per_second` is what cores and devices move all together.
+    `price_per_hour` is that of the whole machine, in any currency.
     """
 
     cores: Annotated[float, Meta(gt=0, le=1e6)]
@@ -119,14 +101,7 @@ class HostHardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class CodecSpeed(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Ratio and speed of a codec on one kind of sample data, on one core.
-
-    Attributes:
-        data: the kind of data, such as "activations, bfloat16".
-        codec: such as "shuffle-zstd:1".
-        ratio: bytes after over bytes before; about 1: no gain.
-        encode_bytes_per_second: unencoded bytes per second of one core; likewise `decode_bytes_per_second`.
-    """
+    """Ratio (after over before) and speed, in unencoded bytes, of a codec on one kind of sample data, on one core."""
 
     data: str
     codec: str
@@ -136,14 +111,10 @@ class CodecSpeed(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class AcceleratorLink(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Copies between host memory and an accelerator.
+    """Copies between host memory and an accelerator, one at a time; `both_bytes_per_second`: two together, one each
+    way.
 
-    Attributes:
-        name: the device's name, as its driver gives it.
-        memory_bytes: size of the device's memory.
-        host_memory: the kind of memory on the host's side: "pinned", or "pageable" and why.
-        to_host_bytes_per_second: rate of one copy at a time; likewise `to_device_bytes_per_second`.
-        both_bytes_per_second: rate of two copies together, one each way; None: not known, neither slows the other.
+    `host_memory`: its kind on the host's side: "pinned", or "pageable" and why.
     """
 
     name: str
@@ -155,14 +126,7 @@ class AcceleratorLink(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Hardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The description of one machine, as a file holds it.
-
-    Attributes:
-        version: the version of this format.
-        host, drive: the two tiers that every machine has.
-        codecs: figures by kind of data and codec.
-        accelerators: none, one, or several.
-    """
+    """The description of one machine, as a file holds it."""
 
     version: int
     host: HostHardware

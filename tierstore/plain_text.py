@@ -20,12 +20,7 @@ _BYTES = range(0xDC80, 0xDD00)  # os.fsdecode: a byte of 128 or more that is no 
 
 
 def plain(text: str, kept: str = "") -> str:
-    r"""The text with an escape, such as `\x1b` or `\u202e`, for each character that is not printable.
-
-    Args:
-        text: of others.
-        kept: characters that stay as they are, such as a line's end.
-    """
+    r"""The text with an escape, such as `\x1b` or `\u202e`, for each unprintable character that is not in `kept`."""
     return text if text.isprintable() else _escaped(text, kept, _escape)
 
 

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -241,26 +242,26 @@ def offloaded_outcomes(make: Callable[[Case, Around], Run], cases: Sequence[Case
     return outcomes(make, cases, lambda: tiered_offload(store, min_bytes=0), store.flush)
 
 
-def cases_of(entry: Entry, device: str, dtype: torch.dtype) -> list[Case]:
+def cases_of(entry: Entry, device: str, dtype: torch.dtype, most: int | None = None) -> list[Case]:
     seed(0)
     with _torch_may_warn():
-        return [Case(entry.op, sample, number) for number, sample in enumerate(_samples(entry, device, dtype))]
+        return [Case(entry.op, each, number) for number, each in enumerate(_samples(entry, device, dtype, most))]
 
 
-def in_place_cases_of(entry: Entry, device: str, dtype: torch.dtype) -> list[Case]:
+def in_place_cases_of(entry: Entry, device: str, dtype: torch.dtype, most: int | None = None) -> list[Case]:
     """Of the variant that changes its input; none for samples whose result has another shape than the input."""
     function = entry.get_inplace()
     if function is None or not entry.supports_inplace_autograd:
         return []
     seed(0)
     with _torch_may_warn():
-        samples = [sample for sample in _samples(entry, device, dtype) if not sample.broadcasts_input]
+        samples = [sample for sample in _samples(entry, device, dtype, most) if not sample.broadcasts_input]
     return [Case(function, sample, number) for number, sample in enumerate(samples)]
 
 
-def _samples(entry: Entry, device: str, dtype: torch.dtype) -> Iterator[Sample]:
+def _samples(entry: Entry, device: str, dtype: torch.dtype, most: int | None) -> Iterator[Sample]:
     samples: Iterator[Sample] = entry.sample_inputs(device, dtype, requires_grad=True)
-    return samples
+    return islice(samples, most)
 
 
 def _torch_may_warn() -> warnings.catch_warnings:
@@ -277,14 +278,14 @@ KINDS: dict[str, Callable[[Case, Around], Run]] = {
 """What is done with the samples of an entry."""
 
 
-def cases_by_kind(entry: Entry, device: str, dtype: torch.dtype) -> dict[str, list[Case]]:
-    """Every sample forward and backward, and in place where there is such a variant; one sample for the rest."""
-    cases = cases_of(entry, device, dtype)
+def cases_by_kind(entry: Entry, device: str, dtype: torch.dtype, most: int | None = None) -> dict[str, list[Case]]:
+    """`most` samples (None: all) forward and backward, and in place where there is such a variant; one for the rest."""
+    cases = cases_of(entry, device, dtype, most)
     return {
         "forward and backward": cases,
         "backward twice": cases[:1],
         "double backward": cases[:1] if entry.supports_gradgrad else [],
-        "in place": in_place_cases_of(entry, device, dtype),
+        "in place": in_place_cases_of(entry, device, dtype, most),
     }
 
 

@@ -1,9 +1,14 @@
-"""Architectures of transformers train to the same bits under a store as without it, and leave nothing in the store."""
+"""Architectures of transformers train to the same bits under a store as without it, and leave nothing in the store.
+
+By default each architecture runs in each mode once, and the ways of a step take turns; the rest of the products is
+marked `many`.
+"""
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +26,17 @@ pytestmark = [
 
 ALL = sorted(ARCHITECTURES)
 SUITE = "architectures of transformers"
+
+
+def in_turns(*choices: object) -> list[Any]:
+    """(architecture, mode, choice): one choice for each pair by default, the others marked `many`."""
+    return [
+        pytest.param(name, mode, choice, marks=() if (row + column) % len(choices) == turn else pytest.mark.many)
+        for row, name in enumerate(ALL)
+        for column, mode in enumerate(MODES)
+        for turn, choice in enumerate(choices)
+    ]
+
 
 Prepare = Callable[[transformers.PreTrainedModel], None]
 
@@ -120,9 +136,7 @@ def evaluate(training: Training, label: str) -> None:
     training.model.train()
 
 
-@pytest.mark.parametrize("step", [backward_outside, backward_inside])
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize(("name", "mode", "step"), in_turns(backward_outside, backward_inside, two_micro_batches))
 def test_architecture_trained_same_bits(store: TierStore, census: Census, name: str, mode: str, step: Step) -> None:
     assert_same_training(store, census, name, step, mode)
 
@@ -132,20 +146,12 @@ def test_frozen_llama_with_trained_adapters_same_bits(store: TierStore, census: 
     assert_same_training(store, census, "llama", backward_outside, mode, add_adapters)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", ALL)
-def test_gradients_accumulated_over_micro_batches_same_bits(
-    store: TierStore, census: Census, name: str, mode: str
-) -> None:
-    assert_same_training(store, census, name, two_micro_batches, mode)
-
-
 @pytest.mark.parametrize("name", ALL)
 def test_evaluation_between_training_same_bits(store: TierStore, census: Census, name: str) -> None:
     assert_same_training(store, census, name, evaluation_around_training)
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("attention", ["eager", pytest.param("sdpa", marks=pytest.mark.many)])  # as a rule it is sdpa
 @pytest.mark.parametrize("name", [name for name in ALL if ARCHITECTURES[name].attention])
 def test_attention_implementation_same_bits(store: TierStore, census: Census, name: str, attention: str) -> None:
     assert_same_training(store, census, name, backward_outside, attn_implementation=attention)

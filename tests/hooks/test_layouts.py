@@ -138,16 +138,6 @@ def test_zero_dimensional_tensor_same_bits(store: TierStore) -> None:
     assert_round_trip(store, lambda: torch.tensor(True))
 
 
-def test_put_and_get_in_inference_mode_same_bits(store: TierStore) -> None:
-    tensor = torch.full((100,), 3.0)
-    with torch.inference_mode():
-        handle = store.put(tensor)
-        del tensor
-        store.flush()
-        assert torch.equal(store.get(handle), torch.full((100,), 3.0))
-    assert torch.equal(store.get(handle), torch.full((100,), 3.0))
-
-
 def test_put_of_an_inference_tensor_as_it_was_then(store: TierStore) -> None:
     """It has no version counter, so a later change could not be told: what was put is what comes back."""
     with torch.inference_mode():

@@ -11,8 +11,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import Function
 
-from tests.hooks.programs import SIDE, Around, assert_same_bits, bits, run_offloaded, run_plain
-from tierstore import ConfigError, ModifiedInPlaceError, TierStore, tiered_offload
+from tests.hooks.programs import SIDE, Around, assert_same_bits, run_offloaded, run_plain
+from tierstore import ModifiedInPlaceError, TierStore, tiered_offload
 
 Settle = Callable[[], None]
 
@@ -191,47 +191,3 @@ def test_unsupported_kept_tensor_edited_refused_as_plain(store: TierStore) -> No
     sparse.mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
-
-
-def test_functional_gradient_refused_by_torch_and_works_after_the_scope(store: TierStore) -> None:
-    point = torch.randn(SIDE)
-
-    def function(value: torch.Tensor) -> torch.Tensor:
-        return value.sin().exp().sum()
-
-    with tiered_offload(store, min_bytes=0), pytest.raises(RuntimeError, match="saved tensor hooks"):
-        torch.func.grad(function)(point)
-    leaf = point.clone().requires_grad_()
-    function(leaf).backward()
-    assert bits(torch.func.grad(function)(point)) == bits(leaf.grad)
-    with tiered_offload(store, min_bytes=0):  # and the scope works as before
-        leaf.grad = None
-        function(leaf).backward()
-    assert bits(torch.func.grad(function)(point)) == bits(leaf.grad)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: torch.eye(3).to_sparse(),
-        lambda: torch.empty(100, device="meta"),
-        quantized,
-        lambda: torch._efficientzerotensor((SIDE,)),
-        lambda: torch._to_functional_tensor(torch.ones(SIDE)),
-        lambda: [1.0],
-        lambda: None,
-    ],
-    ids=["sparse", "meta", "quantized", "zero tensor", "functional", "list", "None"],
-)
-def test_put_of_what_cannot_be_stored_one_config_error(store: TierStore, make: Callable[[], Any]) -> None:
-    with pytest.raises(ConfigError) as caught:
-        store.put(make())
-    assert caught.value.option == "tensor"
-    assert store.stats().live_handles == 0
-
-
-def test_put_of_a_fake_tensor_one_config_error(store: TierStore) -> None:
-    with FakeTensorMode():
-        fake = torch.ones(SIDE)
-    with pytest.raises(ConfigError):
-        store.put(fake)

@@ -20,7 +20,7 @@ from tests.daemon.conftest import StartDaemon, short_directory, start_daemon
 from tests.hooks.programs import all_bits
 from tests.integrations.language import Tokens, tiny_model
 from tests.integrations.left import what_is_left
-from tierstore import ConfigError, StoreClosedError, TierStore, offload_module
+from tierstore import ConfigError, StoreClosedError, TierStore
 from tierstore.hooks.in_place import around_calls_of
 from tierstore.integrations.training import missing_state_bytes
 from tierstore.integrations.transformers import offload_trainer
@@ -213,37 +213,12 @@ def test_training_that_fails_leaves_nothing_and_can_be_begun_again(tmp_path: Pat
     assert failed_and_begun_again(offloads=True) == failed_and_begun_again(offloads=False)
 
 
-def test_second_training_opens_a_store_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    trainer = trainer_of(tmp_path)
-    offload_trainer(trainer, directory(tmp_path), store_options={"host_bytes": 0}, min_bytes=0)
-    trainer.train()
-    first = logged(trainer)
-    trainer.train()
-    assert len(logged(trainer)) > 0
-    assert len(first) == 3
-    assert capsys.readouterr().out.count("tierstore: ") == 2
-
-
 def test_store_that_was_closed_before_raises_in_train(tmp_path: Path, make_store: MakeStore) -> None:
     store = make_store()
     trainer = offload_trainer(trainer_of(tmp_path), store, min_bytes=0)
     store.close()
     with pytest.raises(StoreClosedError):
         trainer.train()
-
-
-def test_checkpoint_of_a_model_whose_blocks_are_offloaded_loads_into_a_plain_one(
-    tmp_path: Path, make_store: MakeStore
-) -> None:
-    """`save_pretrained` and `from_pretrained`, with every block offloaded in place."""
-    model = tiny_model(3)
-    for layer in model.model.layers:
-        offload_module(layer, store=make_store(), min_bytes=0)
-    model.save_pretrained(tmp_path / "saved")
-    loaded, report = type(model).from_pretrained(tmp_path / "saved", output_loading_info=True)
-    assert not report["missing_keys"]
-    assert not report["unexpected_keys"]
-    assert all_bits(loaded.state_dict().values()) == all_bits(model.state_dict().values())
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {

@@ -20,7 +20,7 @@ from tierstore import TierStore
 from tierstore.hooks.select import Kept
 from tierstore.hooks.selective import holding_contexts
 from tierstore.memory_plan.recording import RecordedCall
-from tierstore.residency.storages import is_foreign
+from tierstore.residency.layout import is_foreign
 from tierstore.residency.torch_names import TorchDispatchMode
 
 MATRIX_BYTES = SIDE * SIDE * 4

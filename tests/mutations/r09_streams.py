@@ -88,7 +88,7 @@ MUTATIONS = {
         ),
     },
     "test_close_while_copies_run_unpins_the_slab_when_they_are_over": {
-        "the slab is unpinned when every copy is over": drop("Serving.engine_ended", "marker.synchronize()"),
+        "the slab is unpinned when every copy is over": drop("Guard.engine_ended", "marker.synchronize()"),
     },
     "test_device_lost_next_call_raises_and_close_returns": {
         "a lost device does not keep a store from closing": drop("Rules.end_all", "self.device.stop_asking()"),

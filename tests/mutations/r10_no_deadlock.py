@@ -30,12 +30,12 @@ MUTATIONS = {
     "test_every_budget_keeps_its_limits_and_the_bytes": {
         "no budget at all is enough": drop("HostWindows.admits_move", "self.staging.used_bytes == 0"),
     },
-    "test_forward_alone_is_held_within_both_budgets_and_one_tensor": {
+    "test_forward_and_backward_each_alone_are_held_within_both_budgets_and_one_tensor": {
         "a waiting pack holds no room": before(
             "Down.admit", "self.blocked.append(record)", "self.windows.charge(record, self.windows.staging)"
         ),
     },
-    "test_budget_of_one_byte_less_writes_what_was_saved_first": {
+    "test_budget_of_all_tensors_writes_nothing_and_of_a_byte_less_what_was_saved_first": {
         "a spill takes its staging before it starts": drop(
             "Down._queue_spill", "self.windows.charge(record, self.windows.staging)"
         ),
@@ -62,7 +62,7 @@ MUTATIONS = {
         ),
     },
     "test_flush_ends_when_the_handle_of_the_last_write_has_only_begun_to_die": {
-        "whoever waits is told when a write is passed over": drop("Serving.begin_spill", "self._progress.notify_all()"),
+        "whoever waits is told when a write is passed over": drop("Guard.begin_spill", "self._progress.notify_all()"),
     },
     "test_put_goes_on_when_a_handle_has_only_begun_to_die": {
         "what is passed over leaves its room to the others": drop(

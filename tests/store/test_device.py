@@ -270,23 +270,6 @@ def _poll_until(tier: DeviceTier, condition: Callable[[], bool]) -> None:
     until(condition, meanwhile=tier.poll)
 
 
-def test_hold_keeps_what_was_saved_last_within_the_limit(accelerator: Accelerator) -> None:
-    tier = DeviceTier(accelerator)
-    tier.window.resident.limit_bytes = 2 * NBYTES
-    handles = [_save(tier, accelerator.computed(i), i) for i in range(2)]
-    records = [handle.record for handle in handles]
-    assert tier.window.surplus() is None
-    handles.append(_save(tier, accelerator.computed(2), 2))
-    records.append(handles[2].record)
-    assert tier.window.surplus() is records[0]
-    assert tier.held_bytes == 3 * NBYTES
-    tier.window.leave(records[0])
-    tier.window.leave(records[0])
-    assert (tier.window.surplus(), tier.held_bytes) == (None, 2 * NBYTES)
-    tier.release(records[2])
-    assert tier.held_bytes == NBYTES
-
-
 def test_offload_copies_what_the_kernel_wrote_and_then_lets_go(accelerator: Accelerator, slab: Slab) -> None:
     tier = DeviceTier(accelerator)
     accelerator.compute.hold()
@@ -431,45 +414,6 @@ def test_offload_of_another_streams_block_is_copied_before_that_stream_uses_it_a
         assert torch.equal(_bytes_in(slot), _content(i))
     _poll_until(tier, lambda: not tier.held_bytes)
     assert accelerator.held_bytes == 0
-
-
-def test_reload_ahead_goes_as_far_as_device_bytes_leave_room(accelerator: Accelerator, slab: Slab) -> None:
-    tier = DeviceTier(accelerator, reload_bytes=NBYTES)
-    tier.window.resident.limit_bytes = 3 * NBYTES
-    handles = [_save(tier, accelerator.computed(i), i) for i in range(6)]
-    for handle in handles[:4]:
-        _offload(tier, slab, handle.record)
-    _poll_until(tier, lambda: tier.held_bytes == 2 * NBYTES)
-    num_reloaded = 0
-    for handle in handles[:4]:
-        source, slot = handle.record.source, handle.record.slot
-        assert source is not None
-        assert slot is not None
-        if tier.has_room_to_reload(NBYTES):
-            tier.reload(handle.record, must=True)
-            num_reloaded += 1
-    assert num_reloaded == 1 + 1  # its own window, and what two that stay leave of three
-    tier.release(handles[5].record)
-    assert tier.has_room_to_reload(NBYTES)
-    assert not tier.has_room_to_reload(2 * NBYTES)
-
-
-def test_reload_ahead_room_that_copies_out_have_is_not_given_twice(accelerator: Accelerator, slab: Slab) -> None:
-    tier = DeviceTier(accelerator, flight_bytes=NBYTES, reload_bytes=NBYTES)
-    tier.window.resident.limit_bytes = 3 * NBYTES
-    handles = [_save(tier, accelerator.computed(i), i) for i in range(4)]
-    first = handles[0].record
-    _offload(tier, slab, first)
-    _poll_until(tier, lambda: first.state is State.HOST)
-    accelerator.out.hold()
-    for handle in handles[1:]:
-        _offload(tier, slab, handle.record)
-    source = first.source
-    assert source is not None
-    tier.reload(first)
-    assert tier.has_room_to_reload(NBYTES)
-    assert not tier.has_room_to_reload(2 * NBYTES)
-    accelerator.out.let_go()
 
 
 def test_reload_is_seen_by_every_later_kernel(accelerator: Accelerator, slab: Slab) -> None:

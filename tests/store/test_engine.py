@@ -28,7 +28,7 @@ NBYTES = 50_000
 
 
 class Ledger:
-    """Books that want everything, and write down what they are told. The `Transfers` of an engine."""
+    """Books that want everything, and write down what they are told. Stands for the residency of an engine."""
 
     def __init__(self) -> None:
         self.contents: dict[int, bytes] = {}

@@ -1,4 +1,7 @@
-"""How a process ends, forks and is killed while stores are open: each in a process of its own."""
+"""How a process ends, forks and is killed while stores are open: each in a process of its own.
+
+Importing torch takes seconds, so most of these processes are forked from one that has only imported it.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -44,13 +48,32 @@ def raises(error, call, *arguments):
     except error as raised:
         return raised
     raise AssertionError(f"{error} was not raised")
-store = TierStore(directory, **options)
+"""
+OPEN = "store = TierStore(directory, **options)\n"
+FORK = """
+for line in sys.stdin:
+    folder, directory = line.split()
+    sys.stdout.flush()
+    child = os.fork()
+    if not child:
+        for descriptor, name in enumerate(("program", "out", "err")):
+            os.dup2(os.open(f"{folder}/{name}", os.O_RDWR), descriptor)
+        os.closerange(3, 100)
+        break
+    print(child, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+else:
+    sys.exit()
+exec(sys.stdin.read())
 """
 
 
 def _start(directory: Path, program: str, before: str = "") -> subprocess.Popen[str]:
     """The program runs with a store open; `before` runs before tierstore is imported."""
-    code = textwrap.dedent(before) + PREAMBLE + textwrap.dedent(program)
+    return _python(textwrap.dedent(before) + PREAMBLE + OPEN + textwrap.dedent(program), directory)
+
+
+def _python(code: str, directory: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-X", "faulthandler", "-W", "error", "-c", code, directory],
         stdin=subprocess.PIPE,
@@ -60,14 +83,40 @@ def _start(directory: Path, program: str, before: str = "") -> subprocess.Popen[
     )
 
 
-def _run(directory: Path, program: str, returncode: int = 0, before: str = "") -> tuple[str, str]:
-    with _start(directory, program, before) as process:
+@pytest.fixture(scope="module")
+def forking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[str]]:
+    with _python(PREAMBLE + FORK, tmp_path_factory.mktemp("unused")) as process:
+        yield process
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+Run = Callable[..., tuple[str, str]]
+
+
+@pytest.fixture
+def run(forking: subprocess.Popen[str], store_directory: Path, tmp_path: Path) -> Run:
+    """Runs a program with a store open to its end; gives what it wrote to its output, and its errors."""
+
+    def run(program: str, returncode: int = 0) -> tuple[str, str]:
+        assert forking.stdin is not None
+        assert forking.stdout is not None
+        for name, content in (("program", OPEN + textwrap.dedent(program)), ("out", ""), ("err", "")):
+            (tmp_path / name).write_text(content)
+        forking.stdin.write(f"{tmp_path} {store_directory}\n")
+        forking.stdin.flush()
+        child = int(forking.stdout.readline())
         try:
-            out, err = process.communicate()
-        finally:
-            process.kill()
-    assert process.returncode == returncode, f"exit code {process.returncode}\n{out}\n{err}"
-    return out, err
+            code = forking.stdout.readline()
+        except BaseException:
+            os.kill(child, signal.SIGKILL)
+            forking.stdout.readline()
+            raise
+        out, err = ((tmp_path / name).read_text() for name in ("out", "err"))
+        assert int(code) == returncode, f"exit code {code}\n{out}\n{err}"
+        return out, err
+
+    return run
 
 
 ENDINGS = {
@@ -147,10 +196,8 @@ ENDINGS = {
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_exit_with_a_store_open_is_clean(store_directory: Path, ending: str) -> None:
-    out, err = _run(store_directory, ENDINGS[ending])
-    assert err == ""
-    assert out == ""
+def test_exit_with_a_store_open_is_clean(run: Run, ending: str) -> None:
+    assert run(ENDINGS[ending]) == ("", "")
 
 
 def test_exit_leaves_no_thread_of_a_store_running(store_directory: Path) -> None:
@@ -161,19 +208,16 @@ def test_exit_leaves_no_thread_of_a_store_running(store_directory: Path) -> None
             print([thread.name for thread in threading.enumerate() if thread.name.startswith("tierstore")])
         atexit.register(look)
         """
-    out, err = _run(store_directory, "handles = [store.put(tensor(i)) for i in range(40)]", before=before)
-    assert (out, err) == ("[]\n", "")
+    with _start(store_directory, "handles = [store.put(tensor(i)) for i in range(40)]", before) as process:
+        assert process.communicate() == ("[]\n", "")
+    assert process.returncode == 0
 
 
-def test_exit_by_an_exception_shows_that_alone(store_directory: Path) -> None:
-    _, err = _run(store_directory, "handles = [store.put(tensor(i)) for i in range(30)]\nraise KeyError('mine')", 1)
+def test_exit_by_an_exception_shows_that_alone_and_by_sys_exit_keeps_its_code(run: Run) -> None:
+    _, err = run("handles = [store.put(tensor(i)) for i in range(30)]\nraise KeyError('mine')", 1)
     assert err.strip().endswith("KeyError: 'mine'")
     assert err.count("Traceback") == 1
-
-
-def test_exit_by_sys_exit_keeps_its_code(store_directory: Path) -> None:
-    _, err = _run(store_directory, "handles = [store.put(tensor(i)) for i in range(30)]\nsys.exit(7)", 7)
-    assert err == ""
+    assert run("handles = [store.put(tensor(i)) for i in range(30)]\nsys.exit(7)", 7)[1] == ""
 
 
 def test_kill_leaves_nothing(store_directory: Path) -> None:
@@ -197,9 +241,8 @@ def test_kill_leaves_nothing(store_directory: Path) -> None:
 # --- fork ---------------------------------------------------------------------------------------------------------
 
 
-def test_fork_child_has_no_file_and_cannot_use_what_it_inherited(store_directory: Path) -> None:
-    _run(
-        store_directory,
+def test_fork_child_has_no_file_and_cannot_use_what_it_inherited(run: Run) -> None:
+    run(
         """
         on_disk = store.put(tensor())
         handles = [store.put(tensor(i)) for i in range(30)]
@@ -229,9 +272,8 @@ def test_fork_child_has_no_file_and_cannot_use_what_it_inherited(store_directory
     )
 
 
-def test_fork_child_opens_a_store_of_its_own(store_directory: Path) -> None:
-    _run(
-        store_directory,
+def test_fork_child_opens_a_store_of_its_own(run: Run) -> None:
+    run(
         """
         handle = store.put(tensor())
         def child():
@@ -246,9 +288,8 @@ def test_fork_child_opens_a_store_of_its_own(store_directory: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", ["sys.exit(0)", "store.close(); os._exit(0)"])
-def test_fork_child_exits_and_the_parent_goes_on(store_directory: Path, ending: str) -> None:
-    _, err = _run(
-        store_directory,
+def test_fork_child_exits_and_the_parent_goes_on(run: Run, ending: str) -> None:
+    _, err = run(
         f"""
         handles = [store.put(tensor(i)) for i in range(20)]
         process = os.fork()
@@ -262,9 +303,8 @@ def test_fork_child_exits_and_the_parent_goes_on(store_directory: Path, ending: 
     assert err == ""
 
 
-def test_fork_after_close_is_quiet(store_directory: Path) -> None:
-    _, err = _run(
-        store_directory,
+def test_fork_after_close_is_quiet(run: Run) -> None:
+    _, err = run(
         """
         handle = store.put(tensor())
         store.close()
@@ -277,9 +317,8 @@ def test_fork_after_close_is_quiet(store_directory: Path) -> None:
     assert err == ""
 
 
-def test_fork_while_others_put_harms_neither_side(store_directory: Path) -> None:
-    _, err = _run(
-        store_directory,
+def test_fork_while_others_put_harms_neither_side(run: Run) -> None:
+    _, err = run(
         """
         sys.setswitchinterval(1e-6)
         store = TierStore(directory, **options, staging_bytes="1MiB")
@@ -319,9 +358,8 @@ def test_fork_while_others_put_harms_neither_side(store_directory: Path) -> None
     assert "Traceback" not in err, err
 
 
-def test_fork_while_an_unreferenced_store_still_writes_gives_the_child_no_file(store_directory: Path) -> None:
-    _run(
-        store_directory,
+def test_fork_while_an_unreferenced_store_still_writes_gives_the_child_no_file(run: Run) -> None:
+    run(
         """
         go_on = inspect(store).stall()
         del store
@@ -362,9 +400,8 @@ def test_fork_child_that_outlives_a_killed_parent_keeps_no_disk_space(store_dire
     assert list(store_directory.iterdir()) == []
 
 
-def test_fork_for_data_loaders_works_in_the_middle_of_training(store_directory: Path) -> None:
-    _, err = _run(
-        store_directory,
+def test_fork_for_data_loaders_works_in_the_middle_of_training(run: Run) -> None:
+    _, err = run(
         """
         import warnings
         from torch.utils.data import DataLoader, TensorDataset
@@ -395,14 +432,13 @@ STALL = """
 
 
 @pytest.mark.parametrize("what", ["put", "get", "flush"])
-def test_interrupt_ends_a_wait_and_the_store_stays_usable(store_directory: Path, what: str) -> None:
+def test_interrupt_ends_a_wait_and_the_store_stays_usable(run: Run, what: str) -> None:
     calls = {
         "put": "go_on = inspect(store).stall(); kept = store.put(tensor(1)); call = lambda: store.put(tensor(2))",
         "get": "go_on = inspect(store).stall(); call = lambda: store.get(handle)",
         "flush": "go_on = inspect(store).stall(); kept = store.put(tensor(1)); call = store.flush",
     }
-    _run(
-        store_directory,
+    run(
         STALL
         + f"""
         store = TierStore(directory, **options, staging_bytes=200_000)

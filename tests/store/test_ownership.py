@@ -13,9 +13,8 @@ import torch
 from tests.conftest import MakeStore
 from tierstore import Handle, TierStore
 from tierstore.residency.handle import Record
-from tierstore.residency.layout import layout_of
+from tierstore.residency.layout import is_foreign, layout_of
 from tierstore.residency.ownership import claims_of, is_sole_owner, unclaim
-from tierstore.residency.storages import is_foreign
 
 
 def _handle(store: TierStore, tensor: torch.Tensor) -> Handle:

@@ -74,14 +74,6 @@ def test_slots_of_any_phase_that_fill_the_budget_are_all_in_the_region(phase: in
     assert None not in starts
 
 
-def test_free_slot_is_used_again() -> None:
-    slab = Slab(CHUNK)
-    first = slab.allocate(CHUNK)
-    start = first.start
-    slab.free(first)
-    assert slab.allocate(CHUNK).start == start
-
-
 def test_slot_goes_where_pages_are() -> None:
     slab = Slab(16 * CHUNK)
     slots = [_filled(slab, 2 * CHUNK) for _ in range(4)]
@@ -307,11 +299,6 @@ def test_trim_gives_the_pages_back_to_the_kernel() -> None:
         slab.free(slot)
     slab.trim(0)
     assert _resident_bytes() - before < 8 * CHUNK
-
-
-def _resident_bytes() -> int:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * 4096
 
 
 @pytest.mark.parametrize(

@@ -147,14 +147,6 @@ def test_get_made_under_inference_mode_returns_the_same_bits(any_store: TierStor
     assert torch.equal(bits(any_store.get(handle)), expected)
 
 
-def test_get_many_times_shares_memory_while_a_result_lives(store: TierStore) -> None:
-    handle = store.put(_numbered(3000))
-    store.flush()
-    first = store.get(handle)
-    assert store.get(handle).data_ptr() == first.data_ptr()
-    assert store.stats().restored_bytes == first.nbytes
-
-
 def test_get_after_its_memory_was_needed_reads_again(make_store: MakeStore) -> None:
     store = make_store(staging_bytes="16KiB")
     handles = [store.put(_numbered(4096) + i) for i in range(5)]
@@ -163,19 +155,6 @@ def test_get_after_its_memory_was_needed_reads_again(make_store: MakeStore) -> N
         for i, handle in enumerate(handles):
             assert_same(store.get(handle), _numbered(4096) + i)
     assert store.stats().restored_bytes == 15 * 16_384
-
-
-def test_get_result_outlives_handle_and_other_restores(make_store: MakeStore) -> None:
-    store = make_store(staging_bytes="64KiB")
-    handle = store.put(_numbered(4096))
-    store.flush()
-    result = store.get(handle)
-    del handle
-    for i in range(30):  # would reuse the result's memory if it could
-        other = store.put(torch.full((4096,), float(-i - 1)))
-        store.flush()
-        assert_same(store.get(other), torch.full((4096,), float(-i - 1)))
-    assert_same(result, _numbered(4096))
 
 
 def test_get_view_of_a_result_alone_keeps_its_memory(make_store: MakeStore) -> None:
@@ -192,18 +171,6 @@ def test_get_view_of_a_result_alone_keeps_its_memory(make_store: MakeStore) -> N
     assert store.stats().lent_bytes == 16_384
     del view
     assert store.stats().lent_bytes == 0
-
-
-def test_get_result_outlives_the_store(make_store: MakeStore) -> None:
-    store = make_store()
-    handles = [store.put(_numbered(3000) + i) for i in range(4)]
-    store.flush()
-    results = [store.get(handle) for handle in handles]
-    store.close()
-    del handles
-    gc.collect()
-    for i, result in enumerate(results):
-        assert_same(result, _numbered(3000) + i)
 
 
 def test_get_of_one_handle_from_many_threads_reads_once(store: TierStore) -> None:
@@ -235,16 +202,6 @@ def test_get_of_many_handles_from_many_threads_returns_each_its_own(make_store: 
 
     with ThreadPoolExecutor(6) as threads:
         list(threads.map(get_all, range(6)))
-
-
-def test_put_one_tensor_twice_makes_two_records(store: TierStore) -> None:
-    tensor = _numbered(3000)
-    first, second = store.put(tensor), store.put(tensor)
-    del tensor
-    store.flush()
-    del first
-    assert_same(store.get(second), _numbered(3000))
-    assert store.stats().packed_tensors == 2
 
 
 def test_put_two_views_of_a_storage_gives_each_back(store: TierStore) -> None:
@@ -382,30 +339,7 @@ def test_prefetch_of_what_is_in_memory_does_nothing(make_store: MakeStore) -> No
     assert handle.record.state is State.HOST
 
 
-def test_flush_of_an_empty_store_returns(store: TierStore) -> None:
-    store.flush()
-    store.flush()
-    assert store.stats().written_bytes == 0
-
-
-def test_flush_writes_all_that_has_to_go(store: TierStore) -> None:
-    handles = [store.put(_numbered(3000) + i) for i in range(20)]
-    store.flush()
-    assert {handle.record.state for handle in handles} == {State.DISK}
-    assert store.stats().spilled_bytes == pytest.approx(20 * 12_000, abs=20 * 128)
-
-
 # --- handles ------------------------------------------------------------------------------------------------------
-
-
-def test_drop_right_after_put_many_times_frees_everything(store: TierStore) -> None:
-    for size in (10, 5000, 1 << 20):
-        for _ in range(20):
-            store.put(torch.empty(size))
-    until_empty(store)
-    handle = store.put(_numbered(3000))
-    store.flush()
-    assert_same(store.get(handle), _numbered(3000))
 
 
 def test_drop_and_put_at_the_same_pace_never_wake_the_garbage_collector(make_store: MakeStore) -> None:
@@ -453,11 +387,6 @@ def test_handle_copied_or_pickled_is_refused(store: TierStore, copier: Callable[
     with pytest.raises(TypeError, match="pickled"):
         copier(handle)
     assert_same(store.get(handle), _numbered(3000))
-
-
-def test_store_pickled_is_refused(store: TierStore) -> None:
-    with pytest.raises(TypeError):
-        pickle.dumps(store)
 
 
 # --- changes in place ---------------------------------------------------------------------------------------------
@@ -639,12 +568,6 @@ def test_store_unreferenced_without_close_ends_by_itself(store_directory: Path, 
     for thread in threads:
         thread.join(20)
         assert not thread.is_alive()
-
-
-def test_store_kept_by_a_handle_alone_still_answers(store_directory: Path) -> None:
-    handle = TierStore(store_directory, host_bytes=0, disk_bytes="1GiB", codec="none").put(_numbered(3000))
-    gc.collect()
-    assert_same(handle.owner.get(handle), _numbered(3000))
 
 
 def test_stores_on_one_directory_do_not_meet(make_store: MakeStore) -> None:

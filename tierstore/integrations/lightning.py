@@ -38,13 +38,9 @@ class TierStoreCallback(Callback):  # type: ignore[misc]
     are supported.
 
     Args:
-        where: a directory on the drive, a daemon's socket or a TOML file: the store is opened when `fit` begins, and
-            closed when it ends, by an exception too. Or an open `TierStore`, which stays open. See `TrainingPlan`.
-        limit: for the peak of a step, such as "6GiB": `plan_memory` decides by the first batch what is kept, stored and
-            computed again, and prints the plan. `training_step` is called for it thirty to ninety times, and must
-            leave backward to Lightning. None: everything is stored.
-        store_options: arguments of `TierStore`, or of `TierStore.connect`.
-        **offload_options: arguments of `tiered_offload`; not together with `limit`.
+        where, limit, store_options, **offload_options: as `TrainingPlan`'s. With a `limit`, the plan is printed; the
+        first
+            batch is computed thirty to ninety times for it, and `training_step` must leave backward to Lightning.
 
     Raises:
         ConfigError: an argument cannot be used. `fit` also raises it, and what `TierStore` raises.
@@ -63,7 +59,6 @@ class TierStoreCallback(Callback):  # type: ignore[misc]
         self._training: Training | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Open the store, and wrap the strategy's `training_step`."""
         if stage != "fit":
             return
         self._end(trainer)  # a fit that ended without telling
@@ -86,19 +81,17 @@ class TierStoreCallback(Callback):  # type: ignore[misc]
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Log the store's numbers, if this batch is one that the trainer logs."""
         # As Lightning's own DeviceStatsMonitor asks (2.6): no public name tells whether the loggers are told now.
         if self._training is not None and (trainer._logger_connector.should_update_logs or trainer.fast_dev_run):
             pl_module.log_dict(self._training.metrics(), on_step=True, on_epoch=False, batch_size=1)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Tell what was stored, and close the store."""
         if self._training is not None and trainer.is_global_zero:
             print(self._training.summary(), flush=True)
         self._end(trainer)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Close the store: Lightning calls no `teardown` then."""
+        """Lightning calls no `teardown` then."""
         self._end(trainer, exception)
 
     def _end(self, trainer: Trainer, ended_by: BaseException | None = None) -> None:

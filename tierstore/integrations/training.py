@@ -48,15 +48,16 @@ class TrainingPlan:
     """Where trainings store, and how. `begin` opens the store of one.
 
     Args:
-        where: a directory; a daemon's socket (a path that is one, or ends in ".sock"); a TOML file (a path that ends in
-            ".toml"), or a mapping like one, as for `TierStore.from_config`; or an open `TierStore`, which stays open.
-        store_options: arguments for the store that is opened: those of `TierStore`, or of `TierStore.connect`.
-        offload_options: arguments of `tiered_offload`; they replace those of a file.
-        limit: for the peak of a step, as `plan_memory`'s: a memory plan decides what is stored. None: no plan.
+        where: a directory on the drive; a daemon's socket (a path that is one, or ends in ".sock"); a TOML file (a path
+            that ends in ".toml"), or a mapping like one, as for `TierStore.from_config`: the store is opened when the
+            training begins, and closed when it ends, by an exception too. Or an open `TierStore`, which stays open.
+        store_options: arguments of `TierStore`, or of `TierStore.connect`.
+        offload_options: arguments of `tiered_offload`; they replace those of a file. Not together with `limit`.
+        limit: for the peak of a step, such as "6GiB": `plan_memory` decides by the first batch what is kept, stored and
+            computed again. None: everything is stored.
 
     Raises:
-        ConfigError: `where` is none of these, or `store_options` are no mapping, or are given for an open store;
-            `limit` is no size, or is given with `offload_options`. Nothing was opened.
+        ConfigError: one of these cannot be used. Nothing was opened.
     """
 
     def __init__(
@@ -112,16 +113,10 @@ class _NoLossError(Exception):
 
 
 class Training:
-    """The store and the scope of one training. A context manager, which closes it.
+    """The store and the scope of one training. A context manager, which closes it. `closes`: the store with it.
 
-    Args:
-        store: takes the saved tensors.
-        scope: is entered around each forward, unless there is a limit.
-        closes: the store ends with the training.
-        limit: for the peak of a step; the first batch with a loss is then used to make a memory plan. None: no plan.
-
-    Attributes:
-        plan: the memory plan in force; None: there is none, or not yet.
+    `plan`: the memory plan in force, made by the first batch with a loss if there is a `limit`; None: there is none
+    yet.
     """
 
     def __init__(self, store: TierStore, scope: tiered_offload, *, closes: bool, limit: SizeLike | None = None) -> None:
@@ -147,17 +142,11 @@ class Training:
         optimizers: Iterable[torch.optim.Optimizer],
         loss_of: Callable[[T], torch.Tensor | None],
     ) -> T:
-        """Compute a loss, and store what that saves, or follow the plan.
+        """Compute a loss, and store what that saves, or follow the plan, which the first call that has a loss makes.
 
-        The first call that has a loss makes the plan, by thirty to ninety steps.
-
-        Args:
-            compute: computes the loss of a batch, with the model.
-            model: what is planned.
-            optimizers: of the training: the plan leaves room for state that they do not have yet.
-            loss_of: takes the loss out of what `compute` returns; None: the batch has none.
-
-        Raises what `compute` and `plan_memory` raise.
+        That takes thirty to ninety steps, and leaves room for state that the `optimizers` do not have yet. `loss_of`
+        takes the loss out of what `compute` returns; None: the batch has none. Raises what `compute` and `plan_memory`
+        raise.
         """
         if self._limit is not None and self.plan is None:
             with suppress(_NoLossError):
@@ -178,17 +167,13 @@ class Training:
         return {name: metrics[name] for name in map("tierstore/{}".format, _LOGGED) if name in metrics}
 
     def summary(self) -> str:
-        """One line for people: `StoreStats.summary`. For a store that was open before: all that it has done."""
         return self.store.stats().summary()
 
     def close(self, ended_by: BaseException | None = None) -> None:
         """Remove the plan, and close the store if it was opened for this training. Idempotent.
 
-        Args:
-            ended_by: the error that ends the training. What fails here is then told in a note of that error.
-
-        Raises what `TierStore.close` and `MemoryPlan.remove` raise, unless `ended_by` is given. The store is closed in
-        any case.
+        Raises what `TierStore.close` and `MemoryPlan.remove` raise. If `ended_by`, the error that ends the training, is
+        given, that is told in a note of it instead. The store is closed in any case.
         """
         try:
             try:

@@ -46,16 +46,8 @@ def offload_trainer(
 
     Args:
         trainer: a `transformers.Trainer`, or one of a class made of it (TRL's `SFTTrainer`, `DPOTrainer`,
-            `GRPOTrainer`).
-        where: a directory on the drive, a daemon's socket or a TOML file: the store is opened when `train` begins, and
-            closed when it ends, by an exception too. Or an open `TierStore`, which stays open. See `TrainingPlan`.
-        limit: for the peak of a step, such as "6GiB": `plan_memory` decides by the first batch what is kept, stored and
-            computed again, and prints the plan. None: everything is stored.
-        store_options: arguments of `TierStore`, or of `TierStore.connect`.
-        **offload_options: arguments of `tiered_offload`; not together with `limit`.
-
-    Returns:
-        The same trainer.
+            `GRPOTrainer`). It is returned.
+        where, limit, store_options, **offload_options: as `TrainingPlan`'s. With a `limit`, the plan is printed.
 
     Raises:
         ConfigError: an argument cannot be used; the trainer's own offloading is on, whose hooks would be the innermost;
@@ -77,7 +69,6 @@ def offload_trainer(
 
 
 def _refuse_own_offloading(trainer: Trainer) -> None:
-    """Refuse what cannot be beside the store's hooks. Raises ConfigError."""
     arguments = trainer.args
     if getattr(arguments, "activation_offloading", False):  # TRL
         raise ConfigError(
@@ -96,12 +87,7 @@ def _refuse_own_offloading(trainer: Trainer) -> None:
 
 
 class _Offloading:
-    """What is called in place of three methods of a trainer.
-
-    Args:
-        trainer: the trainer.
-        plan: opens the store of each training.
-    """
+    """What is called in place of three methods of a trainer."""
 
     def __init__(self, trainer: Trainer, plan: TrainingPlan) -> None:
         self._trainer = trainer
@@ -110,7 +96,6 @@ class _Offloading:
         self._train, self._compute_loss, self._log = trainer.train, trainer.compute_loss, trainer.log
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Open the store, train, tell what was stored, and close."""
         _refuse_own_offloading(self._trainer)
         with self._plan.begin() as training:
             try:
@@ -123,7 +108,7 @@ class _Offloading:
                 self._training = None
 
     def compute_loss(self, model: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """Compute the loss of a batch, and store what that saves. Evaluation saves nothing."""
+        """Evaluation saves nothing."""
         if self._training is None or not torch.is_grad_enabled():
             return self._compute_loss(model, *args, **kwargs)
         training, had_plan = self._training, self._training.plan is not None
@@ -138,7 +123,7 @@ class _Offloading:
         return loss
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Log the store's numbers too, beside the training's loss. Logs of evaluation stay as they are."""
+        """Logs of evaluation stay as they are."""
         if self._training is not None and "loss" in logs:
             logs |= self._training.metrics()
         self._log(logs, *args, **kwargs)
@@ -150,6 +135,5 @@ def _loss_of(computed: Any) -> torch.Tensor:
 
 
 def _plain(optimizer: Any) -> torch.optim.Optimizer:
-    """The optimizer that accelerate has wrapped."""
     plain: torch.optim.Optimizer = getattr(optimizer, "optimizer", optimizer)
     return plain

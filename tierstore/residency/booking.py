@@ -1,9 +1,4 @@
-"""From noted to booked: a saved tensor gets its own record, or a share in one.
-
-See NOTE [Noted, then booked] in `noted.py`.
-
-The caller holds the store's lock in every call, and no call waits.
-"""
+"""From noted to booked: see NOTE [Noted, then booked] in `noted.py`. The caller holds the store's lock."""
 
 from __future__ import annotations
 
@@ -20,16 +15,7 @@ __all__ = ["Booking"]
 
 
 class Booking:
-    """All records of a store, and the saved tensors that have none yet.
-
-    Args:
-        ledger: receives the records that are booked here.
-        noted: saved tensors that have no record yet.
-        lent_views: the store's; receives tensors that were handed out before they were booked.
-
-    Attributes:
-        noted: as above.
-    """
+    """All records of a store, and the saved tensors that have none yet."""
 
     def __init__(self, ledger: Ledger[Record], noted: NotedTensors, lent_views: LentViews) -> None:
         self.noted = noted
@@ -39,17 +25,15 @@ class Booking:
         self._lent_views = lent_views
 
     def num_live(self) -> int:
-        """The number of records, and of noted tensors that live."""
         return len(self._records) + sum(1 for _ in self.noted.living())
 
     def book_all(self) -> None:
-        """Book everything that is settled."""
         if self.noted.num_bytes:
             for noted in self.noted.take():
                 self._book(noted)
 
     def book_one(self, noted: NotedTensor) -> None:
-        """Book one tensor. Its bytes may be read from now on."""
+        """Its bytes may be read from now on."""
         self.noted.remove(noted)
         self._book(noted)
 
@@ -61,7 +45,6 @@ class Booking:
             self._join(noted, handle)
 
     def survey(self, log: NotedLog) -> None:
-        """Find out which tensors of the log others hold too, and book those."""
         for group, is_ours_alone in self.noted.by_storage(log):
             if not is_ours_alone:
                 for noted in group:

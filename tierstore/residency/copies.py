@@ -25,37 +25,38 @@ _SHORTEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 50e-6, 1e-3
 
 
 class Marker(Protocol):
-    """A point in a stream's work (an event)."""
+    """A point in a stream's work (an event). `query`: whether that work is done, without blocking."""
 
-    def query(self) -> bool:
-        """Whether the work up to it is done. Does not block."""
+    def query(self) -> bool: ...
 
     def synchronize(self) -> None:
-        """Wait until it is done. Blocks the calling thread, which does not hold the GIL."""
+        """Blocks the calling thread until it is done, without the GIL."""
 
 
 class Copies(Protocol):
-    """The copy engine: the seam between the device tier and the accelerator. No call blocks the host."""
+    """The copy engine: the seam between the device tier and the accelerator. No call blocks the host.
+
+    Device bytes and host bytes are uint8, shape [n].
+    """
 
     def device_of(self, tensor: torch.Tensor) -> torch.device | None:
         """The accelerator whose memory the tensor is in; None: host memory."""
 
-    def current_stream(self, device: torch.device) -> Any:
-        """The stream that this thread queues work on."""
+    def current_stream(self, device: torch.device) -> Any: ...
 
     def copy_out(self, source: torch.Tensor, target: torch.Tensor, stream: Any) -> Marker:
-        """Copy device bytes to host bytes (both uint8, shape [n]) once `stream` has done what is queued on it."""
+        """Copy once `stream` has done what is queued on it."""
 
     def copy_in(
         self, source: torch.Tensor, device: torch.device, stream: Any, ready: Marker | None
     ) -> tuple[torch.Tensor, Marker]:
-        """Copy host bytes, valid from `ready` on, to new device bytes (uint8, shape [n]) allocated on `stream`.
+        """Copy host bytes, valid from `ready` on, to new device bytes allocated on `stream`.
 
-        They have arrived when the returned marker is over. No stream waits for it yet.
+        They have arrived when the returned marker is over; no stream waits for it yet. Raises RuntimeError: this thread
+        captures a graph, whose replay would copy what the slot then holds.
         """
 
-    def wait(self, stream: Any, marker: Marker) -> None:
-        """Make later work on `stream` wait for the marker."""
+    def wait(self, stream: Any, marker: Marker) -> None: ...
 
     def share(self, memory: torch.Tensor, stream: Any) -> None:
         """After the memory is freed, its next user waits for the work that is queued on `stream` by then."""
@@ -63,8 +64,7 @@ class Copies(Protocol):
     def mark(self, stream: Any) -> Marker | None:
         """A point in the stream's work with a time; None: a graph is being captured, which forbids it."""
 
-    def seconds_between(self, earlier: Marker, later: Marker) -> float:
-        """The seconds from one mark to the other; both are over."""
+    def seconds_between(self, earlier: Marker, later: Marker) -> float: ...
 
     def spare_bytes(self, device: torch.device) -> int | None:
         """Bytes of device memory that were never in use so far, less a reserve for fragments; None: not known."""
@@ -100,14 +100,14 @@ class _Point:
         self._was_over = False
 
     def query(self) -> bool:
-        """See `Marker`. False while this thread captures a graph, since a capture forbids the query."""
+        """False while this thread captures a graph, since a capture forbids the query."""
         return self._was_over or (not is_capturing(self.device) and self._is_over())
 
     def synchronize(self) -> None:
-        """See `Marker`.
+        """Polls with growing pauses: `cudaEventSynchronize` keeps a core busy unless the event was made with
+        `blocking`.
 
-        Polls with growing pauses. `cudaEventSynchronize` keeps a core busy for as long as it waits, unless the event
-        was made with `blocking`; `torch.Event` accepts that argument and ignores it (torch/csrc/Event.cpp).
+        `torch.Event` accepts that argument and ignores it (torch/csrc/Event.cpp).
         """
         pause_seconds = _SHORTEST_PAUSE_SECONDS
         while not self._is_over():
@@ -159,11 +159,6 @@ class AcceleratorCopies:
     def copy_in(
         self, source: torch.Tensor, device: torch.device, stream: torch.Stream, ready: Marker | None
     ) -> tuple[torch.Tensor, _Point]:
-        """See `Copies`.
-
-        Raises:
-            RuntimeError: this thread captures a graph; its replay would copy what the slot then holds.
-        """
         if is_capturing(device):
             raise RuntimeError(
                 "a backward that is captured as a graph asks for a tensor that its forward has offloaded: "
@@ -199,7 +194,7 @@ class AcceleratorCopies:
         return _point(earlier).event.elapsed_time(_point(later).event) / 1000
 
     def spare_bytes(self, device: torch.device) -> int | None:
-        """See `Copies`. Includes memory that PyTorch has reserved and not used since its peak was last reset."""
+        """Includes memory that PyTorch has reserved and not used since its peak was last reset."""
         if device.type != "cuda":
             return None
         free, total = torch.cuda.mem_get_info(device)

@@ -48,12 +48,7 @@ def _is_fast(slot: Slot) -> bool:
 class DeviceTier(DeviceRules[Record]):
     """The saved tensors on accelerators: the rules over real copies. Guarded by the store's lock.
 
-    Args:
-        copies: the copy engine.
-        flight_bytes: see `FLIGHT_BYTES`.
-        reload_bytes: see `RELOAD_BYTES`.
-        lent_views: the store's; None: new ones.
-        note_copy: is told of the slot of each copy; returns False if later copies will be faster.
+    `note_copy` is told of the slot of each copy; it returns False if later copies will be faster.
     """
 
     def __init__(
@@ -73,12 +68,11 @@ class DeviceTier(DeviceRules[Record]):
         self.window.resident.limit_bytes = limit_bytes
 
     def time_graph(self, record: Record) -> GraphTimes:
-        """Begin to take the times of the graph whose first pack is this record."""
         return self.streams.time_graph(record, self.window.resident.limit_bytes or 0)
 
 
 class _Streams:
-    """A `DeviceMemory` of real streams. Arguments as `DeviceTier`'s."""
+    """A `DeviceMemory` of real streams."""
 
     def __init__(self, copies: Copies, lent_views: LentViews, note_copy: Callable[[Slot], bool]) -> None:
         self._copies = copies
@@ -90,14 +84,12 @@ class _Streams:
         self._empty: dict[torch.device, torch.Tensor] = {}
 
     def empty_on(self, device: torch.device) -> torch.Tensor:
-        """A tensor without bytes on the device, the same each time."""
         if device not in self._empty:
             with torch.inference_mode(False):  # it is kept
                 self._empty[device] = torch.empty(0, dtype=torch.uint8, device=device)
         return self._empty[device]
 
     def note_stream(self, record: Record) -> None:
-        """Remember the stream that packs the record."""
         record.stream = self._current_stream(record)
 
     def _current_stream(self, record: Record) -> Any:
@@ -109,13 +101,11 @@ class _Streams:
     # --- times --------------------------------------------------------------------------------------------------
 
     def time_graph(self, record: Record, staying_bytes: int) -> GraphTimes:
-        """See `DeviceTier.time_graph`. `staying_bytes`: how many bytes may stay on the device."""
         self.spoil_times()
         self._times = GraphTimes(self._copies, _device_of(record), record.stream, staying_bytes)
         return self._times
 
     def spoil_times(self) -> None:
-        """Ignore the times that are being taken."""
         if (times := self._open_times()) is not None:
             times.spoil()
 
@@ -140,7 +130,6 @@ class _Streams:
         return CopyOut(memory, memory.numel(), record.ready)
 
     def copy_back(self, record: Record, *, must: bool) -> CopyBack | None:
-        """See `DeviceMemory`. With `must`, raises torch.OutOfMemoryError."""
         source, slot = record.source, record.slot
         if source is None or slot is None:
             raise RuntimeError(f"handle {record.key}: copied back after its release, or without a slot")

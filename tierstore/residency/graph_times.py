@@ -30,14 +30,7 @@ class _Wait(NamedTuple):
 
 
 class GraphTimes:
-    """The marks of one step of a graph in its streams. Guarded by the store's lock until `end`.
-
-    Args:
-        copies: the copy engine of the streams.
-        device: the accelerator on which the graph saves.
-        stream: the stream of the first pack.
-        staying_bytes: how many bytes may stay on the device in this step.
-    """
+    """The marks of one step of a graph in its streams. Guarded by the store's lock until `end`."""
 
     def __init__(self, copies: Copies, device: torch.device, stream: Any, staying_bytes: int) -> None:
         self._copies = copies
@@ -66,13 +59,11 @@ class GraphTimes:
         self.is_open = False
 
     def asked_for(self, stream: Any) -> None:
-        """Backward asks for a saved tensor on that stream."""
         self._ended = self._mark(stream)
         if self._turned is None:
             self._turned = self._ended
 
     def waits(self, stream: Any, wait: Callable[[], None]) -> None:
-        """Call `wait`, which makes the stream wait, and mark the stream before and after it."""
         began = perf_counter()
         before = self._mark(stream)
         wait()
@@ -83,12 +74,10 @@ class GraphTimes:
                 self._ended = after
 
     def copies_out(self, nbytes: int) -> None:
-        """`nbytes` are copied out; those of forward are counted."""
         if self._turned is None:
             self._out_bytes += nbytes
 
     def copies_in(self, nbytes: int) -> None:
-        """`nbytes` are copied back; those of backward are counted."""
         if self._turned is not None:
             self._in_bytes += nbytes
 
@@ -127,5 +116,4 @@ class GraphTimes:
         )  # fmt: skip
 
     def spare_bytes(self) -> int | None:
-        """Bytes of device memory that were never in use so far; None: unknown."""
         return self._copies.spare_bytes(self._device)

@@ -20,17 +20,28 @@ from typing import Concatenate, Never, ParamSpec, TypeVar
 
 from ..base.interrupts import is_half_changed, is_interrupt
 from ..base.threads import refuse_green_threads, refuse_to_wait
+from ..disk.tier import Loaded, Stored
 from ..errors import StoreBusyError, StoreClosedError, TierStoreError
 from ..plain_text import plain
 from ..rules.counters import STALL_CAUSES
+from ..rules.ledger import Ledger
+from ..rules.rules import Rules
+from ..rules.windows import HostWindows
+from .booking import Booking
+from .copies import AcceleratorCopies, Copies
+from .device import DeviceTier
 from .handle import Record
 from .layout import is_inside_modes, outside_of_modes
-from .parts import Parts
-from .transfers import DiskSubmissions
+from .lent import LentViews
+from .memory import StoreMemory
+from .noted import NotedTensors
+from .ownership import is_sole_owner
+from .slots import Slots
+from .transfers import BytesToWrite, DiskSubmissions
 
 __all__ = ["CALLED_FROM_OUTSIDE", "LOCKS", "Guard", "copy_of", "holds_any_lock", "whole"]
 
-CALLED_FROM_OUTSIDE = frozenset(f"{__package__}.{name}" for name in ("guard", "handing_out", "residency", "serving"))
+CALLED_FROM_OUTSIDE = frozenset(f"{__package__}.{name}" for name in ("guard", "handing_out", "residency"))
 """The modules in whose methods all changes of the books begin."""
 
 _PACK_WAITS = STALL_CAUSES[0]
@@ -49,12 +60,10 @@ def whole(
 ) -> Callable[Concatenate[_G, _P], _T]:
     """Decorator: if an interrupt (`interrupts.py`) ends the call in the middle of a change, the store is closed.
 
-    The call runs outside of the caller's modes (`unseen_by_modes`).
-
-    An interrupt may come between any two steps of a change. Half changed books could lose a wake-up, or give one slot
-    to two records: the result would be a hang, or wrong values. The books are whole during a wait, and where no method
-    in the traceback says otherwise. A method says so with its local variable `is_changing`; if the outermost method has
-    no such variable, it counts as changing all the time (`is_half_changed`).
+    The call runs outside of the caller's modes (`unseen_by_modes`). Half changed books could lose a wake-up, or give
+    one slot to two records: the result would be a hang, or wrong values. The books are whole during a wait, and where
+    no method in the traceback says otherwise: by its local variable `is_changing`. If the outermost method has no such
+    variable, it counts as changing all the time (`is_half_changed`).
     """
 
     @wraps(method)
@@ -71,25 +80,63 @@ def whole(
     return call
 
 
+def _or_the_end(method: Callable[Concatenate[Guard, _P], _T]) -> Callable[Concatenate[Guard, _P], _T]:
+    """Decorator: the call holds the lock, and an error in it closes the store before the lock is released.
+
+    The engine needs some time to end. A thread that packs meanwhile would find no job under way that could make room,
+    and would call the store full.
+    """
+
+    @wraps(method)
+    def call(self: Guard, /, *arguments: _P.args, **keywords: _P.kwargs) -> _T:
+        with self.lock:
+            try:
+                return method(self, *arguments, **keywords)
+            except BaseException as error:
+                self._end_failed(error)
+                raise
+
+    return call
+
+
 class Guard:
     """The lock of one store, and what happens under it whenever something has changed.
-
-    Args:
-        name: the store's name, for messages.
-        parts: what the lock guards.
-        engine: moves bytes between host memory and disk.
 
     Attributes:
         rules: what is decided, and the state of it. Only under the lock.
         closed: the error that says why the store cannot be used any more; None: it can.
+        slab: host memory for restored bytes, and for copies from accelerators.
+        note_release: takes a record whose handle has died. Any thread, without the lock.
+        device_of: the accelerator that a tensor lives on; None: it is in host memory. Any thread, without the lock.
     """
 
-    def __init__(self, name: str, parts: Parts, engine: DiskSubmissions) -> None:
+    def __init__(
+        self,
+        name: str,
+        engine: DiskSubmissions,
+        *,
+        host_bytes: int,
+        staging_bytes: int,
+        staging_grows: bool = False,
+        copies: Copies | None = None,
+    ) -> None:
         self._name = name
         self._title = plain(f"the store at {name}")
         self._engine = engine
-        self.rules = parts.rules
-        self._counters = parts.ledger.counters
+        windows = HostWindows(host_bytes, staging_bytes, grows=staging_grows)
+        self._noted = NotedTensors(windows)
+        self._ledger = ledger = Ledger[Record](windows, self._noted, is_sole_owner)
+        self._counters = ledger.counters
+        self._lent_views = lent_views = LentViews()
+        size_bytes = host_bytes + staging_bytes
+        self._slots = slots = Slots(windows, size_bytes, ledger.uncharged_bytes, counters=ledger.counters)
+        self.slab = slots.slab
+        self._booking = Booking(ledger, self._noted, lent_views)
+        self._devices = DeviceTier(copies or AcceleratorCopies(), lent_views=lent_views, note_copy=slots.note_copy)
+        self._memory = StoreMemory(self._booking, slots, self._devices, lent_views)
+        self.rules = Rules[Record](ledger, self._memory, self._devices, engine, engine.disk_budget_bytes)
+        self.note_release = self.rules.released.append
+        self.device_of = self._devices.streams.device_of
         self._begin_lock()
         self.closed: StoreClosedError | None = None
         self._interrupted_wait: BaseException | None = None
@@ -104,11 +151,7 @@ class Guard:
 
     @property
     def lock(self) -> AbstractContextManager[object]:
-        """The store's lock, as a context manager.
-
-        Raises:
-            StoreBusyError: this thread holds it already, or that of another store.
-        """
+        """Raises StoreBusyError if this thread holds it already, or that of another store."""
         if self._lock_is_mine() or (len(LOCKS) > 1 and holds_any_lock()):
             self._refuse_handler()
         return self._lock
@@ -124,7 +167,6 @@ class Guard:
     # --- the end ---------------------------------------------------------------------------------------------------
 
     def check_open(self) -> None:
-        """Raise StoreClosedError if the store is closed."""
         with self.lock:
             self._check_open()
 
@@ -133,7 +175,6 @@ class Guard:
             raise StoreClosedError(self.closed.store, self.closed.reason) from self.closed.__cause__
 
     def close(self, reason: str = "it was closed") -> None:
-        """Give up every record and wake all waiting threads. Idempotent."""
         with outside_of_modes(), self.lock:
             self._end(StoreClosedError(self._name, reason))
 
@@ -146,10 +187,7 @@ class Guard:
             self._progress.notify_all()
 
     def end_interrupted(self, interrupt: BaseException) -> None:
-        """Close the store if an interrupt has ended a call while the books were half changed. See `whole`.
-
-        Adds a note to the interrupt, so that its traceback says that the store is closed.
-        """
+        """Close the store if an interrupt has ended a call while the books were half changed. A note of it says so."""
         if interrupt is self._interrupted_wait:
             self._interrupted_wait = None
             return
@@ -186,7 +224,6 @@ class Guard:
             is_changing = False  # noqa: F841
 
     def _advance(self) -> None:
-        """Use the room of what was freed: for blocked records, writes, prefetches and waiting threads."""
         self.rules.advance()
         self._progress.notify_all()
 
@@ -224,10 +261,61 @@ class Guard:
         if error is not None:
             raise error
 
+    # --- the engine's loop: each call waits for nothing but the lock ----------------------------------------------
+
+    @_or_the_end
+    def begin_spill(self, record: Record) -> BytesToWrite | None:
+        self._drain()
+        if not self.rules.begin_write(record):
+            self._progress.notify_all()  # the record may have been withdrawn
+            return None
+        return BytesToWrite(self._memory.bytes_held(record), record.kind, record.ready)
+
+    @_or_the_end
+    def end_spill(self, record: Record, outcome: Stored | Exception) -> None:
+        self.rules.end_write(record, outcome)
+        self._advance()
+
+    @_or_the_end
+    def begin_restore(self, record: Record) -> memoryview | None:
+        self._drain()
+        return self._memory.bytes_held(record) if self.rules.begin_read(record) else None
+
+    @_or_the_end
+    def end_restore(self, record: Record, outcome: Loaded | Exception) -> None:
+        self.rules.end_read(record, outcome)
+        self._advance()
+
+    @_or_the_end
+    def end_discard(self, num_records: int) -> None:
+        self.rules.end_discards(num_records)
+        self._advance()
+
+    def engine_ended(self, error: BaseException | None) -> None:
+        with self.lock:
+            if error is None:
+                self._end(StoreClosedError(self._name))
+            else:
+                self._end_failed(error)
+            self.rules.end_jobs()
+            under_way = self._devices.under_way()
+        for marker in under_way:
+            try:
+                marker.synchronize()
+            except Exception:  # noqa: BLE001 - the device has failed, or its copies were given up
+                pass
+        with self.lock:
+            self._devices.finish()
+        self.slab.unpin()  # waits for a thread, where a finalizer may want the lock
+
+    def _end_failed(self, error: BaseException) -> None:
+        closed = StoreClosedError(self._name, f"its engine failed ({error!r})")
+        closed.__cause__ = error
+        self._end(closed)
+
     # --- waiting for room ------------------------------------------------------------------------------------------
 
     def _make_room(self) -> None:
-        """Wait until no record is blocked, or raise the reason why that cannot be."""
         rules = self.rules
         collected = False
         while rules.blocked:

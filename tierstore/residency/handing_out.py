@@ -21,10 +21,9 @@ import torch
 from ..errors import ModifiedInPlaceError, StoreClosedError, TierStoreError
 from ..rules.counters import STALL_CAUSES
 from ..rules.state import IN_MEMORY, State
-from .guard import copy_of, whole
+from .guard import Guard, copy_of, whole
 from .handle import Record
 from .layout import Layout, describe, fits_in_storage, rebuild, rebuild_beyond
-from .serving import Serving
 
 if TYPE_CHECKING:
     from ..rules.lookahead import Lookahead
@@ -34,8 +33,8 @@ __all__ = ["HandingOut"]
 _UNPACK_WAITS = STALL_CAUSES[1]
 
 
-class HandingOut(Serving):
-    """Requests for bytes. Arguments as `Guard`'s."""
+class HandingOut(Guard):
+    """Requests for bytes."""
 
     @whole
     def fetch(
@@ -83,7 +82,7 @@ class HandingOut(Serving):
 
     @whole
     def look_ahead(self, ahead: Lookahead[Record]) -> None:
-        """Restore what lies ahead, as far as there is room, because backward begins. Does not wait."""
+        """Backward begins. Does not wait."""
         with self.lock:
             if self.closed is None:
                 self._drain()

@@ -42,24 +42,17 @@ class Record(Remains["Handle"]):
         version: the tensor's version counter when it was saved.
         root: the tensor that was saved, or its base, for as long as that lives.
         address: where the source's storage lay when it was saved or restored. If it has moved since, others manage it.
-        claims, storage_id: see `ownership`.
         shared: somebody else held the storage when the record was last looked at.
         forced: the record is stored even if others hold its storage.
         nbytes: size of the storage; once the bytes were offloaded or dropped from memory, size of `span`.
-        layout: layout of the tensor that was saved first.
-        joined: layouts of further views that were saved of the same storage; the stored span covers them too.
-        residency: the `Residency` that keeps the record.
+        layout, joined: of the tensor that was saved first, and of further views; the stored span covers all.
         span: (first byte, end) of the storage that is stored; None until the bytes are first read.
         first_byte: the byte of the saved storage at which the source's storage begins.
         phase: the stored span's address modulo 4096.
-        window, charged_bytes: the budget that is charged, and with how many bytes.
         slot: the slab memory that holds the bytes, or will.
-        device: the accelerator that the tensor lives on; None: host memory.
-        stream: the accelerator's stream that packed the tensor.
+        device: the accelerator that the tensor lives on; None: host memory. `stream`: its stream that packed it.
         ready: the point of a copy stream up to which the slot is being copied to or from.
         held: the memory that a running job works on, which this keeps alive; None: no job is running.
-        stored_bytes: bytes taken on disk; 0: none.
-        kind: the kind of data, for the codec.
         worth: the record with the lowest worth leaves first. It is the key, unless the order of use is known.
         place: where the record waits for backward; None: not known.
         demanded: how many threads wait for the bytes.
@@ -121,13 +114,11 @@ class Record(Remains["Handle"]):
 
     @property
     def source(self) -> torch.Tensor | None:
-        """See `Handle`; None once the handle is gone."""
         handle = self()
         return None if handle is None else handle.source
 
     @property
     def is_alive(self) -> bool:
-        """Whether the handle lives, so that somebody can ask for the bytes."""
         return self() is not None
 
     @property
@@ -137,42 +128,36 @@ class Record(Remains["Handle"]):
 
     @property
     def span_bytes(self) -> int:
-        """The number of bytes that are stored; 0 until that is decided."""
         first, end = self.span or (0, 0)
         return end - first
 
     @property
     def views(self) -> Mapping[Layout, torch.Tensor]:
-        """See `Handle`; empty once the handle is gone."""
         handle = self()
         return _NO_VIEWS if handle is None else handle.views
 
     def keep_view(self, layout: Layout, view: torch.Tensor) -> None:
-        """Keep a tensor that is handed out."""
         handle = self()
         if handle is not None:
             handle.views = {**handle.views, layout: view}
 
     def forget_views(self) -> None:
-        """Drop the kept tensors: the bytes leave memory."""
         handle = self()
         if handle is not None:
             handle.views = _NO_VIEWS
 
     @property
     def lent(self) -> tuple[torch.Tensor, ...]:
-        """See `Handle`; empty once the handle is gone."""
         handle = self()
         return () if handle is None else handle.lent
 
     def lend(self, tensors: tuple[torch.Tensor, ...]) -> None:
-        """Keep these tensors: they were handed out earlier and are still in use."""
         handle = self()
         if handle is not None:
             handle.lent = tensors
 
     def move(self, to: State) -> None:
-        """Change the state. An illegal move raises RuntimeError: a bug of tierstore."""
+        """Any move that is not in `MOVES` raises RuntimeError: a bug of tierstore."""
         if to not in MOVES[self.state]:
             raise RuntimeError(f"handle {self.key}: illegal move {self.state.name} → {to.name}")
         self.state = to

@@ -24,11 +24,7 @@ _MOST_LAYOUTS = 4096  # kept to be shared
 class HandleFactory:
     """Makes the handles of one store. Any thread.
 
-    Args:
-        residency: of the store. It does not know a record yet when that is made: give it to `save` or `store`.
-
-    Attributes:
-        keys: the keys of the next records.
+    The residency does not know a record yet when that is made: give it to `save` or `store`.
     """
 
     def __init__(self, residency: Residency) -> None:
@@ -46,13 +42,10 @@ class HandleFactory:
         kind: Kind | None = None,
         root: weakref.ref[torch.Tensor] | None = None,
     ) -> Handle:
-        """A handle for a strided tensor.
+        """A handle for a strided tensor, which keeps its `owner` open.
 
-        Args:
-            owner: the store, which the handle keeps open.
-            tensor, layout: the tensor, and its geometry.
-            kind: the kind of its data, for the codec; None: its dtype's.
-            root: weak reference to the tensor's base, or to itself; None: no other tensor will share the record.
+        `kind`: of its data, for the codec; None: its dtype's. `root`: the tensor's base, or itself; None: no other
+        tensor will share the record.
         """
         storage = tensor.untyped_storage()
         source = alias_of(tensor, layout)
@@ -69,7 +62,6 @@ class HandleFactory:
         return handle
 
     def of_noted(self, owner: object, noted: NotedTensor) -> Handle:
-        """A handle for a tensor that is only noted. `owner`: as `new`'s."""
         alias = noted.alias
         if alias is None:
             raise RuntimeError(f"tensor {noted.key} is booked already")
@@ -84,7 +76,7 @@ class HandleFactory:
         return handle
 
     def _same_layout(self, layout: Layout) -> Layout:
-        """An equal layout, which many records share: tensors have few geometries, and each layout is three objects."""
+        """An equal layout, to be shared: tensors have few geometries, and each layout is three objects."""
         layouts = self._layouts
         if len(layouts) > _MOST_LAYOUTS:
             layouts.clear()

@@ -35,9 +35,11 @@ __all__ = [
     "describe",
     "fits_in_storage",
     "in_dtype",
+    "is_foreign",
     "is_inside_modes",
     "is_same_view",
     "layout_of",
+    "mark_as_ours",
     "memory_at",
     "outside_of_modes",
     "rebuild",
@@ -83,17 +85,28 @@ def storage_of(tensor: torch.Tensor) -> tuple[torch.UntypedStorage, int, int] | 
     return None if not address and storage.nbytes() else (storage, address, version)
 
 
-class Layout(NamedTuple):
-    """The geometry of one tensor over its storage.
+_OURS = "_tierstore_slot"
 
-    Attributes:
-        dtype: element type.
-        size: elements per dimension.
-        stride: in elements, per dimension.
-        offset: position of the first element, in elements from the start of the storage.
-        conj: the lazy conjugate bit.
-        neg: the lazy negative bit.
+
+def is_foreign(storage: torch.UntypedStorage) -> bool:
+    """Whether the memory has owners that torch does not count: numpy, another process, a mapped file.
+
+    Such a storage cannot be resized, because it was made from a pointer or came from another process, or it is shared.
+    Storages over a slot of the store are made from a pointer too; `mark_as_ours` tells them apart. Of CUDA's storages
+    PyTorch says always that they are shared (`Tensor.is_shared`). What one of them has sent to another process stays
+    there when it is freed here (torch/csrc/CudaIPCTypes.cpp).
     """
+    is_shared = storage.device.type != "cuda" and storage.is_shared()
+    return (is_shared or not storage.resizable()) and _OURS not in storage.__dict__
+
+
+def mark_as_ours(storage: torch.UntypedStorage) -> None:
+    """Note that the storage lies over a slot of the store."""
+    storage.__dict__[_OURS] = True
+
+
+class Layout(NamedTuple):
+    """The geometry of a tensor over its storage: stride and offset in elements, and the two lazy bits."""
 
     dtype: torch.dtype
     size: tuple[int, ...]
@@ -120,7 +133,7 @@ def layout_of(tensor: torch.Tensor) -> Layout:
 
 
 def describe(layout: Layout) -> str:
-    """A tensor of that geometry in words, for messages."""
+    """In words, for messages."""
     return f"{str(layout.dtype).removeprefix('torch.')} tensor of shape {list(layout.size)}"
 
 
@@ -136,11 +149,7 @@ def alias_of(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
 
 
 def _set_lazy_bits(tensor: torch.Tensor, conj: bool, neg: bool) -> None:
-    """Set the lazy bits of a tensor that nobody else has seen.
-
-    `conj()` would make a view, which keeps its base alive. The base would be one more owner of the storage, which
-    `ownership.py` could not tell from somebody else.
-    """
+    """`conj()` would make a view, whose base `ownership.py` would take for one more owner of the storage."""
     set_conj(tensor, conj)
     set_neg(tensor, neg)
 
@@ -221,14 +230,9 @@ def in_dtype(memory: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def rebuild(source: torch.Tensor, layout: Layout, first_byte: int = 0) -> torch.Tensor:
     """A new tensor of the given geometry over the storage of `source`, sharing its version counter.
 
-    Args:
-        source: any strided tensor without lazy bits; its storage begins at byte `first_byte` of the storage that
-            `layout` refers to.
-        layout: the geometry of the result.
-        first_byte: a multiple of the element size.
-
-    The views are made by `view` and `as_strided`, never by `set_`. Only so they share one version counter with
-    `source`, by which autograd knows of in-place changes.
+    `source` has no lazy bits; its storage begins at byte `first_byte` (a multiple of the element size) of the one that
+    `layout` refers to. The views are made by `view` and `as_strided`, never by `set_`: only so they share the counter,
+    by which autograd knows of in-place changes.
     """
     itemsize = layout.dtype.itemsize
     storage_bytes = source.untyped_storage().nbytes()

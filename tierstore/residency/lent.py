@@ -53,7 +53,6 @@ class LentViews:
             record.forget_views()
 
     def keep(self, record: Record, handed_out: Collection[torch.Tensor]) -> None:
-        """Make the record's handle keep the tensors in use: those to which anybody besides the collection refers."""
         used = in_use(handed_out)
         if used:
             if not record.lent:
@@ -74,7 +73,6 @@ class LentViews:
         is_changing = False  # noqa: F841 - see `interrupts.is_half_changed`
 
     def forget(self) -> None:
-        """Drop all lent tensors, because the store is closed."""
         for record in self._lenders:
             record.lend(())
         self._lenders.clear()

@@ -47,14 +47,7 @@ class _Held(NamedTuple):
 
 
 class StoreMemory:
-    """See `Memory`. Guarded by the store's lock.
-
-    Args:
-        booking: makes records of noted tensors.
-        slots: memory for restored bytes, and for copies from accelerators.
-        devices: the records on accelerators, whose copies may still use a slot.
-        lent_views: tensors that were handed out and are still in use after their record's bytes have left memory.
-    """
+    """See `Memory`. Guarded by the store's lock."""
 
     def __init__(self, booking: Booking, slots: Slots, devices: DeviceTier, lent_views: LentViews) -> None:
         self._booking = booking
@@ -74,7 +67,6 @@ class StoreMemory:
 
     @staticmethod
     def is_ours(record: Record) -> bool:
-        """See `Memory`. Nobody else sees a slot."""
         return record.forced or record.slot is not None or is_sole_owner(record)
 
     # --- slots --------------------------------------------------------------------------------------------------
@@ -146,10 +138,9 @@ class StoreMemory:
 
     @staticmethod
     def has_moved(record: Record) -> bool:
-        """See `Memory`.
+        """A reference to a storage does not keep its memory in place.
 
-        A reference to a storage does not keep its memory in place: `share_memory_`, a queue of `torch.multiprocessing`
-        and `UntypedStorage.resize_` replace it.
+        `share_memory_`, a queue of `torch.multiprocessing` and `UntypedStorage.resize_` replace it.
         """
         held, source = record.held, record.source
         if source is None or not isinstance(held, _Held):

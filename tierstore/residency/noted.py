@@ -42,10 +42,9 @@ _FIRST_LOOK_PACKS = 1024
 
 
 class HandleMaker(Protocol):
-    """The part of the store that a log needs."""
+    """The part of the store that a log needs: it makes handle and record of a tensor that was only noted so far."""
 
-    def handle_for(self, noted: NotedTensor) -> Handle:
-        """Make the handle and the record of a tensor that was only noted so far."""
+    def handle_for(self, noted: NotedTensor) -> Handle: ...
 
 
 class NotedTensor:
@@ -53,15 +52,12 @@ class NotedTensor:
 
     Attributes:
         alias: a detached alias of the tensor; None once it is booked, or the store is closed.
-        version: the version counter at packing.
         root: weak reference to the tensor, or to its base.
         address: where the storage lay at packing.
         storage_id: identifies the storage while the alias exists.
         key: the key that its record will have.
-        log, index: the log that it is noted in, and its number there.
         itself: the saved tensor, for as long as it lives, if backward is to get that very object.
         joined: it was counted as a view of a storage that another tensor has brought in.
-        device: its accelerator; None: host memory.
         handle, layout: set when it is booked; until then `handle` is None. Where the log keeps layouts, that is set
             before.
     """
@@ -98,14 +94,12 @@ class NotedTensor:
         self.handle: Handle | None = None
 
     def unpack(self) -> torch.Tensor:
-        """The saved tensor, for backward. Waits only if its bytes are not in memory."""
         raise NotImplementedError
 
     def __reduce__(self) -> tuple[object, ...]:
         raise TypeError("a tierstore saved tensor belongs to its graph and cannot be pickled")
 
     def become(self, handle: Handle, layout: Layout) -> None:
-        """Note that the tensor is booked: from now on the handle has its bytes."""
         self.layout = layout
         self.handle = handle
         self.alias = None  # last: see the module's docstring
@@ -117,13 +111,9 @@ class NotedLog:
     The packed tensors refer to the log, so it dies with the graph. It keeps no bytes alive. It changes only under the
     store's lock.
 
-    Args:
-        maker: makes the handles of booked tensors; the reference keeps the store open.
-        residency: the store's `Residency`, by which its records are told from those of other stores.
-        begin: registers the log and returns its `LogRemains` (`NotedTensors.begin`).
-
     Attributes:
-        maker, residency: as above.
+        maker: makes the handles of booked tensors; the reference keeps the store open.
+        residency: the store's, by which its records are told from those of other stores.
         number: unique in this process.
         nodes: the autograd node that saved each tensor.
         newest_node: the node that saved last; its kernel may still have to run.
@@ -158,7 +148,6 @@ class NotedLog:
         self.first_key = 0
 
     def append_booked(self, record: Record, node: int) -> int:
-        """Append a tensor that has a record already; returns its index."""
         index = len(self.nodes)
         if not index:
             self.first_key = record.key
@@ -170,21 +159,21 @@ class NotedLog:
         return index
 
     def come_in(self, index: int, record: Record) -> None:
-        """Enter the record of tensor `index`, which was only noted until now."""
         self.records[index] = record
 
     def place(self, record: Record, index: int) -> None:
-        """Set the record's place and worth, if there is a plan."""
         if self.plan is not None:
             self.plan.place(record, index, self.first_key)
 
     def forget(self, index: int) -> int:
-        """Remove tensor `index` from the noted ones; returns its bytes."""
         del self.noted[index]
         return self.sizes[index]
 
+    def give(self, index: int, layout: Layout) -> torch.Tensor:
+        """Saved tensor `index`, for a traced graph: noted or not, in that geometry, which has no lazy bits."""
+        raise NotImplementedError
+
     def lay_out(self) -> None:
-        """Set the layout of each noted tensor. Any thread, without the lock."""
         for reference in list(self.noted.values()):
             noted = reference()
             alias = None if noted is None else noted.alias
@@ -207,7 +196,6 @@ class NotedLog:
                 yield index, reference()
 
     def unsurveyed(self) -> Iterator[NotedTensor]:
-        """Yield the noted tensors since the last survey that are settled and alive."""
         for index in range(self.num_surveyed, len(self.nodes)):
             if not self.is_settled and self.nodes[index] == self.newest_node:
                 return
@@ -220,9 +208,7 @@ class NotedLog:
 class LogRemains(Remains[NotedLog]):
     """The data of a log that the store needs after the log has died.
 
-    Attributes:
-        number, noted, sizes: as `NotedLog`'s.
-        then: called when the store accounts for the log's death, under the store's lock; None: nothing to call.
+    `then`: called when the store accounts for the log's death, under the store's lock.
     """
 
     __slots__ = ("noted", "number", "sizes", "then")
@@ -234,15 +220,11 @@ class LogRemains(Remains[NotedLog]):
         self.then: Callable[[], None] | None = None
 
     def call_at_end(self, then: Callable[[], None]) -> None:
-        """Have `then` called when the log has died."""
         self.then = then
 
 
 class NotedTensors:
     """All tensors that a store has only noted. Guarded by the store's lock.
-
-    Args:
-        windows: the windows of host memory; part of the noted bytes may be charged there.
 
     Attributes:
         num_bytes: noted bytes, an upper bound: dead tensors that were not found yet are included.
@@ -257,7 +239,6 @@ class NotedTensors:
         self._logs: dict[int, LogRemains] = {}  # logs with noted tensors, by number
 
     def begin(self, log: NotedLog) -> LogRemains:
-        """Register a new log. Any thread, without the lock."""
         remains = LogRemains(log, self.ended.append)
         self._begun.add(remains)
         return remains
@@ -314,7 +295,6 @@ class NotedTensors:
             yield group, storage_use_count(storage_id) == len(group) + 1
 
     def remove(self, noted: NotedTensor) -> None:
-        """Remove one tensor."""
         self._forget(noted.log, noted.index)
 
     def _forget(self, log: NotedLog, index: int) -> None:
@@ -325,7 +305,6 @@ class NotedTensors:
             del self._logs[log.number]
 
     def living(self) -> Iterator[NotedTensor]:
-        """Yield all noted tensors that are alive."""
         for reference in list(self._logs.values()):
             log = reference()
             if log is not None:
@@ -335,7 +314,6 @@ class NotedTensors:
                         yield noted
 
     def give_up(self) -> None:
-        """Drop all aliases, because the store is closed."""
         for noted in self.living():
             if noted.alias is not None:
                 noted.layout = layout_of(noted.alias)  # a trace may still look at it

@@ -39,13 +39,13 @@ _NUM_REFERENCES_UNSHARED = getrefcount(_unshared.untyped_storage())
 
 
 def claims_of(storage: torch.UntypedStorage) -> Claims:
-    """The claims on a storage; empty if there are none. Any thread."""
+    """Any thread."""
     claims: Claims = storage.__dict__.get(_ATTRIBUTE, [])
     return claims
 
 
 def claim(record: Record, storage: torch.UntypedStorage) -> None:
-    """Note that the record's source is an alias of `storage`."""
+    """The record's source is an alias of `storage`."""
     attributes = storage.__dict__
     claims: Claims | None = attributes.get(_ATTRIBUTE)
     if claims is None:
@@ -58,7 +58,7 @@ def claim(record: Record, storage: torch.UntypedStorage) -> None:
 
 
 def unclaim(record: Record) -> None:
-    """Note that the record's source is no longer an alias of the storage that it has claimed."""
+    """The record's source is no longer an alias of the storage that it has claimed."""
     record.claims = None
 
 
@@ -67,9 +67,6 @@ def records_over(storage: torch.UntypedStorage, version: int, residency: object)
 
     Not a generator: Python swallows an error that is raised while a generator is closed. If `sys.unraisablehook` keeps
     that error for a report, it keeps the generator's frame, and with it the handle.
-
-    Args:
-        residency: the store's `Residency`.
     """
     found = []
     for reference in claims_of(storage):

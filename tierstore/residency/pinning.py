@@ -31,15 +31,10 @@ _PCI_DEVICES = Path("/sys/bus/pci/devices")
 
 
 class Pinning:
-    """One registration; it begins at once.
+    """One registration of memory, whose pages may not be moved from now on; it begins at once.
 
-    Args:
-        address, size_bytes: the memory; its pages may not be moved from now on.
-        device: the pages are taken near this device, if the system tells what is near.
-        register: calls the driver; returns why it refused, None if it did not. Blocks.
-
-    Attributes:
-        failure: why the memory is not registered; None: it is registered, if `is_over`.
+    `register` calls the driver, and returns why it refused (None: it did not); it blocks. The pages are taken near the
+    device, if the system tells what is near. `failure`: why the memory is not registered, once `is_over`.
     """
 
     def __init__(self, address: int, size_bytes: int, device: torch.device, register: Callable[[], str | None]) -> None:
@@ -57,11 +52,9 @@ class Pinning:
 
     @property
     def is_over(self) -> bool:
-        """Whether the memory is registered, or will not be."""
         return self._is_over.is_set()
 
     def wait(self) -> None:
-        """Return when it is over. Blocks."""
         self._is_over.wait()
 
     def end(self) -> None:

@@ -1,8 +1,6 @@
 """All that the store and the hooks ask of the records: tensors are saved, asked for, counted, and given up.
 
-Training threads call `note`, `save`, `settle`, `fetch` and `flush`, among others; the engine's loop calls the methods
-of `Transfers` (`serving.py`). Who may hold the lock, and who waits, is in `guard.py`; requests are in `handing_out.py`;
-in here is what saves tensors, and waits for room.
+Who may hold the lock, and who waits, is in `guard.py`; requests are in `handing_out.py`; in here is what saves tensors.
 """
 
 from __future__ import annotations
@@ -22,11 +20,8 @@ from .handing_out import HandingOut
 from .handle import Record
 from .layout import Layout, memory_at, unseen_by_modes
 from .ownership import claims_of
-from .parts import make_parts
-from .transfers import DiskSubmissions
 
 if TYPE_CHECKING:
-    from .copies import Copies
     from .graph_times import GraphTimes
     from .noted import LogRemains, NotedLog, NotedTensor
 
@@ -36,38 +31,7 @@ _PACK_WAITS = STALL_CAUSES[0]
 
 
 class Residency(HandingOut):
-    """See the module's docstring. Further attributes as `Guard`'s.
-
-    Args:
-        name: the store's name, for messages.
-        engine: moves bytes between host memory and disk.
-        host_bytes, staging_bytes, staging_grows, copies: as `make_parts`'s.
-
-    Attributes:
-        slab: host memory for restored bytes, and for copies from accelerators.
-        note_release: takes a record whose handle has died. Any thread, without the lock.
-        device_of: the accelerator that a tensor lives on; None: it is in host memory. Any thread, without the lock.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        engine: DiskSubmissions,
-        *,
-        host_bytes: int,
-        staging_bytes: int,
-        staging_grows: bool = False,
-        copies: Copies | None = None,
-    ) -> None:
-        parts = make_parts(
-            engine, host_bytes=host_bytes, staging_bytes=staging_bytes, staging_grows=staging_grows, copies=copies
-        )
-        super().__init__(name, parts, engine)
-        self._noted, self._ledger, self._booking = parts.noted, parts.ledger, parts.booking
-        self._slots, self._lent_views = parts.slots, parts.lent_views
-        self.slab = parts.slots.slab
-        self.note_release = parts.rules.released.append
-        self.device_of = parts.devices.streams.device_of
+    """See the module's docstring."""
 
     # --- tensors are saved: may wait -------------------------------------------------------------------------------
 
@@ -75,10 +39,7 @@ class Residency(HandingOut):
         """Note a tensor in host memory that autograd node `node` saved; its storage has `nbytes` bytes.
 
         Its bytes are not read before a later node saves something, or its log is settled. Waits while the budget is
-        full.
-
-        Raises:
-            StoreFullError, StorageIOError, StoreClosedError: as `save`.
+        full. Raises what `save` does.
         """
         try:
             if self._lock_is_mine() or (len(LOCKS) > 1 and holds_any_lock()):  # as `lock` does
@@ -141,7 +102,6 @@ class Residency(HandingOut):
             return index
 
     def begin_log(self, log: NotedLog) -> LogRemains:
-        """Register a new log. Any thread, without the lock."""
         return self._noted.begin(log)
 
     @whole
@@ -197,11 +157,7 @@ class Residency(HandingOut):
 
     @whole
     def book(self, noted: NotedTensor) -> None:
-        """Book a tensor whose handle is needed; its bytes may be read from now on. Does not wait.
-
-        Raises:
-            StoreClosedError: the store is closed.
-        """
+        """Book a tensor whose handle is needed; its bytes may be read from now on. Does not wait."""
         with self.lock:
             if noted.handle is None:
                 self._check_open()
@@ -287,7 +243,6 @@ class Residency(HandingOut):
 
     @unseen_by_modes
     def _relieve(self, *, is_planned: bool = False) -> None:
-        """Book what may have to leave, and make room; may wait."""
         self._drain()
         self._send_out(is_planned=is_planned)
 
@@ -303,7 +258,6 @@ class Residency(HandingOut):
         self._booking.join_if_booked(noted)
 
     def _withdraw(self, record: Record) -> None:
-        """Remove a record that is refused; the caller still has the tensor."""
         self.rules.withdraw(record)
         self._advance()
 
@@ -311,20 +265,18 @@ class Residency(HandingOut):
 
     @property
     def records(self) -> list[Record]:
-        """The records of all living handles, oldest first."""
         return list(self._ledger.records.values())
 
     def has_any(self) -> bool:
-        """Whether anything is kept here. Any thread, without the lock: it may be out of date."""
+        """Any thread, without the lock: it may be out of date."""
         return bool(self._ledger.records or self._noted.num_bytes)
 
     @property
     def disk_bytes(self) -> int:
-        """Bytes taken on disk. Any thread, without the lock: it may be out of date."""
+        """Any thread, without the lock: it may be out of date."""
         return self.rules.disk_bytes
 
     def count_kept(self, reason: str, nbytes: int) -> None:
-        """Count `nbytes` of a saved tensor that stays where it is."""
         with self.lock:
             self._counters.kept_bytes[reason] += nbytes
 
@@ -366,7 +318,6 @@ class Residency(HandingOut):
 
     @property
     def window_limits(self) -> tuple[int, int]:
-        """The limits of the host window and of the staging window, as they are now. Any thread, without the lock."""
         return self.rules.windows.limits
 
     @whole
@@ -383,7 +334,6 @@ class Residency(HandingOut):
 
     @whole
     def time_graph(self, record: Record) -> GraphTimes:
-        """Begin to take the times of the graph whose first pack the record is; they tell what stays on its device."""
         with self.lock:
             return self._devices.time_graph(record)
 

@@ -25,9 +25,8 @@ from ..base.remains import Remains
 from ..disk.allocator import round_up
 from ..disk.linux import give_back_locked, is_new_memory_locked, move_pages
 from .capture import beside_captures
-from .layout import memory_at
+from .layout import mark_as_ours, memory_at
 from .pinning import Pinning
-from .storages import mark_as_ours
 
 __all__ = ["Slab", "Slot", "SlotWatch"]
 
@@ -68,7 +67,6 @@ def _forget_cuda_error(device: torch.device) -> None:
 
 
 def _register(address: int, size_bytes: int, device: torch.device) -> str | None:
-    """Register memory with the driver; returns why it refused, None if it did not."""
     with torch.cuda.device(device), beside_captures(device):  # else it may open a context on this thread's own device
         error = int(_cuda_runtime().cudaHostRegister(address, size_bytes, 0))
         if error == 0:
@@ -78,11 +76,7 @@ def _register(address: int, size_bytes: int, device: torch.device) -> str | None
 
 
 class SlotWatch(Remains[torch.UntypedStorage]):
-    """Reports the death of the storage over a slot.
-
-    Attributes:
-        slot: the slot.
-    """
+    """Reports the death of the storage over a slot."""
 
     __slots__ = ("slot",)
 
@@ -133,8 +127,8 @@ class Slot:
     def as_tensor(self, on_return: Callable[[SlotWatch], None]) -> torch.Tensor:
         """A uint8 tensor, shape [nbytes], over the slot.
 
-        `on_return` is called with the slot's watch when the tensor's storage dies, that is, with the last tensor over
-        it, even one held by autograd's C++: see NOTE [No finalizers] in `remains.py`.
+        `on_return` is called with the slot's watch when the last tensor over it dies, even one held by autograd's C++:
+        see NOTE [No finalizers] in `remains.py`.
         """
         tensor = self.as_plain_tensor()  # its storage begins at the offset and keeps the region alive
         storage = tensor.untyped_storage()
@@ -148,9 +142,9 @@ class Slab:
 
     Args:
         size_bytes: size of the region. It is reserved when the first slot is asked for; pages are touched with slots.
-        spare_bytes: more addresses behind it, for the room that phases and gaps between slots cost. Without them, seven
-            slots of 16 MiB would not fit into 112 MiB, and one of seven restores would go into fresh pages that are not
-            aligned for huge pages. They take no memory. A pinned slab, in which every address does, has none.
+        spare_bytes: more addresses behind it, for the room that phases and gaps between slots cost. They take no
+        memory.
+            Without them, seven slots of 16 MiB would not fit into 112 MiB. A pinned slab has none.
 
     Attributes:
         cached_bytes: bytes of pages that are kept without a slot in them.
@@ -219,7 +213,6 @@ class Slab:
 
     @property
     def gives_pages_back(self) -> bool:
-        """Whether `trim` can do anything: pinned pages stay."""
         return self._can_give_back and self._pinned_for is None
 
     def trim(self, allowance_bytes: int) -> None:
@@ -252,21 +245,17 @@ class Slab:
 
     @property
     def is_being_pinned(self) -> bool:
-        """Whether pinning is under way, so that the slab is pageable only for now."""
         return self._pinning is not None and not self._pinning.is_over
 
     def is_pinned(self, slot: Slot) -> bool:
-        """Whether the slot lies in registered memory."""
         is_inside = slot.start is not None and slot.start < self.size_bytes
         return is_inside and self.description == "pinned"
 
     def pin(self, device: torch.device) -> None:
-        """`begin_to_pin`, and wait until it is over. Blocks."""
         self.begin_to_pin(device)
         self.wait_until_pinned()
 
     def wait_until_pinned(self) -> None:
-        """Return when pinning, if it was begun, has succeeded or failed. Blocks."""
         if self._pinning is not None:
             self._pinning.wait()
 
@@ -294,7 +283,6 @@ class Slab:
         self._pinning = Pinning(address, size_bytes, device, partial(_register, address, size_bytes, device))
 
     def _note_pinned(self) -> None:
-        """Note the result of pinning, if it is over."""
         pinning = self._pinning
         if pinning is None or not pinning.is_over:
             return
@@ -378,7 +366,6 @@ class Slab:
             self._cold.free(at + _CHUNK_BYTES, start + num_bytes - at - _CHUNK_BYTES)
 
     def _cool_down(self, start: int) -> None:
-        """Note that a cached chunk has no pages any more."""
         self._warm.take(start, _CHUNK_BYTES)
         self._cold.free(start, _CHUNK_BYTES)
         self.cached_bytes -= _CHUNK_BYTES

@@ -28,11 +28,8 @@ _LEAST_SPARE_BYTES = 2**27
 class Slots:
     """Gives out slots, and takes each back when nobody uses its memory any more. Guarded by the store's lock.
 
-    Args:
-        windows: its window `lent` is charged here; the unused bytes of `host` and `staging` may be kept as free pages.
-        size_bytes, spare_bytes: as `Slab`'s. `spare_bytes` None: `size_bytes`, within limits; gaps never cost more.
-        uncharged_bytes: returns how many bytes are in memory, but not charged to `host` yet.
-        counters: the store's; None: new ones.
+    Its window `lent` is charged here; the unused bytes of `host` and `staging` may be kept as free pages.
+    `uncharged_bytes`: how many bytes are in memory, but not charged to `host` yet.
     """
 
     def __init__(
@@ -55,7 +52,6 @@ class Slots:
 
     @property
     def has_returned(self) -> bool:
-        """Whether `take_back` would find something."""
         return bool(self._returned)
 
     def allocate(self, nbytes: int, phase: int = 0) -> Slot:
@@ -72,7 +68,6 @@ class Slots:
         return not self.slab.is_being_pinned
 
     def hand_out(self, slot: Slot) -> torch.Tensor:
-        """A uint8 tensor over the slot, shape [slot.nbytes], for others too: in use until its storage dies."""
         self._handed_out.add(slot)
         return slot.as_tensor(self._returned.append)
 

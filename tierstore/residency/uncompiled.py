@@ -1,9 +1,9 @@
 """Decorators for functions that TorchDynamo must not trace.
 
-Dynamo intercepts every Python frame that runs inside a compiled call, and traces it; under compiled autograd it traces
-hooks too. It runs traced code with tensors that have no bytes and no version counters, and runs parts of it later or
-not at all. Code of a store cannot be traced, so its entrances are marked. The only exception is the hook that gives a
-saved tensor back, through an operator (`tierstore/hooks/traced.py`).
+Dynamo intercepts every Python frame inside a compiled call; under compiled autograd it traces hooks too. It runs traced
+code with tensors that have no bytes and no version counters, and runs parts of it later or not at all. Code of a store
+cannot be traced, so its entrances are marked. The only exception is the hook that gives a saved tensor back, through an
+operator (`tierstore/hooks/traced.py`).
 
 `torch.compiler.disable` marks functions too, by a wrapper that takes 0.4 µs a call, and it imports Dynamo, which
 takes a second. Here the code object itself is marked (torch 2.11 and 2.13, `FrameExecStrategy` of

@@ -20,12 +20,7 @@ def may_be_told(away_bytes: int) -> bool:
 
 
 def keeps_too_much(away_bytes: int, free_bytes: int | None) -> bool:
-    """Whether the allocator keeps at least half as much of freed memory as saved tensors take on disk.
-
-    Args:
-        away_bytes: of saved tensors that are on disk.
-        free_bytes: what the allocator keeps of what was freed; None: it does not tell.
-    """
+    """Whether the allocator keeps half as much of freed memory (None: unknown) as saved tensors take on disk."""
     return free_bytes is not None and away_bytes >= _WORTH_A_WORD_BYTES and free_bytes >= away_bytes // 2
 
 
@@ -36,10 +31,10 @@ def why_memory_stays(
 
     Args:
         away_bytes: of saved tensors that are on disk now.
-        mapped_bytes: memory that the store takes to move them.
         free_bytes: what the allocator keeps of what was freed; None: it does not tell.
         mode: `return_memory`, as the user gave it.
         left_alone: why the allocator is left alone; "": it is not.
+        mapped_bytes: memory that the store takes to move them.
     """
     if may_be_told(away_bytes) and mapped_bytes >= away_bytes // 2:
         return (

@@ -35,12 +35,7 @@ _libc.madvise.argtypes = (c_void_p, c_size_t, c_int)
 
 
 class HeapUse(NamedTuple):
-    """What an allocator says of itself.
-
-    Attributes:
-        used_bytes: of blocks that are alive.
-        free_bytes: of blocks that are free, whether their pages are resident or not.
-    """
+    """What an allocator says of itself: bytes of blocks that live, and of free ones, whether resident or not."""
 
     used_bytes: int
     free_bytes: int
@@ -50,14 +45,11 @@ class Allocator(NamedTuple):
     """The allocator of this process.
 
     Attributes:
-        name: for people.
         release: makes it return what it keeps; blocks, without Python's lock. None: it is left alone.
         left_alone: why, for people; "" where `release` is given.
         measure: asks what it holds; None: it does not tell.
-        prefer_huge_pages: asks the kernel to fill its heaps by huge pages, or by small ones (False); None: it is not
-            known where they lie.
-        keep_freed: has it return nothing unless it is told to, or also what is free at the end of a heap (False);
-            None: it cannot be told.
+        prefer_huge_pages: asks the kernel to fill its heaps by huge pages, or by small ones (False).
+        keep_freed: has it return nothing unless it is told to, or also what is free at the end of a heap (False).
     """
 
     name: str

@@ -34,11 +34,7 @@ _ALWAYS_SECONDS = 0.004
 
 
 class ReturnPolicy:
-    """Decides for one process. Not thread-safe: one thread asks.
-
-    Args:
-        mode: what the user wants; "never" is not asked.
-    """
+    """Decides for one process. Not thread-safe: one thread asks; never in the mode "never"."""
 
     def __init__(self, mode: Mode) -> None:
         self._mode = mode
@@ -48,13 +44,7 @@ class ReturnPolicy:
         self._most_left_bytes = 0  # the most room that was seen since then: others in the control group take some too
 
     def is_due(self, now: float, resident_bytes: int, room: Room) -> bool:
-        """Whether to return memory now.
-
-        Args:
-            now: seconds of any steady clock.
-            resident_bytes: of the process.
-            room: of the tightest limit.
-        """
+        """Whether to return memory now. `now`: seconds of any steady clock. `room`: of the tightest limit."""
         low = self._low_bytes
         self._low_bytes = resident_bytes if low is None else min(low, resident_bytes)
         self._most_left_bytes = max(self._most_left_bytes, room.left_bytes)
@@ -68,12 +58,11 @@ class ReturnPolicy:
         )
 
     def returned(self, now: float, seconds: float, resident_bytes: int) -> None:
-        """Take in that memory was returned in `seconds`, and how much is resident now."""
+        """Memory was returned in `seconds`, and that much is resident now."""
         self._low_bytes, self._most_left_bytes, self._has_returned = resident_bytes, 0, True
         self._rests_until = now + _REST * seconds
 
     def seconds_to_next_look(self, room: Room) -> float:
-        """How long nothing can become due."""
         if self._mode == "always":
             return _ALWAYS_SECONDS if room.left_bytes >= reserve_of(room.limit_bytes) else _SHORTEST_SECONDS
         spare_bytes = room.left_bytes - reserve_of(room.limit_bytes)

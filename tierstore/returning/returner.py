@@ -43,11 +43,10 @@ _in_children: list[Callable[[], None]] = []
 
 
 class MemoryUse(NamedTuple):
-    """What the process holds. In bytes.
+    """What the process holds, in bytes.
 
-    Attributes:
-        resident_bytes: anonymous memory that is resident; None: the system did not tell (no descriptor was left).
-        allocator_free_bytes: of that, what the allocator keeps though it was freed; None: it does not tell.
+    `resident_bytes`: anonymous memory; None: the system did not tell (no descriptor was left). `allocator_free_bytes`:
+    of that, what the allocator keeps though it was freed; None: it does not tell.
     """
 
     resident_bytes: int | None
@@ -57,15 +56,8 @@ class MemoryUse(NamedTuple):
 class Returner:
     """Returns freed memory for one store, as `return_memory` says.
 
-    Args:
-        mode: "auto": when memory is short; "always": whenever it has grown; "never".
-        is_busy: whether the store keeps anything; asked on the thread, takes no lock.
-        allocator: of this process; None: it is found out.
-
-    Attributes:
-        num_returns, returned_bytes, return_seconds: how often, how much resident memory, and how long it took.
-
     `start` and `stop` belong to the owner; `stop` waits for a return that is on its way. Everything else never blocks.
+    `is_busy`: whether the store keeps anything; asked on the thread, takes no lock.
     """
 
     def __init__(self, mode: Mode, is_busy: Callable[[], bool], allocator: Allocator | None = None) -> None:
@@ -114,7 +106,6 @@ class Returner:
 
     @property
     def description(self) -> str:
-        """How memory is returned, or why it is not."""
         if self._mode == "never":
             return "never"
         if self._allocator.release is None:
@@ -125,7 +116,6 @@ class Returner:
 
     @property
     def is_on(self) -> bool:
-        """Whether memory is returned at all."""
         return self._mode != "never" and self._allocator.release is not None
 
     def start(self) -> None:
@@ -134,7 +124,6 @@ class Returner:
             self._thread = start_thread(self._run, "tierstore-memory", nice=0)  # lack of memory does not wait
 
     def request_stop(self) -> None:
-        """Tell the thread to end. Returns at once; any thread."""
         self._stopped.set()
 
     def stop(self, deadline_seconds: float) -> None:
@@ -146,11 +135,7 @@ class Returner:
             self._thread = None  # dropped here: its end runs Python code, which must not run where a store dies
 
     def use(self, mapped_bytes: int) -> MemoryUse:
-        """What the process holds now.
-
-        Args:
-            mapped_bytes: resident memory of the store's own, which the allocator knows nothing of.
-        """
+        """`mapped_bytes`: resident memory of the store's own, which the allocator knows nothing of."""
         try:
             resident = anonymous_bytes()
         except OSError:
@@ -161,12 +146,7 @@ class Returner:
         return MemoryUse(resident, max(0, min(heap.free_bytes, resident - heap.used_bytes - mapped_bytes)))
 
     def why_memory_stays(self, away_bytes: int, mapped_bytes: int) -> str | None:
-        """See `advice`; once in the life of a store. Also says that the thread has failed, if so.
-
-        Args:
-            away_bytes: of saved tensors that are on disk now.
-            mapped_bytes: as `use`'s.
-        """
+        """See `advice`; once in the life of a store. Also says that the thread has failed, if so."""
         if self._has_told:
             return None
         if self._failure is not None:

@@ -18,12 +18,7 @@ _ANONYMOUS = re.compile(rb"^RssAnon:\s+(\d+) kB", re.MULTILINE)
 
 
 class Room(NamedTuple):
-    """The memory of the machine or of a control group, whichever has less left.
-
-    Attributes:
-        limit_bytes: in all.
-        left_bytes: what can still be taken before the kernel swaps or kills.
-    """
+    """The memory of the machine or a control group: in all, and what can be taken before the kernel swaps or kills."""
 
     limit_bytes: int
     left_bytes: int

@@ -13,23 +13,19 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Generic
 
-from .lookahead import Keyed
 from .reach import Reach
+from .record import R
 
 __all__ = ["ByHand"]
-
-R = TypeVar("R", bound=Keyed)
 
 
 class ByHand(Generic[R]):
     """Records that were named and not asked for since. Keeps no bytes alive: a record does not hold its bytes.
 
-    `peek`, `advance` and `reach` are like `Lookahead`'s. Every operation takes constant time, except `last_fetched`.
-
-    Attributes:
-        reach: always far: the records may take all the room that there is.
+    `peek`, `advance` and `reach` (always far) are like `Lookahead`'s. Every operation takes constant time, except
+    `last_fetched`.
     """
 
     def __init__(self) -> None:
@@ -38,17 +34,14 @@ class ByHand(Generic[R]):
         self._fetched: dict[int, R] = {}  # dealt with, in this order
 
     def name(self, record: R) -> None:
-        """The record will be asked for, after all that were named before."""
         if record.key not in self._waiting:
             self._fetched.pop(record.key, None)
             self._waiting[record.key] = record
 
     def peek(self) -> R | None:
-        """The next record to fetch; None: nothing is left."""
         return next(iter(self._waiting.values()), None)
 
     def advance(self, fetched_bytes: int) -> None:
-        """The record that `peek` returned was dealt with."""
         key, record = self._waiting.popitem(last=False)
         self._fetched[key] = record
 
@@ -59,23 +52,18 @@ class ByHand(Generic[R]):
             self._waiting.move_to_end(record.key, last=False)
 
     def forget_fetched(self, record: R) -> None:
-        """Do not fetch the record again, if it was fetched: it has left memory."""
         self._fetched.pop(record.key, None)
 
     def forget(self, record: R) -> bool:
-        """Forget the record, which was asked for or is gone. True: it had been named."""
         was_waiting = self._waiting.pop(record.key, None) is not None
         return self._fetched.pop(record.key, None) is not None or was_waiting
 
     def last_fetched(self, is_meant: Callable[[R], bool]) -> R | None:
-        """The fetched record named last for which `is_meant` holds; None: there is none."""
         return next(filter(is_meant, reversed(self._fetched.values())), None)
 
     def has_fetched(self, record: R) -> bool:
-        """Whether the record was dealt with, and not asked for since."""
         return record.key in self._fetched
 
     def clear(self) -> None:
-        """Forget all."""
         self._waiting.clear()
         self._fetched.clear()

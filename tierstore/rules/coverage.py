@@ -28,10 +28,8 @@ _MAX_UNREAD = 4
 class Measured(NamedTuple):
     """One step of a graph, in seconds of its stream and bytes over the link.
 
-    Attributes:
-        forward_seconds, backward_seconds: from the first pack to the first unpack, and from there to the last unpack.
-        forward_wait_seconds, backward_wait_seconds: the part of these times in which compute waited for copies.
-        out_bytes, in_bytes: bytes copied out in forward, and back in backward.
+    Forward ends, and backward begins, with the first unpack. The waits are the parts of these times in which compute
+    waited for copies.
     """
 
     forward_seconds: float
@@ -42,7 +40,6 @@ class Measured(NamedTuple):
     in_bytes: int
 
     def uncovered_bytes(self) -> int:
-        """The bytes that should not have crossed the link: without them compute would not have waited."""
         out = _excess(self.out_bytes, self.forward_wait_seconds, self.forward_seconds)
         back = _excess(self.in_bytes, self.backward_wait_seconds, self.backward_seconds)
         return max(out, back)
@@ -53,21 +50,17 @@ def _excess(nbytes: int, wait_seconds: float, seconds: float) -> int:
 
 
 class StepTimes(Protocol):
-    """The times of one step, as they are taken: `residency.graph_times.GraphTimes`."""
+    """The times of one step, as they are taken: `residency.graph_times.GraphTimes`, which says what each call does."""
 
     staying_bytes: int
 
-    def end(self) -> None:
-        """The graph is gone: take no more marks."""
+    def end(self) -> None: ...
 
-    def is_over(self) -> bool:
-        """Whether the device has passed all marks, or the times are ignored. Does not block."""
+    def is_over(self) -> bool: ...
 
-    def measured(self) -> Measured | None:
-        """The figures of the step, once `is_over`; None: they are incomplete or spoilt."""
+    def measured(self) -> Measured | None: ...
 
-    def spare_bytes(self) -> int | None:
-        """Bytes of device memory that were never in use so far; None: unknown."""
+    def spare_bytes(self) -> int | None: ...
 
 
 class Coverage:
@@ -78,7 +71,6 @@ class Coverage:
         self._unread: deque[tuple[int, StepTimes]] = deque()
 
     def note(self, signature: int, times: StepTimes) -> None:
-        """A step of the graph is over; its times are read later."""
         times.end()
         self._unread.append((signature, times))
         while len(self._unread) > _MAX_UNREAD:  # the host is far ahead of the device: a later step will tell

@@ -1,7 +1,6 @@
 """Copies between an accelerator and host memory: which begin, which the stream has to wait for, when memory is free.
 
-NOTE [Stream order] in `tierstore/residency/device.py` says why. The copies themselves are `DeviceMemory`'s: real ones
-there, and simulated ones in `tierstore/simulator/device.py`.
+NOTE [Stream order] in `tierstore/residency/device.py` says why.
 """
 
 from __future__ import annotations
@@ -23,20 +22,13 @@ _MOST_COMPARED = 64
 
 
 class CopyEnd(Protocol):
-    """The end of a copy, on the stream of its direction."""
+    """The end of a copy, on the stream of its direction: `query` tells, without blocking, whether it is over."""
 
-    def query(self) -> bool:
-        """Whether the copy is over. Does not block."""
+    def query(self) -> bool: ...
 
 
 class CopyOut(NamedTuple):
-    """A copy from the device, queued.
-
-    Attributes:
-        memory: keeps the device memory that is copied.
-        nbytes: its size.
-        end: the end of the copy.
-    """
+    """A copy from the device, queued: the device memory that it keeps, its size, and the end of the copy."""
 
     memory: object
     nbytes: int
@@ -44,7 +36,7 @@ class CopyOut(NamedTuple):
 
 
 class CopyBack(NamedTuple):
-    """A copy to the device, queued. Attributes as `CopyOut`'s; `memory` is what is copied to."""
+    """A copy to the device, queued: the memory that is copied to, and the end of the copy."""
 
     memory: object
     end: Any
@@ -56,8 +48,7 @@ R_contra = TypeVar("R_contra", bound=RuledRecord, contravariant=True)
 class DeviceMemory(Protocol[R_contra]):
     """Device memory and the streams, as the rules see them. No call blocks the host."""
 
-    def copy_out(self, record: R_contra) -> CopyOut:
-        """Queue the copy from the device to the record's slot."""
+    def copy_out(self, record: R_contra) -> CopyOut: ...
 
     def copy_back(self, record: R_contra, *, must: bool) -> CopyBack | None:
         """Queue the copy from the record's slot to the device, and give the record that memory.
@@ -65,11 +56,9 @@ class DeviceMemory(Protocol[R_contra]):
         None: the device has no room, and nothing was changed. With `must` its error is raised instead.
         """
 
-    def wait_where_packed(self, record: R_contra, end: Any) -> None:
-        """Have the stream that packed the record wait for the end of a copy."""
+    def wait_where_packed(self, record: R_contra, end: Any) -> None: ...
 
-    def share(self, record: R_contra, copy: CopyOut) -> None:
-        """Tell the allocator of every stream that may use the memory of the copy."""
+    def share(self, record: R_contra, copy: CopyOut) -> None: ...
 
     def forget(self, record: R_contra) -> None:
         """Drop the record's bytes on the device. Tensors in use keep theirs."""
@@ -89,11 +78,7 @@ class _Flight(NamedTuple, Generic[R]):
 class _Reload(Generic[R]):
     """A copy back, under way or over.
 
-    Attributes:
-        record, nbytes: the record that is copied, and its size.
-        memory: the target; None once a stream waits for the copy, since the record's own tensor then keeps it.
-        end: the end of the copy.
-        streams: the streams that wait for the copy.
+    `memory`: the target; None once one of `streams` waits for the copy, since the record's own tensor then keeps it.
     """
 
     __slots__ = ("end", "memory", "nbytes", "record", "streams")
@@ -109,12 +94,8 @@ class _Reload(Generic[R]):
 class DeviceRules(Generic[R]):
     """The records with bytes on accelerators. Guarded by the store's lock; no call blocks the host.
 
-    Args:
-        memory: see `DeviceMemory`.
-        window: how much may stay, be on its way out, and be copied back ahead.
-
     Attributes:
-        window: as above.
+        window: how much may stay, be on its way out, and be copied back ahead.
         peak_bytes: the most device memory that only the store held at once, since `begin_peak`.
     """
 
@@ -131,16 +112,13 @@ class DeviceRules(Generic[R]):
 
     @property
     def held_bytes(self) -> int:
-        """Device memory of records that are ours alone and of copies out under way."""
         return self.window.resident.used_bytes + self.window.in_flight.used_bytes
 
     @property
     def used_bytes(self) -> int:
-        """Device memory that only the store holds: the same, and what was copied back."""
         return self.held_bytes + self.window.reloaded.used_bytes
 
     def begin_peak(self) -> None:
-        """Count the peak from here."""
         self.peak_bytes = self.used_bytes
 
     def _note_peak(self) -> None:
@@ -149,7 +127,6 @@ class DeviceRules(Generic[R]):
 
     @property
     def is_busy(self) -> bool:
-        """Whether `poll` may find a copy that is over."""
         return bool(self._flights or self._busy)
 
     def hold(self, record: R) -> None:
@@ -160,7 +137,6 @@ class DeviceRules(Generic[R]):
         self._note_peak()
 
     def offload(self, record: R) -> None:
-        """Begin to copy the record to its slot."""
         self.window.leave(record)
         copy = self._memory.copy_out(record)
         record.move(State.OFFLOADING)
@@ -204,9 +180,9 @@ class DeviceRules(Generic[R]):
         """Begin to copy the record's slot back to the device. Call `hand_over` before the bytes are used.
 
         False: the device has no room. With `must`, its error is raised instead.
-        `next_rank`: when backward asks for a record next. Beyond the window, what it needs last is forgotten, the
-        oldest of several, but not what was handed over last; of many records only the oldest are compared. None: not
-        known, and the oldest is forgotten.
+        `next_rank`: when backward asks for a record next. Beyond the window, what it needs last is forgotten, but not
+        what was handed over last; of many records only the oldest are compared. None: not known, and the oldest is
+        forgotten.
         """
         copy = self._memory.copy_back(record, must=must)
         if copy is None:
@@ -278,7 +254,6 @@ class DeviceRules(Generic[R]):
         self._memory.forget(record)
 
     def unload(self, record: R) -> None:
-        """Count the record's copy on the device no longer."""
         reload = self._reloaded.pop(record.key, None)
         if reload is not None:
             self.window.reloaded.discharge(reload.nbytes)
@@ -287,7 +262,6 @@ class DeviceRules(Generic[R]):
                 self.when_copied(reload.end, partial(_drop, reload.memory))
 
     def release(self, record: R) -> None:
-        """The record is gone: forget it."""
         self.window.leave(record)
         self.unload(record)
 
@@ -303,7 +277,6 @@ class DeviceRules(Generic[R]):
         self._may_ask = False
 
     def under_way(self) -> Sequence[Any]:
-        """The ends of all copies that may still run."""
         return [flight.copy.end for flight in self._flights] + [end for end, _ in self._busy]
 
     def finish(self) -> None:

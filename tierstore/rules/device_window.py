@@ -14,12 +14,13 @@ the link was idle while forward made the tensors that stay, and while backward u
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Generic, Protocol, TypeVar
+from typing import Generic
 
 from .plan import Place
+from .record import R
 from .windows import Window
 
-__all__ = ["FLIGHT_BYTES", "RELOAD_BYTES", "DeviceWindow", "OnDevice"]
+__all__ = ["FLIGHT_BYTES", "RELOAD_BYTES", "DeviceWindow"]
 
 FLIGHT_BYTES = 256 * 2**20
 """Device memory that tensors being copied out may hold, besides what `device_bytes` leaves unused. Beyond that the
@@ -29,28 +30,11 @@ RELOAD_BYTES = 256 * 2**20
 `device_bytes` leaves unused. One larger tensor may be copied even so, while another is in use."""
 
 
-class OnDevice(Protocol):
-    """A record on an accelerator: a `Record`, or a simulated one. Attributes as `Record`'s."""
-
-    key: int
-    nbytes: int
-    place: Place | None
-
-
-R = TypeVar("R", bound=OnDevice)
-
-
 class DeviceWindow(Generic[R]):
     """The records that are ours alone and stay on a device, and the number of bytes that are being copied.
 
-    Args:
-        limit_bytes: how many bytes may stay.
-        flight_bytes, reload_bytes: see `FLIGHT_BYTES`, `RELOAD_BYTES`.
-
-    Attributes:
-        resident: counts the bytes that stay; its limit is the last scope's `device_bytes`.
-        in_flight, reloaded: count the bytes that are being copied out, and that were copied back. Their limits leave
-            out the room that they are lent.
+    `resident` counts the bytes that stay; its limit is the last scope's `device_bytes`. `in_flight` and `reloaded`
+    count those that are being copied out, and were copied back; their limits leave out the room that they are lent.
     """
 
     def __init__(
@@ -83,23 +67,19 @@ class DeviceWindow(Generic[R]):
         return None
 
     def leave(self, record: R) -> None:
-        """The record does not stay any more, if it did."""
         _, nbytes = self._resident.pop(record.key, (record, 0))
         self._leaving.pop(record.key, None)
         self.resident.discharge(nbytes)
 
     def flies_too_much(self) -> bool:
-        """Whether too many bytes are being copied out."""
         lent = _lent(self.in_flight)
         return lent > 0 and self._room() < lent + _lent(self.reloaded)
 
     def reloads_too_much(self) -> bool:
-        """Whether too many bytes were copied back."""
         lent = _lent(self.reloaded)
         return lent > 0 and self._room() < lent + _lent(self.in_flight)
 
     def fits_reload(self, nbytes: int) -> bool:
-        """Whether `nbytes` more may be copied back."""
         lent = _lent(self.reloaded, nbytes)
         return not lent or self._room() >= lent + _lent(self.in_flight)
 

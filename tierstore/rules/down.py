@@ -32,26 +32,16 @@ __all__ = ["Down"]
 class Down(Generic[R]):
     """The state that all rules share, and the way down.
 
-    Args:
-        ledger: the records and the windows.
-        memory: the bytes in host memory.
-        device: the bytes on accelerators.
-        engine: executes the jobs that are decided on here.
-
     Attributes:
-        windows, pending, noted, counters: those of the ledger.
-        device: as above.
         observer: is told of every event; does nothing unless a trace is recorded.
         blocked: records that are ours, and for which there is no room; packs wait until it is empty.
         ahead: lookahead of the backward that asked last; None: none has.
         by_hand: records that were named to `TierStore.prefetch`.
-        disk_bytes, disk_bytes_peak: bytes taken on disk, now and at most so far.
         num_spills, num_restores, num_discards: jobs of the engine, queued or running, also of records that are gone.
         disk_is_full: a write found no room, and nothing was freed on disk since.
         disk_error: the disk tier's latest error for lack of room; None: it never was full.
         spill_error: the error of a failed write, which the next pack raises; None: it was raised, or no write failed.
         uses_staging: whether the pack that `is_short_of` was last asked about takes room of staging.
-        is_closed: nothing can be stored any more.
     """
 
     def __init__(self, ledger: Ledger[R], memory: Memory[R], device: DeviceRules[R], engine: Submissions[R]) -> None:
@@ -84,7 +74,6 @@ class Down(Generic[R]):
 
     @property
     def num_jobs(self) -> int:
-        """Jobs that the engine was given and has not reported back."""
         return self.num_spills + self.num_restores + self.num_discards
 
     # --- before anything leaves ---------------------------------------------------------------------------------
@@ -106,14 +95,11 @@ class Down(Generic[R]):
         return not self.uses_staging
 
     def charge_noted(self, nbytes: int) -> None:
-        """Charge `nbytes` that were just noted to staging."""
         self.windows.charge_noted(nbytes)
         self._memory.trim()
 
     def relieve(self, how_many: int | None, *, is_planned: bool = False) -> None:
-        """Admit what is ours, if not everything that may be ours fits.
-
-        See NOTE [No sooner than needed] in `pending.py`.
+        """Admit what is ours, if not everything that may be ours fits: NOTE [No sooner than needed] in `pending.py`.
 
         Examines `how_many` (None: all) of the records that others held at the last look again. `is_planned`: the plan
         may send something away even if there is room.
@@ -171,7 +157,6 @@ class Down(Generic[R]):
             self._offload_surplus()
 
     def _offload_surplus(self) -> None:
-        """Begin to copy out the records beyond the device's limit."""
         while (record := self.device.window.surplus()) is not None and record not in self.blocked:
             if not self._try_admit(record):
                 self.blocked.append(record)
@@ -272,7 +257,6 @@ class Down(Generic[R]):
         return sum(record.nbytes for record in self._parked.values())
 
     def retry_unwritten(self) -> None:
-        """Queue the writes of those records again."""
         for record in list(self._parked.values()):
             self._queue_spill(record)
 

@@ -9,41 +9,29 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
-from typing import Generic, Protocol, TypeVar
+from typing import Generic
 
 from .plan import Place
+from .record import R, RuledRecord
 
-__all__ = ["Evictable", "EvictionOrder"]
-
-
-class Evictable(Protocol):
-    """A record that may leave: a `Record`, or a simulated one. Attributes as `Record`'s."""
-
-    key: int
-    worth: int
-    place: Place | None
-
-
-R = TypeVar("R", bound=Evictable)
+__all__ = ["EvictionOrder"]
 
 
 _KEY_BITS = 64
 _KEY_MASK = (1 << _KEY_BITS) - 1
 
 
-def _rank_of(record: Evictable) -> int:
-    """Sorts by worth, then by key, as one number.
-
-    A pair would be one more object per record for the garbage collector to track. Where tensors come and go at the same
-    pace, those pairs alone would make it scan everything again and again.
-    """
+def _rank_of(record: RuledRecord) -> int:
+    """Worth, then key, as one number: a pair would be one more object per record for the garbage collector to scan."""
     return record.worth << _KEY_BITS | record.key
 
 
 class EvictionOrder(Generic[R]):
     """The records that may leave, in the order in which they should. Operations take O(log n) at most, amortised.
 
-    Records become ours in another order than they were saved in. Their worth decides: when they are needed.
+    They may leave by being written (*dirty*) or, once on disk, by being dropped (*clean*, and *used* once they were
+    asked for). Each `next_` gives the first of its kind, or None. Records become ours in another order than they were
+    saved in; their worth tells when they are needed.
     """
 
     def __init__(self) -> None:
@@ -55,7 +43,6 @@ class EvictionOrder(Generic[R]):
         self._used: OrderedDict[int, R] = OrderedDict()  # on disk too, and asked for already
 
     def add_dirty(self, record: R) -> None:
-        """The record is in memory only."""
         self._dirty[record.key] = record
         heappush(self._ranks, _rank_of(record))
         if record.place is Place.DISK:
@@ -84,32 +71,25 @@ class EvictionOrder(Generic[R]):
             self.add_clean(record)
 
     def is_clean(self, record: R) -> bool:
-        """Whether the record is on disk already, and still to be asked for."""
         return record.key in self._clean
 
     def remove(self, record: R) -> None:
-        """The record may not leave any more, or has left."""
         for queue in (self._dirty, self._leaving, self._asked, self._clean, self._used):
             queue.pop(record.key, None)
 
     def next_used(self) -> R | None:
-        """The next record to drop that is on disk already and was asked for; None: there is none."""
         return next(iter(self._used.values()), None)
 
     def first_used(self, is_free: Callable[[R], bool]) -> R | None:
-        """The next record to drop of those for which `is_free` holds, on disk and asked for; None: there is none."""
         return next(filter(is_free, self._used.values()), None)
 
     def next_clean(self) -> R | None:
-        """The next record to drop that is on disk already; None: there is none."""
         return self.next_used() or next(iter(self._clean.values()), None)
 
     def next_dirty(self) -> R | None:
-        """The next record to write; None: there is none."""
         return self.next_unasked() or next(iter(self._asked.values()), None)
 
     def next_unasked(self) -> R | None:
-        """The next record to write that was not asked for on its way out; None: there is none."""
         while self._ranks:
             if (record := self._dirty.get(self._ranks[0] & _KEY_MASK)) is not None:
                 return record
@@ -117,7 +97,6 @@ class EvictionOrder(Generic[R]):
         return None
 
     def next_leaving(self) -> R | None:
-        """The next record that the plan sends to disk before it has to leave; None: there is none."""
         while self._leaving:
             key, record = next(iter(self._leaving.items()))
             if record.place is Place.DISK:

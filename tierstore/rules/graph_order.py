@@ -33,11 +33,8 @@ class Budgets(NamedTuple):
 class Packs(NamedTuple, Generic[R]):
     """The packs of a graph, in order: lists of the same length.
 
-    Attributes:
-        nodes: the autograd node that saved each tensor.
-        sizes: bytes of each tensor's storage.
-        records: the record of each; None while it is only noted.
-        storages: a number for each storage: packs of one storage have the same, unless they are dead.
+    `sizes`: bytes of each tensor's storage. `records`: None while a tensor is only noted. `storages`: a number for each
+    storage: packs of one storage have the same, unless they are dead.
     """
 
     nodes: Sequence[int]
@@ -87,7 +84,6 @@ class GraphOrder(Generic[R]):
 
     @property
     def is_followed(self) -> bool:
-        """See above."""
         return self._trace is not None
 
     def follow(self, index: int, node: int, nbytes: int) -> bool:
@@ -109,7 +105,6 @@ class GraphOrder(Generic[R]):
         return self.predicted if self.predicted is not None and self.predicted.is_needed else None
 
     def come_in(self, index: int, record: R) -> None:
-        """Pack `index`, which was only noted until now, has that record."""
         self.lookahead.come_in(index, record)
         self.reload_ahead.come_in(index, record)
 
@@ -153,7 +148,6 @@ def _trace_so_far(packs: Packs[R], signatures: Sequence[int], known: Trace | Non
 
 
 def _signatures(nodes: Sequence[int], sizes: Sequence[int]) -> Iterator[int]:
-    """For each pack, the signature of all packs up to it."""
     signature = 0
     for node, nbytes in zip(nodes, sizes, strict=True):
         signature = add_pack(signature, node - nodes[0], nbytes)

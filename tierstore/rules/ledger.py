@@ -14,23 +14,16 @@ __all__ = ["Ledger", "Noted"]
 
 
 class Noted(Protocol):
-    """The tensors that are only noted: see `tierstore/residency/noted.py`."""
+    """The tensors that are only noted: see `tierstore/residency/noted.py`. `num_bytes`: an upper bound."""
 
     @property
-    def num_bytes(self) -> int:
-        """Their bytes; an upper bound."""
+    def num_bytes(self) -> int: ...
 
 
 class Ledger(Generic[R]):
     """Made first, since the memory and the rules both need it. Guarded by the store's lock.
 
-    Args:
-        windows: the windows of host memory.
-        noted: see above.
-        is_sole_owner: whether only the store holds the memory of a pending record.
-
     Attributes:
-        windows, noted: as above.
         pending: records whose bytes are where autograd left them.
         records: all records whose handle lives, by key.
         counters: totals since the store was opened.
@@ -48,7 +41,6 @@ class Ledger(Generic[R]):
         return self.pending.num_bytes + self.noted.num_bytes - self.windows.noted_bytes
 
     def register(self, record: R) -> None:
-        """Take in a new record, and count it."""
         self.records[record.key] = record
         self.counters.packed_tensors += 1
         self.counters.packed_bytes += record.nbytes

@@ -12,22 +12,15 @@ import math
 from bisect import insort
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Generic
 
 from .coverage import Coverage
 from .plan import Plan, Trace, make_plan
 from .reach import Reach, Reaches
+from .record import R
 
-__all__ = ["Keyed", "LearnedOrders", "Lookahead", "reverse_topological"]
+__all__ = ["LearnedOrders", "Lookahead", "reverse_topological"]
 
-
-class Keyed(Protocol):
-    """A record that is asked for: a `Record`, or a simulated one."""
-
-    key: int
-
-
-R = TypeVar("R", bound=Keyed)
 
 Signature = int
 """A hash of a sequence of packs: their sizes and nodes, in order."""
@@ -46,10 +39,6 @@ class LearnedOrders:
     """The traces seen, by the signature of all their packs; the least recently used are forgotten.
 
     Any thread may call it: it uses single operations on dictionaries only.
-
-    Attributes:
-        coverage: how much of each graph has to stay on the accelerator, if the store has to find that out.
-        reaches: for which graphs prefetching into staging alone is enough.
     """
 
     def __init__(self) -> None:
@@ -76,7 +65,6 @@ class LearnedOrders:
             self._plans = {}
 
     def recall(self, signature: Signature) -> Trace | None:
-        """The trace of the packs with that signature; None: none is known."""
         self._touch(signature)
         return self._traces.get(signature)
 
@@ -109,11 +97,8 @@ class LearnedOrders:
 class Lookahead(Generic[R]):
     """A position in the order of one graph, and what lies ahead of it within a number of bytes.
 
-    Args:
-        limit_bytes: how many bytes may be fetched ahead and not asked for yet; 0: look ahead not at all.
-
-    Attributes:
-        reach: into which windows bytes may be fetched ahead.
+    `limit_bytes`: how many may be fetched ahead and not asked for yet; 0: look ahead not at all. `reach`: into which
+    windows.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -196,7 +181,6 @@ class Lookahead(Generic[R]):
         self._next += 1
 
     def give_up(self) -> None:
-        """Look no further ahead, because there is no room for anything that is not asked for."""
         self._limit_bytes = 0
 
     def _ranks_of(self, record: R) -> Sequence[int]:

@@ -1,7 +1,6 @@
 """The seam of the rules: what they ask of the memory that holds the bytes, and of the engine that moves them.
 
-The store answers with tensors, slots and a real engine (`residency/memory.py`, `store/engine.py`); the simulator with
-numbers in virtual time (`simulator/memory.py`, `simulator/engine.py`). No call waits.
+The store answers with tensors, slots and a real engine; the simulator with numbers in virtual time. No call waits.
 """
 
 from __future__ import annotations
@@ -19,45 +18,34 @@ class Memory(Protocol[R_contra]):
     """The bytes of the records in host memory, and the tensors that refer to them."""
 
     @property
-    def cached_bytes(self) -> int:
-        """Bytes of free memory that is kept for the next records."""
+    def cached_bytes(self) -> int: ...
 
     def is_ours(self, record: R_contra) -> bool:
-        """Whether the record's memory may be taken away: nobody else holds it, or it is to be stored in any case."""
+        """Whether nobody else holds the record's memory, or it is to be stored in any case."""
 
     def book_settled(self) -> None:
         """Make records of the noted tensors whose bytes may be read."""
 
     def trim(self, *, is_for_read: bool = False) -> None:
-        """Give back free memory that the windows leave no room for. Called when they leave less free than before.
-
-        `is_for_read`: because of a read. Then memory for another one may be kept.
-        """
+        """Give back free memory beyond what the windows leave; after a read, memory for another one may be kept."""
 
     def prepare_offload(self, record: R_contra) -> None:
         """Decide which bytes are copied from the device, set `record.nbytes` to that, and give the record a slot."""
 
     def prepare_read(self, record: R_contra) -> None:
-        """Give the record a slot for the bytes that are read.
-
-        Raises:
-            OSError: the system has no memory.
-        """
+        """Give the record a slot for the bytes that are read. Raises OSError: the system has no memory."""
 
     def begin_write(self, record: R_contra) -> int | None:
         """Hold the record's memory for a write; returns the bytes to write. None: its handle is just dying."""
 
-    def begin_read(self, record: R_contra) -> None:
-        """Hold the record's slot for a read."""
+    def begin_read(self, record: R_contra) -> None: ...
 
-    def end_job(self, record: R_contra) -> None:
-        """Hold the memory no longer."""
+    def end_job(self, record: R_contra) -> None: ...
 
     def has_moved(self, record: R_contra) -> bool:
         """Whether the memory that a write reads was moved or resized by others while it ran."""
 
-    def disown(self, record: R_contra) -> None:
-        """The record's memory belongs to others for good."""
+    def disown(self, record: R_contra) -> None: ...
 
     def put_back(self, record: R_contra) -> bool:
         """Let the record's tensors use the bytes in its slot. False: its handle is just dying."""
@@ -71,14 +59,12 @@ class Memory(Protocol[R_contra]):
     def forget(self, record: R_contra) -> None:
         """The handle is gone: the record has no claim to any memory."""
 
-    def take_back(self) -> None:
-        """Free the slots whose last user has gone."""
+    def take_back(self) -> None: ...
 
-    def has_changed(self) -> bool:
-        """Whether `catch_up` would find something that has ended."""
+    def has_changed(self) -> bool: ...
 
     def catch_up(self) -> None:
-        """Account for graphs that have died and for slots that are free again."""
+        """Account for graphs that have died and for slots that are free again: what `has_changed` tells of."""
 
     def give_up(self) -> None:
         """The store is closed: let go of all that others may still use, and of all noted tensors."""
@@ -93,5 +79,4 @@ class Submissions(Protocol[R_contra]):
     def submit_restore(self, record: R_contra, *, demanded: bool) -> None:
         """Have the record read. A second call with `demanded` lets it overtake reads that nobody waits for yet."""
 
-    def submit_discard(self, key: int) -> None:
-        """Have the record's bytes on disk freed."""
+    def submit_discard(self, key: int) -> None: ...

@@ -1,4 +1,4 @@
-"""How a store reports moves of records. `Observer` itself ignores them: it is the observer when nothing is traced."""
+"""How a store reports moves of records. `Observer` itself, the observer when nothing is traced, ignores them."""
 
 from __future__ import annotations
 
@@ -11,40 +11,33 @@ __all__ = ["Observer"]
 
 
 class Observer:
-    """Receives every move of a record, by its key. Called under the store's lock; never blocks, never raises."""
+    """Receives every move of a record, by its key. Called under the store's lock; never blocks, never raises.
 
-    def spill_queued(self, record: int, nbytes: int) -> None:
-        """A record was chosen to leave memory."""
+    A copy (`offloaded`, `reloaded`) is reported when it is queued; an outcome is what was moved, or why that failed.
+    """
 
-    def spill_began(self, record: int, nbytes: int) -> None:
-        """A lane of the engine begins to write a record of `nbytes`."""
+    def spill_queued(self, record: int, nbytes: int) -> None: ...
 
-    def spill_ended(self, record: int, outcome: Stored | Exception) -> None:
-        """A write has ended; `outcome`: what was stored, or why it failed."""
+    def spill_began(self, record: int, nbytes: int) -> None: ...
 
-    def spill_cancelled(self, record: int, nbytes: int) -> None:
-        """A record that was queued to be written stays in memory, or is gone."""
+    def spill_ended(self, record: int, outcome: Stored | Exception) -> None: ...
 
-    def freed(self, record: int, nbytes: int) -> None:
-        """A record is on disk, and its memory is free."""
+    def spill_cancelled(self, record: int, nbytes: int) -> None: ...
 
-    def restore_queued(self, record: int, nbytes: int, *, demanded: bool) -> None:
-        """A read of a record was queued; `demanded`: a thread waits for it already."""
+    def freed(self, record: int, nbytes: int) -> None: ...
 
-    def restore_began(self, record: int) -> None:
-        """A lane of the engine begins to read a record."""
+    def restore_queued(self, record: int, nbytes: int, *, demanded: bool) -> None: ...
+
+    def restore_began(self, record: int) -> None: ...
 
     def restore_ended(self, record: int, outcome: Loaded | Exception, *, is_wanted: bool) -> None:
         """A read has ended; `outcome`: what was read, or why it failed. `is_wanted`: it was not released meanwhile."""
 
-    def restore_cancelled(self, record: int, nbytes: int) -> None:
-        """A record was released before it was read."""
+    def restore_cancelled(self, record: int, nbytes: int) -> None: ...
 
-    def offloaded(self, record: int, nbytes: int) -> None:
-        """A copy of a record from its accelerator was queued."""
+    def offloaded(self, record: int, nbytes: int) -> None: ...
 
-    def reloaded(self, record: int, nbytes: int) -> None:
-        """A copy of a record back to its accelerator was queued."""
+    def reloaded(self, record: int, nbytes: int) -> None: ...
 
     def changed(self) -> None:
         """Something was released, so what the tiers hold may have changed."""

@@ -10,40 +10,21 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from typing import Generic, Protocol, TypeVar
+from typing import Generic
 
 from .plan import Place
+from .record import R
 from .state import State
 
-__all__ = ["NUM_EXAMINED_PER_PACK", "Pending", "Settled"]
+__all__ = ["NUM_EXAMINED_PER_PACK", "Pending"]
 
 NUM_EXAMINED_PER_PACK = 4
 """How many shared records each pack examines again: more than one, so that the list cannot grow without end; few, so
 that a pack stays cheap."""
 
 
-class Settled(Protocol):
-    """A record that may be pending: a `Record`, or a simulated one. Attributes as `Record`'s."""
-
-    key: int
-    state: State
-    nbytes: int
-    place: Place | None
-    shared: bool
-
-    @property
-    def device(self) -> object:
-        """The accelerator; None: host memory."""
-
-
-R = TypeVar("R", bound=Settled)
-
-
 class Pending(Generic[R]):
     """The settled records in state PENDING. Guarded by the store's lock.
-
-    Args:
-        is_sole_owner: whether nobody else holds a record's storage now.
 
     Attributes:
         num_bytes: bytes of all of them.
@@ -59,7 +40,6 @@ class Pending(Generic[R]):
         self.must_be_examined = False
 
     def settle(self, records: Iterable[R]) -> None:
-        """Add the records whose state is PENDING: their bytes may be read from now on."""
         for record in records:
             if record.state is State.PENDING:
                 self._fresh[record.key] = record
@@ -68,7 +48,6 @@ class Pending(Generic[R]):
                 self.must_be_examined |= record.device is not None or record.place is Place.DISK
 
     def share(self, record: R) -> None:
-        """Add a record whose storage somebody else also holds."""
         record.shared = True
         self._shared[record.key] = record
         self.must_be_examined |= record.place is Place.DISK
@@ -97,12 +76,10 @@ class Pending(Generic[R]):
             yield record
 
     def forget(self, record: R) -> None:
-        """Remove the record, if it is here."""
         if self._fresh.pop(record.key, None) is not None or self._shared.pop(record.key, None) is not None:
             self.num_bytes -= record.nbytes
 
     def clear(self) -> None:
-        """Remove all."""
         self._fresh.clear()
         self._unsurveyed.clear()
         self._shared.clear()

@@ -20,9 +20,12 @@ import enum
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-__all__ = ["Place", "Placed", "Plan", "Trace", "add_pack", "make_plan"]
+if TYPE_CHECKING:
+    from .record import RuledRecord
+
+__all__ = ["Place", "Plan", "Trace", "add_pack", "make_plan"]
 
 
 class Place(enum.Enum):
@@ -32,13 +35,6 @@ class Place(enum.Enum):
     HOST = "host"
     STAGING = "staging"
     DISK = "disk"
-
-
-class Placed(Protocol):
-    """A record that has a place: a `Record`, or a simulated one. Attributes as `Record`'s."""
-
-    worth: int
-    place: Place | None
 
 
 def add_pack(signature: int, node: int, nbytes: int) -> int:
@@ -83,7 +79,6 @@ class Trace:
         return self.signatures, self.records, self.sizes, self.on_device, self.order
 
     def continues(self, num_packs: int, signature: int) -> bool:
-        """Whether the trace begins with `num_packs` packs of that signature."""
         return num_packs <= len(self.signatures) and self.signatures[num_packs - 1] == signature
 
     def ends_within(self, other: Trace) -> bool:
@@ -101,7 +96,6 @@ class Plan:
     """Where the record of each pack of a trace belongs.
 
     Attributes:
-        trace: the trace that the plan is for.
         worths: for each pack, at most the number of packs; the higher, the sooner needed. The lowest leaves first.
         places: for each pack; None: not decided, the record leaves when it has to.
         is_needed: the records are more than the budgets hold.
@@ -113,7 +107,7 @@ class Plan:
         self.places = places
         self.is_needed = is_needed
 
-    def place(self, record: Placed, index: int, first_key: int) -> None:
+    def place(self, record: RuledRecord, index: int, first_key: int) -> None:
         """Set worth and place of the record of pack `index`. A view of an earlier pack changes nothing.
 
         The worth counts from `first_key`, the key of the graph's first record.

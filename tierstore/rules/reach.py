@@ -37,11 +37,9 @@ class Reach:
         self._began_at: dict[int, int] = {}  # by the record's key: bytes asked for when its read began
 
     def begin(self, *, is_far: bool) -> None:
-        """Backward begins, and near or far is what its graph needed last."""
         self.is_far = is_far
 
     def asked_for(self, nbytes: int) -> None:
-        """Note that backward asks for a record of `nbytes`, wherever they are."""
         self._asked_bytes += nbytes
 
     def wait(self) -> None:
@@ -49,7 +47,6 @@ class Reach:
         self.is_far = self.has_waited = True
 
     def read_began(self, key: int) -> None:
-        """Note that the record is being fetched ahead."""
         self._began_at[key] = self._asked_bytes
 
     def read_ended(self, key: int) -> None:
@@ -65,11 +62,9 @@ class Reaches:
         self._near: OrderedDict[int, None] = OrderedDict()
 
     def is_near(self, signature: int) -> bool:
-        """Whether near is enough for the graph."""
         return signature in self._near
 
     def note(self, signature: int, reach: Reach, staging_bytes: int) -> None:
-        """Learn from a backward of the graph that has ended."""
         if reach.has_waited or reach.most_bytes > staging_bytes:
             self._near.pop(signature, None)
             return

@@ -12,13 +12,7 @@ __all__ = ["R", "RuledRecord"]
 
 
 class RuledRecord(Protocol):
-    """The part of a record that decides something. `handle.Record` describes each attribute, except these:
-
-    Attributes:
-        is_alive: somebody can still ask for the bytes.
-        has_device_bytes: its bytes are on its accelerator: still, or again.
-        span_bytes: the number of bytes that are stored.
-    """
+    """The part of a record that decides something. `handle.Record` describes each attribute."""
 
     key: int
     state: State
@@ -37,35 +31,27 @@ class RuledRecord(Protocol):
     cause: BaseException | None
 
     @property
-    def device(self) -> object:
-        """The accelerator that it lives on; None: host memory."""
+    def device(self) -> object: ...
 
     @property
-    def slot(self) -> object:
-        """The host memory that holds restored or copied bytes, or will; None: there is none."""
+    def slot(self) -> object: ...
 
     @property
-    def held(self) -> object:
-        """The memory that a running job works on; None: no job is running."""
+    def held(self) -> object: ...
 
     @property
-    def ready(self) -> Any:
-        """The point of a copy stream up to which the slot is being copied to or from; None: it is not."""
+    def ready(self) -> Any: ...
 
     @property
-    def is_alive(self) -> bool:
-        """See above."""
+    def is_alive(self) -> bool: ...
 
     @property
-    def has_device_bytes(self) -> bool:
-        """See above."""
+    def has_device_bytes(self) -> bool: ...
 
     @property
-    def span_bytes(self) -> int:
-        """See above."""
+    def span_bytes(self) -> int: ...
 
-    def move(self, to: State) -> None:
-        """Change the state. An illegal move raises RuntimeError."""
+    def move(self, to: State) -> None: ...
 
 
 R = TypeVar("R", bound=RuledRecord)

@@ -26,10 +26,7 @@ __all__ = ["Rules"]
 
 
 class Rules(Up[R]):
-    """See the module's docstring. Arguments and further attributes as `Down`'s.
-
-    Args:
-        disk_budget_bytes: for messages; the disk tier enforces it.
+    """See the module's docstring.
 
     Attributes:
         released: records whose handle is gone; `drain` accounts for them.
@@ -82,7 +79,6 @@ class Rules(Up[R]):
             counters.forwarded_bytes += record.nbytes
 
     def hand_over(self, record: R, reload_ahead: Lookahead[R] | None, index: int) -> None:
-        """The record, whose bytes are in memory, is handed to the thread that asked for pack `index`."""
         if record.device is not None:
             self.reload_demanded(record, reload_ahead)
             self.device.hand_over(record)
@@ -109,7 +105,6 @@ class Rules(Up[R]):
         self.go_ahead()
 
     def full_error(self, needed_bytes: int) -> StoreFullError:
-        """The error that says why there is no room for `needed_bytes`."""
         found = self.disk_error or StoreFullError(needed_bytes, self.disk_bytes, self._disk_budget_bytes)
         return replace(
             found,
@@ -135,7 +130,6 @@ class Rules(Up[R]):
         return True
 
     def end_write(self, record: R, outcome: Stored | Exception) -> None:
-        """The write has ended."""
         self.drain()  # while the record still holds the job's memory: by that a release knows of the job
         has_moved = self._memory.has_moved(record)
         self._end_job(record)
@@ -185,7 +179,6 @@ class Rules(Up[R]):
         return True
 
     def end_read(self, record: R, outcome: Loaded | Exception) -> None:
-        """The read has ended."""
         self.drain()  # see `end_write`
         self._end_job(record)
         self.num_restores -= 1
@@ -225,7 +218,6 @@ class Rules(Up[R]):
         self._memory.end_job(record)
 
     def _end_orphaned_job(self, record: R) -> None:
-        """End a record that was released or closed while its job ran."""
         if record.state is State.CLOSED:
             self._free_memory(record)
             self._forget_stored(record)
@@ -234,7 +226,6 @@ class Rules(Up[R]):
 
     @property
     def has_doomed(self) -> bool:
-        """Whether a job still holds memory of a record whose handle is gone."""
         return any(record.state is State.DOOMED for record in self._jobs)
 
     def end_jobs(self) -> None:
@@ -301,7 +292,6 @@ class Rules(Up[R]):
         record.move(State.FREED)
 
     def _discard(self, record: R) -> None:
-        """Free a record's bytes on disk."""
         self._forget_stored(record)
         if not self.is_closed:
             self.num_discards += 1
@@ -312,7 +302,6 @@ class Rules(Up[R]):
         record.stored_bytes = 0
 
     def end_discards(self, num_records: int) -> None:
-        """Note that the bytes on disk of `num_records` records have been freed."""
         self.num_discards -= num_records
         self.disk_is_full = False
 

@@ -1,4 +1,4 @@
-"""The way up: from disk to host memory, and from there to the device. On demand, and ahead of it.
+"""The way up: from disk to host memory, and from there to the device, on demand and ahead of it.
 
 The caller holds the store's lock; nothing here waits.
 """
@@ -72,7 +72,6 @@ class Up(Down[R]):
             self._engine.submit_restore(record, demanded=True)  # overtakes its own prefetch
 
     def name(self, records: Iterable[R]) -> None:
-        """Add the records to the list for prefetching by hand, in this order."""
         for record in records:
             is_known = record.key in self._ledger.records  # else its handle is gone
             if is_known and (record.state is State.DISK or not self.by_hand.has_fetched(record)):
@@ -137,7 +136,6 @@ class Up(Down[R]):
             self._reload(record, ahead, must=True)
 
     def _reload(self, record: R, ahead: Lookahead[R] | None, *, must: bool = False) -> bool:
-        """Copy a record's bytes, which are in host memory, to its device, unless they are there. False: no room."""
         if record.device is None or not record.is_alive or record.slot is None or record.has_device_bytes:
             return True
         if not self.device.reload(record, must=must, next_rank=None if ahead is None else ahead.next_rank):
@@ -165,6 +163,5 @@ class Up(Down[R]):
             ahead.advance(fetched_bytes)
 
     def used(self, record: R) -> None:
-        """Note that the record was handed over."""
         if record.state is State.CLEAN and not record.demanded:
             self._eviction.use(record)

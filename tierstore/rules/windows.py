@@ -27,9 +27,12 @@ window is charged.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-__all__ = ["MOST_NOTED_BYTES", "SMALL_BYTES", "Charged", "HostWindows", "Window"]
+if TYPE_CHECKING:
+    from .record import RuledRecord
+
+__all__ = ["MOST_NOTED_BYTES", "SMALL_BYTES", "HostWindows", "Window"]
 
 SMALL_BYTES = 4 * 2**10
 """Larger tensors are never small. See NOTE [Small tensors]."""
@@ -38,13 +41,7 @@ MOST_NOTED_BYTES = 2**19
 
 
 class Window:
-    """A byte-accurate counter with a limit that its owner enforces.
-
-    Attributes:
-        limit_bytes: the limit; None: unlimited.
-        used_bytes: bytes charged now.
-        peak_bytes: the most bytes that were ever charged at once.
-    """
+    """A byte-accurate counter with a limit (None: unlimited) that its owner enforces, and the most that it ever had."""
 
     __slots__ = ("limit_bytes", "peak_bytes", "used_bytes")
 
@@ -54,31 +51,15 @@ class Window:
         self.peak_bytes = 0
 
     def fits(self, nbytes: int) -> bool:
-        """Whether `nbytes` more would stay within the limit."""
         return self.limit_bytes is None or self.used_bytes + nbytes <= self.limit_bytes
 
     def charge(self, nbytes: int) -> None:
-        """Count bytes in."""
         self.used_bytes += nbytes
         if self.used_bytes > self.peak_bytes:
             self.peak_bytes = self.used_bytes
 
     def discharge(self, nbytes: int) -> None:
-        """Count bytes out."""
         self.used_bytes -= nbytes
-
-
-class Charged(Protocol):
-    """Something that is charged to a window: a `Record`, or a simulated one.
-
-    Attributes:
-        nbytes: its size.
-        window, charged_bytes: the window that is charged, and with how many bytes. Set by `HostWindows.charge` alone.
-    """
-
-    nbytes: int
-    window: Window | None
-    charged_bytes: int
 
 
 _NUM_LARGEST = 4
@@ -94,8 +75,6 @@ class HostWindows:
         grows: staging may take room for several of the largest tensors from host: see NOTE [Large tensors].
 
     Attributes:
-        host_bytes: the limit of host, as given to the constructor or to `limit`.
-        grows: as above.
         host_bytes_peak: the most bytes that were ever charged to host and to the part that staging took from it.
         noted_bytes, most_noted_bytes: charged to staging for noted tensors, and the limit: see NOTE [Small tensors].
     """
@@ -115,7 +94,6 @@ class HostWindows:
 
     @property
     def limits(self) -> tuple[int, int]:
-        """The limits of host and of staging in force now."""
         return self.host_bytes - self._taken_bytes, self._staging_bytes + self._taken_bytes
 
     @property
@@ -127,7 +105,6 @@ class HostWindows:
 
     @property
     def excess_bytes(self) -> int:
-        """Bytes that host still holds in the part that staging took."""
         return max(0, self.host.used_bytes - self.host_bytes + self._taken_bytes)
 
     def limit(self, host_bytes: int, staging_bytes: int) -> None:
@@ -147,7 +124,7 @@ class HostWindows:
             self._taken_bytes = max(self._taken_bytes, num_largest * largest_bytes - self._staging_bytes)
             self.host.limit_bytes, self.staging.limit_bytes = self.limits
 
-    def charge(self, record: Charged, window: Window | None, nbytes: int | None = None) -> None:
+    def charge(self, record: RuledRecord, window: Window | None, nbytes: int | None = None) -> None:
         """Move the record's charge to `window` (None: to none). `nbytes`: what to charge; None: `record.nbytes`."""
         if record.window is not None:
             record.window.discharge(record.charged_bytes)
@@ -160,7 +137,6 @@ class HostWindows:
             self.host_bytes_peak = max(self.host_bytes_peak, self.used_bytes[0])
 
     def may_stay_noted(self, nbytes: int) -> bool:
-        """Whether a tensor of this size may be only noted, charged to staging: see NOTE [Small tensors]."""
         return (
             nbytes <= SMALL_BYTES
             and self.noted_bytes + nbytes <= self.most_noted_bytes
@@ -168,12 +144,10 @@ class HostWindows:
         )
 
     def charge_noted(self, nbytes: int) -> None:
-        """Charge staging with `nbytes` more of noted tensors."""
         self.noted_bytes += nbytes
         self.staging.charge(nbytes)
 
     def keep_noted(self, nbytes: int) -> None:
-        """Reduce the charge for noted tensors to `nbytes`, if it is higher."""
         surplus = self.noted_bytes - nbytes
         if surplus > 0:
             self.noted_bytes = nbytes

@@ -1,7 +1,6 @@
 """What users hold: `TierStore`, its options, its statistics, and the engine that moves its bytes.
 
-Not here: the records (`tierstore.residency`), and the disk (`tierstore.disk`, or a daemon by `tierstore.sidecar`). The
-hooks and the command line call this package. Start with `tier_store.py`, then `core.py`, which puts a store together.
+Start with `tier_store.py`, then `core.py`, which puts a store together.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ __all__ = ["TierStore"]
 
 
 def __getattr__(name: str) -> Any:
-    """The class is imported when it is first used: parts of this package need no torch."""
+    """Imported when it is first used: parts of this package need no torch."""
     if name == "TierStore":
         from .tier_store import TierStore
 

@@ -30,15 +30,7 @@ _OPEN_DEADLINE_SECONDS = 60.0  # to end the parts that were begun, when a store 
 
 
 class Core:
-    """The residency, engine and traces of one store. A `Mortal`.
-
-    Args:
-        store: the store that users hold; when it dies, the engine ends.
-        options: what it is made with.
-
-    Attributes:
-        returner: returns freed memory to the system.
-        plans: the memory plans that use the store.
+    """The residency, engine and traces of one store. A `Mortal`. When `store` dies, the engine ends.
 
     The constructor blocks until the disk tier is open. `end_at_exit` and `close` block until the I/O in progress has
     ended; `close` on a store's own thread does not block.
@@ -97,7 +89,6 @@ class Core:
 
     @property
     def open_seconds(self) -> float:
-        """Seconds since the store was opened, until it was closed."""
         ends_at = time.monotonic() if self._closed_at is None else self._closed_at
         return ends_at - self._opened_at
 
@@ -178,7 +169,6 @@ class Core:
 
 
 def _settings(options: StoreOptions, usage: DiskUsage, num_lanes: int) -> StoreSettings:
-    """The options as a trace has them."""
     disk = options.disk
     return StoreSettings(
         place=options.name,

@@ -1,7 +1,7 @@
 """The engine: one asyncio loop on one background thread, which moves bytes between host memory and the disk tier.
 
 The engine decides nothing. Records come in through `submit_*`, from any thread. Each lane takes the next record, asks
-the residency (`Transfers`) for its memory, awaits the disk tier, and reports back; it skips a record that need not be
+the residency for its memory, awaits the disk tier, and reports back; it skips a record that need not be
 moved any more. Each record is one job. Restores have lanes of their own, so that a read never waits behind a queue
 of writes, and demanded reads overtake prefetched ones.
 """
@@ -23,12 +23,12 @@ from ..base.remains import Remains
 from ..base.threads import IoThreads, start_thread
 from ..errors import ConfigError, StorageIOError
 from ..residency.handle import Record
-from ..residency.transfers import Transfers
 from ..rules.state import State
 from ..rules.windows import SMALL_BYTES
 
 if TYPE_CHECKING:
     from ..disk.tier import DiskTier, Loaded, Stored
+    from ..residency.residency import Residency
 
 __all__ = ["Engine", "OpenDisk"]
 
@@ -67,9 +67,6 @@ class Engine:
             before the thread is started, so an interrupt of the constructor leaves no thread behind.
         on_death: called on the loop when `user` has died.
 
-    Attributes:
-        disk: the disk tier; its coroutines belong to the loop.
-
     Raises:
         OSError, ConfigError: the loop or not all threads can be started. Errors of `open_disk` come as they are.
             Nothing is left behind.
@@ -88,7 +85,7 @@ class Engine:
     ) -> None:
         self._name = name
         self._num_spills, self._num_restores = num_spills, num_restores
-        self._transfers: Transfers | None = None  # until `serve`
+        self._transfers: Residency | None = None  # until `serve`
         self._inbox: deque[tuple[_Queue, tuple[int, int, Record]]] = deque()
         self._held: list[tuple[int, Record]] = []
         self._held_bytes = 0
@@ -129,7 +126,7 @@ class Engine:
         finally:
             del opened  # otherwise an error and its traceback would refer to each other
 
-    def serve(self, transfers: Transfers) -> None:
+    def serve(self, transfers: Residency) -> None:
         """Begin the jobs that are submitted. `transfers`: the residency, called on the loop. To be called once."""
         self._transfers = transfers
         self._call_on_loop(self._may_begin.set)
@@ -141,7 +138,7 @@ class Engine:
     # --- any thread -------------------------------------------------------------------------------------------
 
     def submit_spill(self, record: Record) -> None:
-        """Have the record written. A small one waits until there are more of them, or until `hurry`."""
+        """A small record waits until there are more of them, or until `hurry`."""
         if record.nbytes > SMALL_BYTES:
             self._submit(self._spills, record, PREFETCH)
             return
@@ -154,7 +151,6 @@ class Engine:
                 self.hurry()
 
     def hurry(self) -> None:
-        """Hold no record back: somebody waits, or wants to see progress."""
         if self._held:
             held, self._held, self._held_bytes = self._held, [], 0
             for number, record in held:
@@ -163,11 +159,9 @@ class Engine:
             self._wake()
 
     def submit_restore(self, record: Record, *, demanded: bool) -> None:
-        """Have the record read. Call it again with `demanded` to let it overtake reads that nobody waits for yet."""
         self._submit(self._restores, record, DEMAND if demanded else PREFETCH)
 
     def submit_discard(self, key: int) -> None:
-        """Have the record's bytes on disk freed."""
         self._discards.append(key)
         self._wake()
 
@@ -200,7 +194,6 @@ class Engine:
 
     @property
     def is_running(self) -> bool:
-        """Whether the loop's thread is alive."""
         return self._thread.is_alive()
 
     def _remains_of(self, user: object) -> Remains[object]:
@@ -275,7 +268,7 @@ class Engine:
         finally:
             await disk.close()
 
-    async def _serve(self, disk: DiskTier, transfers: Transfers) -> None:
+    async def _serve(self, disk: DiskTier, transfers: Residency) -> None:
         async with asyncio.TaskGroup() as lanes:
             for _ in range(self._num_spills):
                 lanes.create_task(self._spill_lane(disk, transfers))
@@ -309,7 +302,7 @@ class Engine:
         if self._discards:
             self._discard_wanted.set()
 
-    async def _spill_lane(self, disk: DiskTier, transfers: Transfers) -> None:
+    async def _spill_lane(self, disk: DiskTier, transfers: Residency) -> None:
         while (record := (await self._spills.get())[2]) is not None:
             if (spill := transfers.begin_spill(record)) is None:
                 continue
@@ -323,7 +316,7 @@ class Engine:
             transfers.end_spill(record, outcome)
             del record, outcome  # an idle lane keeps nobody's memory alive
 
-    async def _restore_lane(self, disk: DiskTier, transfers: Transfers) -> None:
+    async def _restore_lane(self, disk: DiskTier, transfers: Residency) -> None:
         while (record := (await self._restores.get())[2]) is not None:
             if (destination := transfers.begin_restore(record)) is None:
                 continue
@@ -335,7 +328,7 @@ class Engine:
             transfers.end_restore(record, outcome)
             del record, outcome
 
-    async def _discard_lane(self, disk: DiskTier, transfers: Transfers) -> None:
+    async def _discard_lane(self, disk: DiskTier, transfers: Residency) -> None:
         while not self._stop_wanted.is_set():  # closing the disk tier frees the rest
             await self._discard_wanted.wait()
             self._discard_wanted.clear()

@@ -33,7 +33,7 @@ class Mortal(Protocol):
         """Stop, wake all waiting threads, and join its own; drain nothing."""
 
     def end_in_child(self) -> None:
-        """In a forked child: close the child's copies of descriptors, refuse all use. The parent's are untouched."""
+        """Close the child's copies of descriptors, refuse all use. The parent's are untouched."""
 
 
 _open: set[Remains[Mortal]] = set()

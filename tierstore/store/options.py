@@ -1,4 +1,7 @@
-"""The options of a store: each is named, replaced by a trial of `tierstore tune`, and judged here, once."""
+"""The options of a store: each is named, replaced by a trial of `tierstore tune`, and judged here, once.
+
+What makes `StoreOptions` raises ConfigError for one that cannot be used. Nothing was opened then.
+"""
 
 from __future__ import annotations
 
@@ -61,17 +64,7 @@ class DiskOptions(NamedTuple):
 
 
 class StoreOptions(NamedTuple):
-    """What a store is made with.
-
-    Attributes:
-        name: the store's, for messages.
-        host_bytes, staging_bytes: the limits of the two windows of host memory.
-        staging_grows: see NOTE [Large tensors] in `windows.py`.
-        return_memory: when freed memory is returned.
-        copies: the copy engine for accelerators; None: whatever `torch.accelerator` drives.
-        open_disk: opens the disk tier, on the engine's loop.
-        disk: as they were given; None: the disk tier is a daemon's, which has its own options.
-    """
+    """What a store is made with. `disk` is None if the disk tier is a daemon's, which has options of its own."""
 
     name: str
     host_bytes: int
@@ -84,11 +77,7 @@ class StoreOptions(NamedTuple):
 
 
 def local_options(path: Place | Sequence[Place], given: Mapping[str, Any]) -> StoreOptions:
-    """The options of a store with its own disk tier. `given`: the other arguments of `TierStore`, by name.
-
-    Raises:
-        ConfigError: one cannot be used. Nothing was opened.
-    """
+    """The options of a store with its own disk tier. `given`: the other arguments of `TierStore`, by name."""
     trial = trial_of_process()
     values = given if trial is None else {**given, **trial.store}
     directories = check_directories(path)
@@ -125,9 +114,7 @@ def local_options(path: Place | Sequence[Place], given: Mapping[str, Any]) -> St
 def connected_options(address: str | PathLike[str] | None, given: Mapping[str, Any]) -> StoreOptions:
     """The options of a store that uses a daemon. `given`: the arguments of `TierStore.connect`, by name.
 
-    Raises:
-        ConfigError: one cannot be used. Nothing was opened.
-        DaemonUnavailableError: there is no address, and no socket where a daemon listens by default.
+    Raises DaemonUnavailableError: there is no address, and no socket where a daemon listens by default.
     """
     address = find_address() if address is None else address
     reconnect_seconds, name = given["reconnect_seconds"], given["name"]
@@ -155,11 +142,7 @@ def connected_options(address: str | PathLike[str] | None, given: Mapping[str, A
 
 
 def options_over(open_disk: OpenDisk, name: str, given: Mapping[str, Any]) -> StoreOptions:
-    """The options of a store over any disk tier. `given`: the arguments of `TierStore.over`, by name.
-
-    Raises:
-        ConfigError: one cannot be used. Nothing was opened.
-    """
+    """The options of a store over any disk tier. `given`: the arguments of `TierStore.over`, by name."""
     if not callable(open_disk):
         raise ConfigTypeError("open_disk", open_disk, "give an async function that opens a DiskTier")
     return _options(name, given, _STAGING_BYTES, open_disk, None)
@@ -168,7 +151,6 @@ def options_over(open_disk: OpenDisk, name: str, given: Mapping[str, Any]) -> St
 def _options(
     name: str, values: Mapping[str, Any], staging_bytes: int, open_disk: OpenDisk, disk: DiskOptions | None
 ) -> StoreOptions:
-    """The options that both kinds of store have, judged. `staging_bytes`: the default."""
     given_bytes = _size_or_none(values, "staging_bytes")
     return StoreOptions(
         name,
@@ -183,7 +165,6 @@ def _options(
 
 
 def _disk_budgets(directories: Sequence[Path], disk_bytes: SizeLike | None) -> list[int]:
-    """The budget of each drive. `disk_bytes`: of all; None: the default."""
     free_bytes = free_bytes_of_each(directories)
     if disk_bytes is None:
         return [int(each * _DISK_SHARE) // local_world_size() for each in free_bytes]
@@ -207,10 +188,6 @@ def _lasting(address: str | PathLike[str]) -> str:
 
 
 def refuse_unknown(unknown: Mapping[str, object], allowed: str) -> None:
-    """Refuse unknown options; `allowed`: the known ones, in words.
-
-    Raises:
-        ConfigTypeError: there is an unknown one.
-    """
+    """Raise ConfigTypeError if there are unknown options; `allowed`: the known ones, in words."""
     for option, value in unknown.items():
         raise ConfigTypeError(option, value, f"there is no such option; there are {allowed}")

@@ -15,10 +15,8 @@ class PlansOfStore:
     A plan may die without a word, and nothing runs then: see NOTE [No finalizers] in `remains.py`. The next call of the
     store finds that the plan is gone, and sets the limits of those that are left (`drain`). Any thread may call.
 
-    Args:
-        limit_process: sets a limit of the process's resident memory, before which freed memory is returned; None: none.
-        limit_windows: sets the host memory that the store may hold, and its staging window.
-        host_bytes, staging_bytes: what the store was opened with.
+    `limit_process` sets a limit of the process's resident memory, before which freed memory is returned; None: none.
+    `limit_windows` sets the host memory that the store may hold, and its staging window.
     """
 
     def __init__(
@@ -35,24 +33,19 @@ class PlansOfStore:
 
     @property
     def figures(self) -> Mapping[str, float]:
-        """Those of the plan that told last; empty: no plan is applied."""
         return next((wishes.figures for wishes in reversed(self._living()) if wishes.figures), {})
 
     @property
     def limits_process(self) -> bool:
-        """Whether a plan limits the process's resident memory now."""
         return any(wishes.limits.process_bytes is not None for wishes in self._living())
 
     def keep_within(
         self, plan: object, limit_bytes: int | None, host_bytes: int | None, staging_bytes: int | None = None
     ) -> None:
-        """Set the limits of a plan; all None: it has none any more. Of several plans, the least limits hold.
+        """Set a plan's limits; all None: it has none any more. Of several plans, the least limits hold.
 
-        Args:
-            plan: whose limits these are; they are gone with it.
-            limit_bytes: of the resident memory of the process.
-            host_bytes, staging_bytes: what the store may hold, and beside that its staging window. None: as it was
-                opened.
+        They are gone with `plan`. `limit_bytes`: of the resident memory of the process. `host_bytes`, `staging_bytes`:
+        what the store may hold, and beside that its staging window; None: as it was opened.
         """
         self._wishes_of(plan).limits = _Limits(limit_bytes, host_bytes, staging_bytes)
         self.drain()
@@ -95,12 +88,7 @@ class PlansOfStore:
 
 
 class _Limits(NamedTuple):
-    """Limits of memory; None: none of its own.
-
-    Attributes:
-        process_bytes: of the resident memory of the process.
-        host_bytes, staging_bytes: of the store's two windows.
-    """
+    """Limits of the process's resident memory, and of the store's two windows; None: none of its own."""
 
     process_bytes: int | None = None
     host_bytes: int | None = None
@@ -108,13 +96,7 @@ class _Limits(NamedTuple):
 
 
 class _Wishes:
-    """What a plan has asked for.
-
-    Attributes:
-        plan: refers to it weakly.
-        limits: what it wants to be kept.
-        figures: what the plan told last.
-    """
+    """What a plan, which this refers to weakly, has asked for."""
 
     def __init__(self, plan: object) -> None:
         self.plan = weakref.ref(plan)
@@ -123,5 +105,4 @@ class _Wishes:
 
     @property
     def are_over(self) -> bool:
-        """Whether the plan is gone, or wants nothing any more."""
         return self.plan() is None or not (self.figures or self.limits != _Limits())

@@ -153,14 +153,12 @@ class StoreStats:
 
     @classmethod
     def of(cls, counters: Counters, **now: Any) -> StoreStats:
-        """Make a snapshot of the counters; `now`: the other fields."""
         totals = asdict(counters)
         totals["kept_bytes"] = MappingProxyType(dict(counters.kept_bytes))
         totals["stall_seconds"] = MappingProxyType(dict(counters.stall_seconds))
         return cls(**totals, **now)
 
     def as_dict(self) -> dict[str, Any]:
-        """All fields as plain values, for JSON."""
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}
         plain = {name: dict(value) if isinstance(value, Mapping) else value for name, value in values.items()}
         plain["codec_choices"] = {kind: dict(counts) for kind, counts in self.codec_choices.items()}

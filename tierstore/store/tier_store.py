@@ -1,8 +1,7 @@
 """`TierStore`: the public interface of the store, for any thread.
 
-Start here to read how a tensor goes down. `put` (or the hooks) makes a record and hands it to the
-residency (`residency/residency.py`). The rules (`rules/`) decide what leaves memory. The engine (`engine.py`) moves it;
-the disk tier (`disk/local.py`) keeps it.
+`put` (or the hooks) makes a record and hands it to the residency (`residency/residency.py`). The rules (`rules/`)
+decide what leaves memory. The engine (`engine.py`) moves it; the disk tier (`disk/local.py`) keeps it.
 """
 
 from __future__ import annotations

@@ -36,8 +36,7 @@ class TrialPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     Attributes:
         folder: an existing folder for traces; each store makes its own file there.
         num_graphs: how many graphs are recorded whole before the program ends.
-        store: arguments of `TierStore` that replace the program's, by name.
-        offload: arguments of `tiered_offload`, likewise.
+        store, offload: arguments of `TierStore` and of `tiered_offload` that replace the program's, by name.
     """
 
     folder: str
@@ -47,13 +46,7 @@ class TrialPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class TracedStore(msgspec.Struct, frozen=True):
-    """The content of a file beside each trace.
-
-    Attributes:
-        pid: the process's id.
-        trace: the name of the trace's file.
-        num_threads: how many threads torch computes with.
-    """
+    """The content of a file beside each trace; `num_threads`: how many torch computes with."""
 
     pid: int
     trace: str
@@ -65,21 +58,14 @@ class TrialEndedError(SystemExit):
 
 
 class Recording(Protocol):
-    """The recorder of a trace."""
+    """The recorder of a trace, which knows how many graphs have begun."""
 
     num_graphs: int
     """How many graphs have begun."""
 
 
 class Trial:
-    """The trial that this process runs as. For any thread.
-
-    Args:
-        plan: its plan.
-
-    Attributes:
-        store, offload: see `TrialPlan`.
-    """
+    """The trial that this process runs as. For any thread."""
 
     def __init__(self, plan: TrialPlan) -> None:
         self.store: Mapping[str, Any] = plan.store
@@ -100,7 +86,6 @@ class Trial:
             return trace
 
     def enter(self, recording: Recording) -> None:
-        """Call it before a scope is entered. Raises TrialEndedError when enough is recorded."""
         with self._lock:
             if not any(recording is known for known in self._recordings):
                 self._recordings.append(recording)
@@ -121,8 +106,7 @@ def announce_trace(folder: Path, number: int, num_threads: int) -> str:
 def trial_of_process() -> Trial | None:
     """The trial that this process runs as; None, as a rule: it is no trial. Reads the file once, which blocks.
 
-    Raises:
-        ConfigError: the variable does not name a valid plan.
+    Raises ConfigError: the variable does not name a valid plan.
     """
     place = os.environ.get(VARIABLE)
     if place is None:
