@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tierstore.disk.codec.byte_planes import join_planes, split_planes
 from tierstore.disk.codec.codec import (
     BITS,
     BLOCK_BYTES,
@@ -24,6 +23,7 @@ from tierstore.disk.codec.codec import (
     is_shrinking,
     parse_codec,
 )
+from tierstore.disk.codec.zstd import join_planes, split_planes
 from tierstore.errors import ConfigError
 
 CODECS = [

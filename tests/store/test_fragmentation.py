@@ -19,7 +19,7 @@ from tierstore.disk import extents
 from tierstore.disk.budget import DiskBudget
 from tierstore.disk.extents import Extent, ExtentSpace
 from tierstore.disk.home import UnnamedHome
-from tierstore.disk.io_mode import detect_io_mode
+from tierstore.disk.segments import detect_io_mode
 
 SEGMENT_BYTES = 8 * 2**20
 LARGEST_BYTES = 2**20

@@ -29,10 +29,9 @@ from tierstore.disk import extents as extents_module
 from tierstore.disk import home as home_module
 from tierstore.disk.folder import LockedFolder
 from tierstore.disk.home import FOLDER_NAME, NamedHome
-from tierstore.disk.index import Index
+from tierstore.disk.index import Index, Put
 from tierstore.disk.local import LocalDisk
 from tierstore.disk.location import record_hasher, record_seed
-from tierstore.disk.operations import Put
 from tierstore.errors import ConfigError, StorageIOError, StoreFullError
 
 ROOT = Path(__file__).parents[2]

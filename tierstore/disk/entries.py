@@ -1,4 +1,8 @@
-"""Puts a tier's locations, values and leases into its index, removes them, and tries again when that is refused.
+"""The entries of a tier in its index: made and removed in batches, and tried again when the index refuses.
+
+One batch is in flight; operations that come meanwhile form the next. A job that has written a record to an extent also
+enters it, by `commit_now`: this spares two hops between threads, during which a client's slot would be held for
+nothing.
 
 An index refuses changes while the file system is full, deletions included. Empty segments may fill it, or space that is
 just being freed, so a refused change is tried again when there is news.
@@ -6,14 +10,93 @@ just being freed, so a refused change is tried again when there is news.
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Executor
+
 from .boundary import means_full, translated
 from .budget import DiskBudget
-from .commits import Commits
 from .extents import Extent, ExtentSpace
+from .index import Delete, DeleteLease, Fetch, Index, Operation, Outcome, Put, PutLease
+from .jobs import run_job
 from .location import Location
-from .operations import Delete, DeleteLease, Fetch, Outcome, Put, PutLease
 
-__all__ = ["IndexEntries"]
+__all__ = ["Commits", "IndexEntries"]
+
+_BATCH_BYTES = 64 * 2**20  # LMDB keeps a transaction's new values in memory until it commits
+_BATCH_OPERATIONS = 4096
+
+
+class Commits:
+    """The only way to an index that is in use. Lives on one loop and never blocks it; `commit_now` is for jobs.
+
+    A submitted operation that fails has its error in its outcome. RuntimeError: the executor takes no more jobs, and
+    nothing was done.
+    """
+
+    def __init__(self, index: Index, executor: Executor) -> None:
+        self._index = index
+        self._executor = executor
+        self._one_at_a_time = threading.Lock()  # calls of the index must not overlap
+        self._queue: deque[tuple[Operation, asyncio.Future[Outcome]]] = deque()
+        self._flight: asyncio.Task[None] | None = None
+
+    def commit_now(self, operation: Operation) -> Outcome:
+        """Do an operation now; returns its outcome. Blocks, also while a batch is in flight: only in a job."""
+        return self._do((operation,))[0]
+
+    async def submit(self, operation: Operation) -> Outcome:
+        """Do an operation with the next batch; returns its outcome."""
+        return (await self.submit_all((operation,)))[0]
+
+    async def submit_all(self, operations: Iterable[Operation]) -> list[Outcome]:
+        """Do several operations with the next batches; returns the outcome of each."""
+        loop = asyncio.get_running_loop()
+        operations = list(operations)
+        futures = [loop.create_future() for _ in operations]
+        self._queue.extend(zip(operations, futures, strict=True))
+        if self._flight is None:
+            self._flight = loop.create_task(self._fly())
+        return await asyncio.gather(*futures) if len(futures) > 1 else [await future for future in futures]
+
+    async def settle(self) -> None:
+        """Return when nothing is queued or in flight."""
+        while self._flight is not None:
+            await asyncio.wait((self._flight,))
+
+    async def _fly(self) -> None:
+        try:
+            while batch := self._next_batch():
+                await self._apply(batch)
+        finally:
+            self._flight = None
+
+    async def _apply(self, batch: list[tuple[Operation, asyncio.Future[Outcome]]]) -> None:
+        try:
+            outcomes = await run_job(self._executor, self._do, [operation for operation, _ in batch])
+        except Exception as error:  # noqa: BLE001  (handed to everybody who waits for this batch)
+            outcomes = [Outcome(error)] * len(batch)
+        for (_, future), outcome in zip(batch, outcomes, strict=True):
+            future.set_result(outcome)
+
+    def _do(self, operations: Sequence[Operation]) -> list[Outcome]:
+        with self._one_at_a_time:
+            try:
+                return self._index.apply(operations)
+            except Exception as error:  # noqa: BLE001  (it is the outcome: raised again where each came from)
+                return [Outcome(error)] * len(operations)
+
+    def _next_batch(self) -> list[tuple[Operation, asyncio.Future[Outcome]]]:
+        batch: list[tuple[Operation, asyncio.Future[Outcome]]] = []
+        room = _BATCH_BYTES
+        while self._queue and room > 0 and len(batch) < _BATCH_OPERATIONS:
+            operation, _ = entry = self._queue.popleft()
+            batch.append(entry)
+            if isinstance(operation, Put) and operation.value is not None:
+                room -= len(operation.value)
+        return batch
 
 
 class IndexEntries:
@@ -43,17 +126,13 @@ class IndexEntries:
         return location.segment is None or self._has_extents
 
     def enter_now(self, key: int, location: Location) -> Outcome:
-        """Enter a record that was written to an extent, if it is to be entered. Blocks: only in a job."""
         return self._commits.commit_now(Put(key, location, None))
 
     async def put(self, put: Put | PutLease, outcome: Outcome | None = None) -> Outcome:
         """Enter a record or a lease; returns the outcome, with an error only if that failed for good.
 
         If empty segments, or one that is being made, fill the file system, this waits until they give space back.
-
-        Args:
-            put: what to enter.
-            outcome: of a first try, if there was one.
+        `outcome`: of a first try, if there was one.
         """
         if outcome is None:
             outcome = await self._commits.submit(put)
@@ -65,15 +144,10 @@ class IndexEntries:
         return outcome
 
     async def fetch(self, fetch: Fetch) -> Outcome:
-        """Read a value."""
         return await self._commits.submit(fetch)
 
     async def put_lease(self, number: int, blob: bytes) -> None:
-        """Keep a few bytes under a number, in place of those that are there; returns when they are committed.
-
-        Raises:
-            StoreFullError, StorageIOError: what was there still is.
-        """
+        """Raises StoreFullError or StorageIOError; what was there still is."""
         outcome = await self.put(PutLease(number, blob))
         usage = self._space.usage()
         with translated("write", "the index", "the lease is not entered", num_bytes=len(blob), usage=usage):
@@ -113,7 +187,6 @@ class IndexEntries:
             self._space.settle_promise()
 
     async def settle(self) -> None:
-        """Return when the index has nothing more to do."""
         await self._commits.settle()
 
     def _free(self, location: Location) -> None:

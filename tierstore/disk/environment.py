@@ -16,10 +16,10 @@ from collections.abc import Sequence
 import lmdb
 
 from .allocator import round_up
+from .budget import MAP_SPARE_BYTES
 from .codec.codec import DamagedBytesError
 from .forking import Inode, descriptors_of, inode_of
 from .linux import address_of, dont_fork, has_addresses_for, mapping_around
-from .values import MAP_SPARE_BYTES
 
 __all__ = ["Environment"]
 
@@ -82,12 +82,10 @@ class Environment:
 
     @property
     def inode(self) -> Inode:
-        """The file's inode."""
         return self._inode
 
     @property
     def map_bytes(self) -> int:
-        """How much address space the map takes now."""
         return int(self._lmdb.info()["map_size"])
 
     def try_to_write(self) -> None:
@@ -126,7 +124,7 @@ class Environment:
         return descriptors_of({self._inode})
 
     def close(self) -> None:
-        """Close the environment and the file; idempotent. Without a name, the file is gone."""
+        """Idempotent. Without a name, the file is gone."""
         self._lmdb.close()
         self._file.close()
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from .allocator import ALIGNMENT_BYTES, round_up
-from .codec.codec import NO_CODEC
-from .codec.families import FAMILIES
+from .budget import value_charge_bytes
+from .codec.codec import FAMILIES, NO_CODEC
 from .location import Location
-from .values import value_charge_bytes
 
 __all__ = ["Spans", "drop_unsound"]
 
@@ -70,7 +69,6 @@ def _is_itemsize(num_bytes: int) -> bool:
 
 
 def _overlapping(keys_at: dict[int, int], locations: Mapping[int, Location]) -> set[int]:
-    """The records of one segment, given by offset, that share a byte with another."""
     found: set[int] = set()
     end, owner = 0, 0
     for offset in sorted(keys_at):

@@ -1,8 +1,6 @@
-"""The contract between the engine and a disk tier: what the engine asks, and what the tier returns.
+"""The contract between the engine and a disk tier; everything here is bytes, nothing knows of tensors.
 
-It is kept by `LocalDisk` (LMDB and extents in a directory), by `Drives` (several of these) and by
-`RemoteDisk` (the client of the sidecar daemon).
-Everything here is bytes; nothing knows of tensors or autograd.
+It is kept by `LocalDisk`, by `Drives` (several of these) and by `RemoteDisk` (the client of the sidecar daemon).
 """
 
 from __future__ import annotations
@@ -95,7 +93,7 @@ class DriveUsage:
         usage: its contents.
         written_bytes, read_bytes: moved since it was opened, as they are on disk.
         write_day_bytes: the write allowance of a day; None: there is no limit.
-        write_bytes_per_second: measured while it had something to write; None: not measured.
+        write_bytes_per_second: while it had something to write; None: not measured.
         is_resting: other drives are preferred for now, because it was full or a write has failed.
     """
 

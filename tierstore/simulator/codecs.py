@@ -6,9 +6,8 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..disk.codec.choice import CodecChooser, candidates
+from ..disk.codec.choice import UNKNOWN_LOAD, CodecChooser, Load, Sample, candidates
 from ..disk.codec.codec import NO_CODEC, Codec, parse_codec
-from ..disk.codec.figures import UNKNOWN_LOAD, Load, Sample
 from ..disk.tier import Kind
 from .hardware import Activity, CodecSpeed, Hardware
 from .record import SimulatedRecord
@@ -95,13 +94,13 @@ class CodecOfRecords:
             str(codec), int(record.nbytes * speed.ratio), record.nbytes / speed.encode_bytes_per_second, codec
         )
 
-    def learn_written(self, record: SimulatedRecord, encoded: Encoded, cpu_seconds: float) -> None:
+    def learn_written(self, record: SimulatedRecord, encoded: Encoded) -> None:
         """A record was written."""
         self._moved.written_bytes += encoded.stored_bytes
         self._moved.raw_written_bytes += record.nbytes
         if self._fixed is None:
             kind = Kind(dtype=record.kind)
-            self._chooser.learn_written(kind, record.nbytes, encoded.ordered, encoded.stored_bytes, cpu_seconds)
+            self._chooser.learn_written(kind, record.nbytes, encoded.ordered, encoded.stored_bytes)
 
     def learn_read(self, record: SimulatedRecord, read_bytes: int) -> None:
         """A record was read."""
@@ -121,10 +120,10 @@ class CodecOfRecords:
         busy = {activity: self._busy.get(activity, 0.0) for activity in Activity}
         since = {activity: busy[activity] - self._busy_before.get(activity, 0.0) for activity in Activity}
         moved, self._moved = self._moved, _Moved()
-        if since[Activity.WRITE]:
-            self._chooser.learn_write_speed(moved.written_bytes / since[Activity.WRITE])
-        if since[Activity.READ]:
-            self._chooser.learn_read_speed(moved.read_bytes / since[Activity.READ])
+        if moved.written_bytes and since[Activity.WRITE]:
+            self._chooser.learn_speed("write", moved.written_bytes / since[Activity.WRITE])
+        if moved.read_bytes and since[Activity.READ]:
+            self._chooser.learn_speed("read", moved.read_bytes / since[Activity.READ])
         demand = (self._chooser.disk_seconds(moved.raw_written_bytes, moved.raw_read_bytes) or seconds) / seconds
         free_cores = self._cores - self._training_cores * since[Activity.COMPUTE] / seconds
         self._load = Load(min(1.0, demand), max(0.0, free_cores))

@@ -149,7 +149,7 @@ class SimulatedEngine:
         self._writes.give_back()
         record.codec = encoded.codec
         cpu_seconds = self._raw_cpu_seconds(record) + encoded.encode_seconds
-        self._codecs.learn_written(record, encoded, cpu_seconds)
+        self._codecs.learn_written(record, encoded)
         self.transfers.end_spill(
             record, Stored(stored_bytes, encoded.codec, record.kind, None, drive_seconds, cpu_seconds)
         )

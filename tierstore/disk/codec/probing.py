@@ -9,9 +9,8 @@ import time
 
 from ..scratch import Scratch
 from ..tier import Kind
-from .choice import candidates
+from .choice import Sample, candidates
 from .codec import ENCODED_BLOCK_BYTES, BlockDecoder, Codec, encode_block, is_shrinking
-from .figures import Sample
 
 __all__ = ["SAMPLE_BYTES", "content_of", "probe"]
 
