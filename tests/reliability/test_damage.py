@@ -42,9 +42,6 @@ ONLY, FIRST, SECOND = "its drive", "the first drive", "the second drive"
 REFUSED, NOT_CONNECTED = "refused: the index is damaged", "not connected"
 
 
-# --- an embedded store, whose files have no names -------------------------------------------------------------------
-
-
 def outcomes_of(what: str, directories: Path, seeds: Iterable[int], seconds: int) -> list[Outcome]:
     command = [sys.executable, "-m", "tests.reliability.damage_process", what, str(directories), *map(str, seeds)]
     env = environment_of_tests(OMP_NUM_THREADS="1")
@@ -112,9 +109,6 @@ def test_payload_flipped_many_times_is_refused(directories: Path, census: Census
 @pytest.mark.timeout(600)
 def test_index_flipped_many_times_gives_no_wrong_value(directories: Path, census: Census) -> None:
     check_index(directories, MANY_ON_TWO_DRIVES if are_two(directories) else MANY, census)
-
-
-# --- a daemon, whose files have names -------------------------------------------------------------------------------
 
 
 class Stored:

@@ -56,9 +56,6 @@ def test_exit_with_a_daemon_s_store_in_use_is_quiet_and_ends_the_session(start_d
     assert list(daemon.path.iterdir()) == []
 
 
-# --- pickling ---------------------------------------------------------------------------------------------------------
-
-
 def saved_tensor(store: TierStore, monkeypatch: pytest.MonkeyPatch) -> tuple[SavedTensor, torch.Tensor]:
     """What a graph holds in the place of a saved tensor, and the graph's root."""
     made: list[SavedTensor] = []
@@ -86,9 +83,6 @@ def test_pickled_store_handle_and_saved_tensor_say_that_they_cannot_be(
         for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
             with pytest.raises(TypeError, match=f"tierstore {word} .*cannot be pickled"):
                 pickle.dumps(thing, protocol)
-
-
-# --- workers ----------------------------------------------------------------------------------------------------------
 
 
 def held_of_a_store(directory: str) -> list[str]:

@@ -228,8 +228,6 @@ async def test_session_is_not_refused_for_room_that_the_daemon_itself_holds(smal
         assert len(inspect_tier(disk).index.entries().leases) == NUM_LEASES
 
 
-# --- what the index cannot even delete ------------------------------------------------------------------------------
-
 NUM_TINY = 10_000
 """So many entries of LMDB fill more pages than a full drive lets it copy."""
 NUM_LEASES = 500

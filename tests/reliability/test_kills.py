@@ -93,9 +93,6 @@ def test_every_state_can_be_brought_about(make_store: MakeStore, state: str) -> 
         copies.end()
 
 
-# --- the trainer, with a store of its own -----------------------------------------------------------------------------
-
-
 def check_drive(drive: Path, empty_bytes: int) -> None:
     assert {path.name for path in drive.iterdir()} <= {"lost+found"}
     assert used_bytes(drive) == empty_bytes
@@ -135,9 +132,6 @@ def check_trainer_killed_at_random(drive: Path, num_kills: int, census: Census) 
 @pytest.mark.timeout(600)
 def test_trainer_killed_at_any_moment_leaves_no_byte(small_drive: Path, census: Census, num_kills: int) -> None:
     check_trainer_killed_at_random(small_drive, num_kills, census)
-
-
-# --- the trainer, with a daemon ---------------------------------------------------------------------------------------
 
 
 class Neighbour:
@@ -215,9 +209,6 @@ def check_client_killed_at_random(start_daemon: StartDaemon, num_kills: int, cen
 @pytest.mark.timeout(600)
 def test_client_killed_at_any_moment_is_forgotten(start_daemon: StartDaemon, census: Census, num_kills: int) -> None:
     check_client_killed_at_random(start_daemon, num_kills, census)
-
-
-# --- the daemon -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

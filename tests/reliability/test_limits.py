@@ -351,9 +351,6 @@ def test_descriptors_used_up_while_a_client_reconnects_are_waited_for(
         _check(store)
 
 
-# --- files --------------------------------------------------------------------------------------------------------
-
-
 @ON_PAIRS
 def test_limit_on_sizes_of_files_is_told_when_a_store_is_opened(open_one: Open) -> None:
     """The shared window of a client is a file too (memfd_create(2)). Python ignores the signal, SIGXFSZ."""
@@ -420,9 +417,6 @@ def test_directory_of_one_of_two_drives_deleted_leaves_the_writes_to_the_other(
         handles.clear()
         _check(store)
     drives[place].mkdir()
-
-
-# --- memory -------------------------------------------------------------------------------------------------------
 
 
 def _graph(store: TierStore, weights: list[torch.Tensor]) -> torch.Tensor:
@@ -540,9 +534,6 @@ def test_addresses_for_the_slab_refused_its_slots_are_mapped_one_by_one(
         _check_gradients(weights)
         del loss
         _check(store)
-
-
-# --- stack, and what other threads raise ---------------------------------------------------------------------------
 
 
 def _with_stack_left(number: int, call: Callable[[], object]) -> object:

@@ -97,9 +97,6 @@ def assert_empty_and_trains(store: TierStore) -> None:
     assert_trains(store)
 
 
-# --- a drive that is full, or fails -----------------------------------------------------------------------------------
-
-
 @MOSTLY_EMBEDDED
 def test_drive_filled_by_others_is_passed_over_while_the_other_has_room(
     drives: Drives, open_over_both: OpenStore
@@ -245,9 +242,6 @@ def test_space_on_both_drives_is_given_back(drives: Drives) -> None:
             assert store.stats().disk_bytes == 0
 
 
-# --- damage -----------------------------------------------------------------------------------------------------------
-
-
 def test_payload_flipped_on_either_drive_of_a_daemon_is_refused_and_others_are_right(
     drives: Drives, start_daemon: StartDaemon
 ) -> None:
@@ -360,9 +354,6 @@ def test_index_that_cannot_be_changed_on_one_drive_ends_the_daemon_and_that_driv
             assert_trains(store)
         stored.handles.clear()
     check_new_client(daemon)
-
-
-# --- kills ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("state", ["writing", "writing, stored", "reading", "train"])
