@@ -1,13 +1,12 @@
 """The disk tier over several directories, each on a drive of its own: one store has the speed and room of all of them.
 
-Start here::
+::
 
     write ─► which drives? (ready, with room; queue and measured speed) ─► `LocalDisk.write` on one, or a part on each
                 └── refused: the parts are discarded, and the other drives are asked; none is left: the error is raised
     read  ─► the drives that have it, at once
 
-Each directory has a whole `LocalDisk`, with its own index, budget, checksums and write allowance. This class only knows
-which drives have which record. So a drive that fails or is full takes nothing down but its own records.
+Each directory has a whole `LocalDisk`. A drive that fails or is full takes nothing down but its own records.
 """
 
 from __future__ import annotations
@@ -129,24 +128,16 @@ class _RefusedError(Exception):
 class Drives:
     """Keeps records on several drives. A `DiskTier`, and what the daemon needs of a `LocalDisk` beside that.
 
-    All coroutines belong to one loop and do not block it. Opened by `Drives.open`.
+    All coroutines belong to one loop and do not block it. Opened by `Drives.open`. A record goes to the drive on which
+    it ends first, by the bytes that are queued there and the drive's measured speed. A large one is divided over all
+    drives. Drives that have no room for the record, or that rest, are passed over while another one takes it. A drive
+    that was full rests until something on it is freed, for a second at most. One whose write failed rests for 10
+    seconds, twice as long after each further failure, and not at all after a success. A refused write is made again on
+    the other drives before it is told as failed: its bytes are still in memory.
 
-    A record goes to the drive on which it ends first, by the bytes that are queued there and the drive's measured
-    speed. A large one is divided over all drives, so that a single tensor has the speed of all of them. Drives that
-    have no room for the record, or that rest, are passed over while another one takes it. A drive that was full rests
-    until something on it is freed, for a second at most. One whose write failed rests for 10 seconds, twice as long
-    after each further failure, and not at all after a success. A refused write is made again on the other drives
-    before it is told as failed: its bytes are still in memory.
-
-    Args:
-        drives: at least two.
-        divides: divide large records. A daemon does not: its clients send them in parts, and after a kill an index that
-            has only some parts of a record could not be told from a whole one.
-
-    Attributes:
-        scratch_bytes: the most working memory that its jobs hold, on all drives together.
-        session: part of the checksums on the first drive; on one that was added later, it may be another.
-        leases: number -> bytes, as the first drive had them when it was opened. It alone keeps leases.
+    `divides`: divide large records. A daemon does not: its clients send them in parts, and after a kill an index that
+    has only some parts of a record could not be told from a whole one. `leases`: number -> bytes, as the first drive
+    had them when it was opened. It alone keeps leases.
     """
 
     def __init__(self, drives: Sequence[QueuedDrive], *, divides: bool) -> None:
@@ -164,16 +155,13 @@ class Drives:
     async def open(
         cls, openers: Mapping[str, Callable[[], LocalDisk]], *, num_jobs: int, divides: bool, keep: bool = False
     ) -> Self:
-        """Open the tier of each drive, and take up the records in them.
+        """Open the tier of each drive, and take up the records in them. If one of them raises, none is open.
 
         Args:
             openers: by directory; each opens a `LocalDisk`, which blocks for some milliseconds.
             num_jobs: how many records of each direction a drive is given at once.
             divides: as the class's.
             keep: if a drive cannot be opened, the records on the others stay for the next process.
-
-        Raises:
-            What the openers raise. Then none is open.
         """
         drives: list[QueuedDrive] = []
         try:

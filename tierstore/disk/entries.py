@@ -1,11 +1,8 @@
 """The entries of a tier in its index: made and removed in batches, and tried again when the index refuses.
 
-One batch is in flight; operations that come meanwhile form the next. A job that has written a record to an extent also
-enters it, by `commit_now`: this spares two hops between threads, during which a client's slot would be held for
-nothing.
-
-An index refuses changes while the file system is full, deletions included. Empty segments may fill it, or space that is
-just being freed, so a refused change is tried again when there is news.
+One batch is in flight; operations that come meanwhile form the next. An index refuses changes while the file system is
+full, deletions included. Empty segments may fill it, or space that is just being freed, so a refused change is tried
+again when there is news.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ from concurrent.futures import Executor
 from .boundary import means_full, translated
 from .budget import DiskBudget
 from .extents import Extent, ExtentSpace
-from .index import Delete, DeleteLease, Fetch, Index, Operation, Outcome, Put, PutLease
+from .index import Delete, DeleteLease, Index, Operation, Outcome, Put, PutLease
 from .jobs import run_job
 from .location import Location
 
@@ -99,17 +96,16 @@ class Commits:
         return batch
 
 
-class IndexEntries:
-    """The entries of one index. Lives on one loop and does not block it; `enter_now` is for jobs.
+class IndexEntries(Commits):
+    """The entries of one tier. An entry that is gone gives back what its record took of `space` and `budget`.
 
-    Args:
-        commits: the way to the index.
-        space, budget: of the tier; an entry that is gone gives back what its record took of them.
-        has_extents: records in extents are entered too, for the next process. Else only values are.
+    `has_extents`: records in extents are entered too, for the next process. Else only values are.
     """
 
-    def __init__(self, commits: Commits, space: ExtentSpace, budget: DiskBudget, *, has_extents: bool) -> None:
-        self._commits = commits
+    def __init__(
+        self, index: Index, executor: Executor, space: ExtentSpace, budget: DiskBudget, *, has_extents: bool
+    ) -> None:
+        super().__init__(index, executor)
         self._space = space
         self._budget = budget
         self._has_extents = has_extents
@@ -125,9 +121,6 @@ class IndexEntries:
         """Whether a record at this place is entered. Extents that no later process looks for are not."""
         return location.segment is None or self._has_extents
 
-    def enter_now(self, key: int, location: Location) -> Outcome:
-        return self._commits.commit_now(Put(key, location, None))
-
     async def put(self, put: Put | PutLease, outcome: Outcome | None = None) -> Outcome:
         """Enter a record or a lease; returns the outcome, with an error only if that failed for good.
 
@@ -135,16 +128,13 @@ class IndexEntries:
         `outcome`: of a first try, if there was one.
         """
         if outcome is None:
-            outcome = await self._commits.submit(put)
+            outcome = await self.submit(put)
         is_last_try = False
         while outcome.error is not None and means_full(outcome.error) and not is_last_try:
             self._space.free_budget_for(0)
             is_last_try = not await self._space.wait_for_news()
-            outcome = await self._commits.submit(put)
+            outcome = await self.submit(put)
         return outcome
-
-    async def fetch(self, fetch: Fetch) -> Outcome:
-        return await self._commits.submit(fetch)
 
     async def put_lease(self, number: int, blob: bytes) -> None:
         """Raises StoreFullError or StorageIOError; what was there still is."""
@@ -174,7 +164,7 @@ class IndexEntries:
             return
         self._space.promise()
         try:
-            outcomes = await self._commits.submit_all([*map(Delete, locations), *map(DeleteLease, leases)])
+            outcomes = await self.submit_all([*map(Delete, locations), *map(DeleteLease, leases)])
             for number, outcome in zip(leases, outcomes[len(locations) :], strict=True):
                 if outcome.error is not None:
                     self._undeleted_leases.add(number)
@@ -185,9 +175,6 @@ class IndexEntries:
                     self._undeleted[key] = location
         finally:
             self._space.settle_promise()
-
-    async def settle(self) -> None:
-        await self._commits.settle()
 
     def _free(self, location: Location) -> None:
         if location.segment is None or location.offset is None:

@@ -60,15 +60,9 @@ class _Refusal(NamedTuple):
 class ExtentSpace:
     """The segments of one tier. Lives on one loop; only its coroutines wait.
 
-    Args:
-        segment_files: makes and removes them.
-        budget: of the tier; segments are counted against it as they come and go.
-        mode: how they are opened.
-        executor: runs the jobs that make and close them.
-        idle_seconds: how long an empty segment is kept.
-
-    Attributes:
-        inodes: those of all segments that are open, or just being opened or closed.
+    Segments are counted against `budget` as they come and go. `executor`: runs the jobs that make and close them.
+    `idle_seconds`: how long an empty segment is kept. `inodes`: those of all segments that are open, or just being
+    opened or closed.
     """
 
     def __init__(
@@ -118,9 +112,7 @@ class ExtentSpace:
     def take_up(self, segments: Iterable[Segment], extents: Mapping[int, Mapping[int, int]]) -> None:
         """Continue with segments that hold records. Called once, before any `take`; the caller counts the budget.
 
-        Args:
-            segments: open; this space closes them.
-            extents: the extents in use, by segment: offset -> length.
+        `segments`: open; this space closes them. `extents`: those in use, by segment: offset -> length.
 
         Raises:
             ValueError: extents overlap, or lie outside their segment.

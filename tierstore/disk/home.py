@@ -154,9 +154,7 @@ class NamedHome:
     def __init__(self, directory: Path, new_seed: int | None = None) -> None:
         """Lock the folder; make it, if it is not there. Reads nothing yet. `close` unlocks it.
 
-        Args:
-            directory: an existing one.
-            new_seed: of 63 bits, for the checksums, if no files are kept that have one; None: a random one.
+        `new_seed`: of 63 bits, for the checksums, if no files are kept that have one; None: a random one.
 
         Raises:
             ConfigError: the directory or the folder cannot be used, or another process uses it; the message names it.

@@ -113,17 +113,8 @@ _KEY_BYTES = 8
 class Index:
     """Three tables in one LMDB environment. Every method blocks; no two calls may overlap.
 
-    Args:
-        file: open for reading and writing, with or without a name; the index closes it.
-        map_bytes: the most address space that LMDB's map may take, as `map_bytes_for` says.
-
-    Attributes:
-        file: the environment's file, opened for reading values where they lie.
-        allocated_bytes: the space that the file takes on disk, as of the last `apply` or the opening.
-
-    Raises:
-        lmdb.Error, DamagedBytesError: the file is damaged, or the map cannot be made.
-        OSError: the system refuses. In all cases `file` is closed.
+    The index closes `file`, from which large values are read where they lie. `allocated_bytes`: the space that it takes
+    on disk, as of the last `apply` or the opening. Errors as `Environment`'s.
     """
 
     def __init__(self, file: io.FileIO, map_bytes: int) -> None:

@@ -29,7 +29,7 @@ from .budget import DiskBudget
 from .codec.codec import parse_codec
 from .codec.policy import CodecPolicy
 from .endurance import WriteAllowance
-from .entries import Commits, IndexEntries
+from .entries import IndexEntries
 from .extents import ExtentSpace
 from .forking import let_go_of
 from .home import Contents, Home, UnnamedHome
@@ -49,27 +49,24 @@ _ADVICE_ON_ALLOWANCE = "wait, or raise max_write_bytes_per_day or host_bytes"
 class LocalDisk:
     """Keeps records under a directory. A `DiskTier`, empty at first unless its home has kept an earlier one's records.
 
-    All coroutines belong to one loop and do not block it; the constructor blocks for some milliseconds. A
-    coroutine that is cancelled ends when its job has ended, and a write then leaves no record. A record of
-    zero bytes is a record like any other.
+    All coroutines belong to one loop and do not block it; the constructor blocks for some milliseconds. A coroutine
+    that is cancelled ends when its job has ended, and a write then leaves no record. A record may have zero bytes.
 
     Args:
         directory: an existing one, on the drive to use.
         disk_bytes: the most that records may take; taken as it is needed.
-        inline_bytes: encoded records up to this length live in LMDB, longer ones in extents; None: all of
-            them up to 1 GiB live in LMDB.
+        inline_bytes: encoded records up to this length live in LMDB, longer ones in extents; None: all of up to
+            1 GiB do.
         codec: as `parse_codec`.
         checksum: verify on reading what was written.
         executor: runs the jobs; not shut down before `close` has returned.
-        num_at_once: how many records of each direction are at the device, encoded or decoded at once, at most.
-            With more jobs than that, the others take checksums meanwhile.
+        num_at_once: how many records of each direction are at the device, encoded or decoded at once, at most. Other
+            jobs take checksums meanwhile.
         session: part of every checksum: a record of another session is refused. A home with names has its own.
         home: where the files live, not opened yet; closed with the tier. None: under `directory`, without names.
         max_write_bytes_per_day: as `WriteAllowance`'s; None: no limit.
 
     Attributes:
-        scratch_bytes: the most working memory that its jobs hold, all together.
-        session: part of every checksum.
         leases: number -> bytes, as they were found when it was opened.
 
     Raises:
@@ -113,8 +110,8 @@ class LocalDisk:
         self._budget = _budget_with(disk_bytes, found)
         self._space = ExtentSpace(self._home, self._budget, self._mode, executor)
         self._space.take_up(found.segments, found.spans)
-        commits = Commits(self._index, executor)
-        self._entries = IndexEntries(commits, self._space, self._budget, has_extents=self._home.outlives)
+        outlives = self._home.outlives
+        self._entries = IndexEntries(self._index, executor, self._space, self._budget, has_extents=outlives)
         self._shelf = RecordShelf(
             found.locations,
             self._index,

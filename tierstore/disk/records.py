@@ -43,7 +43,6 @@ def write_record(
     Args:
         place: an extent for it.
         source: uint8, shape [n].
-        order: how to write it.
         value_limit_bytes: an encoded record up to this length is returned instead of written.
         pool: lends the working memory, and the turn at the device.
 
@@ -108,14 +107,10 @@ def make_value(source: memoryview, order: WriteOrder, pool: ScratchPool) -> Writ
 def read_record(
     place: FileRange, location: Location, seed: int | None, destination: memoryview, pool: ScratchPool
 ) -> ReadReport:
-    """Read, verify and decode one record.
+    """Read, verify and decode one record into `destination`: writable uint8, of the record's own length.
 
-    Args:
-        place: where it lies.
-        location: its entry, which may be damaged.
-        seed: of its checksum; None: this store takes none. The entry does not decide that.
-        destination: writable uint8, of the record's own length.
-        pool: lends the working memory.
+    `location`, its entry, may be damaged. `seed`: of its checksum; None: this store takes none. The entry does not
+    decide that.
 
     Raises:
         DamagedBytesError: not the bytes that were written under this seed; `destination` holds garbage.

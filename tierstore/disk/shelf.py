@@ -224,7 +224,7 @@ class RecordShelf:
         location = _location_of(record, written, extent.trimmed(written.encoded_bytes))
         if not self._entries.is_for(location):
             return _Filled(written, None)
-        return _Filled(written, self._entries.enter_now(record.key, location))
+        return _Filled(written, self._entries.commit_now(Put(record.key, location, None)))
 
     async def _enter(
         self, record: _Record, written: Written, extent: Extent | None, outcome: Outcome | None = None
@@ -257,7 +257,7 @@ class RecordShelf:
             receive = partial(
                 decode_small_value, location=location, seed=seed, destination=destination, pool=self._turns.reads
             )
-            outcome = await self._entries.fetch(Fetch(key, receive))
+            outcome = await self._entries.submit(Fetch(key, receive))
             with translated("read", "the index", _STILL_ON_DISK, key=key):
                 if outcome.error is not None:
                     raise outcome.error

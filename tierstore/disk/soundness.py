@@ -24,11 +24,8 @@ Spans = dict[int, dict[int, int]]
 def drop_unsound(locations: dict[int, Location], segment_bytes: Mapping[int, int]) -> tuple[Spans, list[int]]:
     """Remove from `locations` all records that cannot be right; returns the ranges of the others, and the keys removed.
 
-    Records that overlap are all removed: nobody knows which of them was written last.
-
-    Args:
-        locations: key -> where the record lies, as the index says; changed in place.
-        segment_bytes: the length of each segment file that is there, by number; a multiple of 4096.
+    Records that overlap are all removed: nobody knows which of them was written last. `segment_bytes`: the length of
+    each segment file that is there, by number; a multiple of 4096.
     """
     unsound = set()
     keys: dict[int, dict[int, int]] = {number: {} for number in segment_bytes}

@@ -37,8 +37,7 @@ class Stored(NamedTuple):
         kind: the name under which `codec_choices` counts the record.
         checksum: xxh3-64 over the bytes as they were given, with the record's own seed; None: none was taken, or they
             were encoded.
-        drive_seconds: time spent in the device; None: it is not known here.
-        cpu_seconds: CPU time of encoding, checksum and system calls; None: it is not known here.
+        drive_seconds, cpu_seconds: in the device; of encoding, checksum and system calls. None: not known here.
     """
 
     stored_bytes: int
@@ -50,13 +49,8 @@ class Stored(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """The receipt of a read.
-
-    Attributes:
-        read_bytes: bytes read from disk.
-        drive_seconds: time spent in the device; None: it is not known here, or was not measured.
-        cpu_seconds: CPU time of decoding, checksum and system calls; None: it is not known here.
-    """
+    """The receipt of a read: bytes read from disk, seconds in the device (None: not known here, or not measured), and
+    CPU time of decoding, checksum and system calls (None: not known here)."""
 
     read_bytes: int
     drive_seconds: float | None = None

@@ -42,13 +42,8 @@ _NEWEST_WEIGHT = 0.25
 
 
 class Choice(NamedTuple):
-    """How to write a record.
-
-    Attributes:
-        codec: how to encode it.
-        worst_ratio: encoding stops, and the record is stored as it is, if its ratio turns out to be above this.
-        probe: try the candidates on the way, for the records that follow.
-    """
+    """How to write a record. `worst_ratio`: encoding stops, and the record is stored as it is, if its ratio turns out
+    to be above this. `probe`: try the candidates on the way, for the records that follow."""
 
     codec: Codec
     worst_ratio: float
@@ -56,12 +51,8 @@ class Choice(NamedTuple):
 
 
 class Load(NamedTuple):
-    """The machine's load of late, without the store's own encoding.
-
-    Attributes:
-        demand: share of the time that the disk would be busy if nothing were encoded, 0 to 1.
-        free_cores: how many cores nobody else used.
-    """
+    """The machine's load of late, without the store's own encoding: the share of the time that the disk would be busy
+    if nothing were encoded, 0 to 1, and how many cores nobody else used."""
 
     demand: float
     free_cores: float

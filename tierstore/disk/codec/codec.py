@@ -1,20 +1,10 @@
 """Encodes and decodes records block by block, in constant memory and without any I/O.
 
-An encoded record is a sequence of blocks. Each holds up to `BLOCK_BYTES` of the record, independent of the
-others::
-
-    ┌──────────────────────────────┬──────────────────────┐
-    │ u32 little-endian            │ payload              │
-    │ bit 31: stored as it is      │ a zstd frame (of the │
-    │ bits 0-30: length of payload │ bytes or of their    │
-    │                              │ byte planes), packed │
-    │                              │ bits, a word that is │
-    │                              │ repeated, or the     │
-    │                              │ bytes themselves     │
-    └──────────────────────────────┴──────────────────────┘
-
-Because blocks are independent, a record can be decoded straight into its destination from chunks of any size, and the
-encoder can stop at any block. This costs zstd nothing at level 1, whose window is one block.
+An encoded record is a sequence of blocks, each of up to `BLOCK_BYTES` of the record, independent of the others: a
+header, u32 little-endian (bit 31: stored as it is; bits 0-30: length of the payload), and the payload (a zstd frame of
+the bytes or of their byte planes, packed bits, a word that is repeated, or the bytes themselves). So a record can be
+decoded straight into its destination from chunks of any size, and the encoder can stop at any block. This costs zstd
+nothing at level 1, whose window is one block.
 """
 
 from __future__ import annotations

@@ -24,14 +24,9 @@ _METER_EVERY_SECONDS = 0.1
 
 
 class CodecPolicy:
-    """A fixed codec, or the choice of one per kind of record. Lives on one loop; never blocks.
+    """A fixed codec (None: "auto"), or the choice of one per kind of record. Lives on one loop; never blocks.
 
-    Args:
-        fixed: the codec of all records; None: "auto".
-        num_at_once: how many records may be encoded at a time.
-
-    Attributes:
-        clock: takes the time of each transfer of unencoded bytes; None: the codec is fixed, so no speed is needed.
+    `clock`: takes the time of each transfer of unencoded bytes; None: the codec is fixed, so no speed is needed.
     """
 
     def __init__(self, fixed: Codec | None, num_at_once: int) -> None:
