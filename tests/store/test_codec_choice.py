@@ -134,6 +134,26 @@ def test_later_probes_overrule_the_first(slow: tuple[Codec, float, float, float]
     assert choose(made) == NO_CODEC
 
 
+@pytest.mark.parametrize("measured", [ZEROS, MASKS, RELU], ids=["zeros", "masks", "relu outputs"])
+@pytest.mark.parametrize("lane_gbps", [3.5, 1.0, 0.02])
+@pytest.mark.parametrize("write_gbps", [2.5, 0.5])
+def test_waits_on_the_way_overrule_even_the_cheapest_codec(
+    measured: Measured, lane_gbps: float, write_gbps: float
+) -> None:
+    """Threads wait for cores, and for the interpreter. One stall does not count, and waits are forgotten by and by."""
+    made = chooser(write_gbps, write_gbps, measured)
+    codec, ratio, _, _ = next(each for each in measured if each[0] == choose(made))
+    made.learn_written(FLOAT, RECORD, codec, int(RECORD * ratio), 60.0)
+    assert choose(made) == codec
+    for _ in range(40):
+        if choose(made) != NO_CODEC:
+            made.learn_written(FLOAT, RECORD, codec, int(RECORD * ratio), 4 * RECORD / lane_gbps / GB)
+    assert (choose(made) != NO_CODEC) == (lane_gbps > write_gbps)
+    for _ in range(30):
+        made.learn_samples(FLOAT, RECORD, [sample(*each) for each in measured])
+    assert choose(made) != NO_CODEC
+
+
 def test_more_that_is_saved_overrules_what_is_cheaper() -> None:
     half_constant = ((CONSTANT, 0.5, 17.0, 9.5), (FAST, 0.4, 8.0, 16.0))
     assert choose(chooser(0.5, 0.5, half_constant)) == FAST

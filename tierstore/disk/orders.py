@@ -50,6 +50,7 @@ class Written(NamedTuple):
         cpu_seconds: of this thread, for everything but the probe; encoding in vain included.
         write_seconds: spent in the device.
         samples: the probe's findings.
+        lane_seconds: of an encoded record, from its first byte to its last, waits for a core included; else None.
     """
 
     codec: Codec
@@ -60,6 +61,7 @@ class Written(NamedTuple):
     cpu_seconds: float
     write_seconds: float
     samples: tuple[Sample, ...]
+    lane_seconds: float | None = None
 
 
 class ReadReport(NamedTuple):

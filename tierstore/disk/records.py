@@ -55,11 +55,12 @@ def write_record(
     if order.codec != NO_CODEC or order.probe:
         with pool.lend() as scratch:
             samples = probe(source, order.itemsize_bytes, scratch) if order.probe else ()
-            cpu_started = time.thread_time()
+            started, cpu_started = time.perf_counter(), time.thread_time()
             if order.codec != NO_CODEC:
                 written = _write_encoded(place, source, order, value_limit_bytes, scratch)
                 if written is not None:
-                    return written._replace(cpu_seconds=time.thread_time() - cpu_started, samples=samples)
+                    cpu_seconds, lane_seconds = time.thread_time() - cpu_started, time.perf_counter() - started
+                    return written._replace(cpu_seconds=cpu_seconds, samples=samples, lane_seconds=lane_seconds)
     if round_up(len(source)) > place.num_bytes:
         raise DoesNotFitError
     checksum = _checksum(source, order.seed)

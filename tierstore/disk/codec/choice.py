@@ -3,9 +3,10 @@
 The codec with the least cost wins. Where a figure is missing, nothing is encoded::
 
     moving   raw      n/W + n/R                  W, R: the disk's bytes per second, all transfers together
-             encoded  n·max(r/W, e/p + r/(k·W)) + n·max(r/R, d/p + r/(k·R))
+             encoded  n·max(r/W, e/p + r/(k·W), s) + n·max(r/R, d/p + r/(k·R), s)
                       r: ratio; e, d: CPU seconds per byte to encode and decode; p: cores that are free for it;
-                      k: records that are moved at once
+                      k: records that are moved at once; s: for how long records were on their way down, per byte of
+                      all k, because threads also wait for the interpreter
     cost  =  demand · moving  +  price · n·(e + d)
 
 *demand* is how busy the disk would be if nothing were encoded: where training leaves it idle most of the time, faster
@@ -39,6 +40,7 @@ _LEAST_PRICE = 0.1  # of a CPU second: encoding on idle cores still takes memory
 _LEAST_CORES = 0.5  # that encoding gets if none are free: it waits for its turn
 _SHARED_CORES = 0.5  # of the idle ones: a busy training leaves cores idle for moments too short for a job
 _NEWEST_WEIGHT = 0.25
+_MOST_WAY_GROWTH = 2.0  # by one record
 
 
 class Choice(NamedTuple):
@@ -82,13 +84,18 @@ class _Figures(NamedTuple):
 
 @dataclass(slots=True)
 class _Class:
-    """Records that are decided on together: of one kind, and within a factor of two in size."""
+    """Records that are decided on together: of one kind, and within a factor of two in size.
+
+    `way_seconds`: for how long encoded ones were on their way down, per byte of all lanes; fades with each probe,
+    because records that are no longer encoded would never show that waits are over.
+    """
 
     codec: Codec = NO_CODEC
     records_since_probe: int = 0
     bytes_since_probe: int = 0
     num_probes: int = 0
     num_encoded: int = 0
+    way_seconds: float = 0.0
     figures: dict[Codec, _Figures] = field(default_factory=dict)
 
     def is_probe_due(self, num_bytes: int) -> bool:
@@ -138,17 +145,29 @@ class CodecChooser:
 
     def learn_samples(self, kind: Kind, num_bytes: int, samples: Iterable[Sample]) -> None:
         """Take in what a probe of a record found."""
-        figures = self._class_of(kind, num_bytes).figures
+        found = self._class_of(kind, num_bytes)
+        figures = found.figures
         for codec, raw_bytes, encoded_bytes, encode_seconds, decode_seconds in samples:
             newest = _Figures(encoded_bytes / raw_bytes, encode_seconds / raw_bytes, decode_seconds / raw_bytes)
             known = figures.get(codec, newest)
             figures[codec] = _Figures(*(_blend(old, new) for old, new in zip(known, newest, strict=True)))
+        found.way_seconds = _blend(found.way_seconds, 0.0)
 
-    def learn_written(self, kind: Kind, num_bytes: int, codec: Codec, encoded_bytes: int) -> None:
-        """Take in how long a record for which `codec` was chosen is on disk: its full length if that was in vain."""
-        figures = self._class_of(kind, num_bytes).figures
-        if (known := figures.get(codec)) is not None:
-            figures[codec] = known._replace(ratio=_blend(known.ratio, encoded_bytes / num_bytes))
+    def learn_written(
+        self, kind: Kind, num_bytes: int, codec: Codec, encoded_bytes: int, lane_seconds: float | None = None
+    ) -> None:
+        """Take in a record for which `codec` was chosen; `encoded_bytes`: its full length if that was in vain.
+
+        `lane_seconds`: from its first byte to its last, while others had their turns too; None: not known. That of one
+        that met a stall counts as the time of unencoded bytes at most; only repeated ones count for more.
+        """
+        found = self._class_of(kind, num_bytes)
+        if (known := found.figures.get(codec)) is not None:
+            found.figures[codec] = known._replace(ratio=_blend(known.ratio, encoded_bytes / num_bytes))
+        if lane_seconds is not None:
+            most_seconds = max(self.disk_seconds(1, 0) or 0.0, _MOST_WAY_GROWTH * found.way_seconds)
+            way_seconds = lane_seconds / num_bytes / self._num_lanes
+            found.way_seconds = _blend(found.way_seconds, min(way_seconds, most_seconds))
 
     def learn_speed(self, direction: str, bytes_per_second: float) -> None:
         """Take in how fast the disk was of late; `direction`: "write" or "read"."""
@@ -170,11 +189,11 @@ class CodecChooser:
         least_ratio = _WORST_RATIO
         for codec in sorted(found.figures, key=_CHEAPEST_FIRST.index):
             if (figures := found.figures[codec]).ratio < least_ratio:
-                costs[codec] = self._cost(figures, load)
+                costs[codec] = self._cost(found, figures, load)
                 least_ratio = figures.ratio - _SAME_RATIO
         if "write" not in self._speeds or not costs:
             return NO_CODEC
-        costs[NO_CODEC] = self._cost(None, load)
+        costs[NO_CODEC] = self._cost(found, None, load)
         best = min(costs, key=lambda codec: costs[codec])
         present = found.codec if found.codec in costs else NO_CODEC
         if costs[best] >= _SWITCH_BELOW * costs[present]:
@@ -189,9 +208,10 @@ class CodecChooser:
         found.num_encoded += 1
         if found.num_encoded % _TRIAL_AFTER_RECORDS >= _TRIAL_RECORDS or found.num_encoded < _TRIAL_AFTER_RECORDS:
             return False
-        return self._cost(None, load, faster=2) < self._cost(found.figures[found.codec], load, faster=2)
+        figures = found.figures[found.codec]
+        return self._cost(found, None, load, faster=2) < self._cost(found, figures, load, faster=2)
 
-    def _cost(self, figures: _Figures | None, load: Load, faster: float = 1) -> float:
+    def _cost(self, found: _Class, figures: _Figures | None, load: Load, faster: float = 1) -> float:
         """Seconds of training that it costs to write and read a byte; `faster`: on a disk so many times as fast."""
         write, read = ((self.disk_seconds(*way) or 0.0) / faster for way in ((1, 0), (0, 1)))
         if figures is None:
@@ -199,7 +219,8 @@ class CodecChooser:
         cores = min(max(load.free_cores, _LEAST_CORES), self._num_lanes)
         moving_seconds = 0.0
         for disk, cpu in ((write, figures.encode_seconds), (read, figures.decode_seconds)):
-            moving_seconds += max(figures.ratio * disk, cpu / cores + figures.ratio * disk / self._num_lanes)
+            disk *= figures.ratio
+            moving_seconds += max(disk, cpu / cores + disk / self._num_lanes, found.way_seconds)
         cpu_seconds = figures.encode_seconds + figures.decode_seconds
         wanted_cores = max(1.0, cpu_seconds / moving_seconds)
         price = max(_LEAST_PRICE, 1 - max(0.0, load.free_cores - _SHARED_CORES) / wanted_cores)

@@ -65,9 +65,10 @@ class CodecPolicy:
         """Take in how a write went; returns the kind's name in `choices`."""
         if self._fixed is None:
             self._learn_job(written.cpu_seconds, num_bytes, 0)
-            self._chooser.learn_samples(kind, num_bytes, written.samples)
+            if written.samples:
+                self._chooser.learn_samples(kind, num_bytes, written.samples)
             if order.codec != NO_CODEC:
-                self._chooser.learn_written(kind, num_bytes, order.codec, written.encoded_bytes)
+                self._chooser.learn_written(kind, num_bytes, order.codec, written.encoded_bytes, written.lane_seconds)
         return self._count(kind, str(written.codec))
 
     def learn_read(self, num_bytes: int, report: ReadReport) -> None:
