@@ -56,8 +56,6 @@ class InsideStore:
         self.device_window = self.devices.window
         self.returner = store._core.returner
 
-    # --- who may call, and who waits ------------------------------------------------------------------------------
-
     @property
     def lock(self) -> Any:
         return self.residency.lock
@@ -95,8 +93,6 @@ class InsideStore:
     def replace_progress(self, condition: object) -> None:
         """Have threads wait on something else than the condition."""
         set_existing(self.residency, _progress=condition)
-
-    # --- records and noted tensors --------------------------------------------------------------------------------
 
     @property
     def records(self) -> list[Record]:
@@ -155,8 +151,6 @@ class InsideStore:
         """Whether something that was named to `prefetch` is still to be fetched."""
         return self.rules.by_hand.peek() is not None
 
-    # --- memory ---------------------------------------------------------------------------------------------------
-
     def window(self, name: Literal["host", "staging", "lent"]) -> Window:
         """One of the windows of host memory."""
         window: Window = getattr(self.rules.windows, name)
@@ -195,8 +189,6 @@ class InsideStore:
     def num_lanes(self) -> int:
         """Records in flight each way, at most."""
         return self.engine._num_spills
-
-    # --- engine, daemon and trace ---------------------------------------------------------------------------------
 
     def stall(self) -> threading.Event:
         return InsideEngine(self.engine).stall()

@@ -14,10 +14,9 @@ from tests.daemon.clients import client_of, report_of, sessions_of
 from tests.daemon.conftest import DaemonProcess, StartDaemon
 from tierstore import DaemonUnavailableError, TierStore
 from tierstore.daemon.sessions import COUNTER, KEY_BITS, Session, kept_leases, new_lease
+from tierstore.disk.budget import map_bytes_for
 from tierstore.disk.home import FOLDER_NAME
-from tierstore.disk.index import Index
-from tierstore.disk.operations import PutLease
-from tierstore.disk.values import map_bytes_for
+from tierstore.disk.index import Index, PutLease
 
 LEASE, TOKEN = new_lease(3, 0, "trainer", None, 1)
 SOUND = msgspec.msgpack.encode(LEASE)

@@ -167,7 +167,6 @@ def _content_seeds() -> list[bytes]:
 
 _MODULES = (
     "tierstore.disk.codec.codec",
-    "tierstore.disk.codec.byte_planes",
     "tierstore.disk.codec.bits",
     "tierstore.disk.codec.constant",
     "tierstore.disk.codec.family",

@@ -18,17 +18,16 @@ import zstandard
 from tests.fuzz.encoded import small_scratch
 from tests.fuzz.target import Target, raises
 from tierstore.daemon.sessions import KEY_BITS, Lease, kept_leases
+from tierstore.disk.budget import map_bytes_for, value_charge_bytes
 from tierstore.disk.codec.codec import DamagedBytesError
 from tierstore.disk.home import FOLDER_NAME, NamedHome
 from tierstore.disk.index import Index
-from tierstore.disk.io_mode import IoMode
 from tierstore.disk.location import Location, record_seed
 from tierstore.disk.orders import FileRange
 from tierstore.disk.records import decode_small_value, read_record
 from tierstore.disk.scratch import ScratchPool
-from tierstore.disk.segments import close_segments
+from tierstore.disk.segments import IoMode, close_segments
 from tierstore.disk.soundness import drop_unsound
-from tierstore.disk.values import map_bytes_for, value_charge_bytes
 
 __all__ = ["TARGETS"]
 

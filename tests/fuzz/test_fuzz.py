@@ -89,9 +89,6 @@ def test_kept_inputs_fit_into_little_memory_of_any_kind(name: str) -> None:
     assert run.stdout.endswith("inputs\n")
 
 
-# --- the bounds bite ------------------------------------------------------------------------------------------------
-
-
 def test_bounds_memory_beyond_them_raises() -> None:
     with pytest.raises(TooMuchError, match="bytes of memory"), bounded(10**6, 2**20):
         bytearray(2**21)

@@ -11,16 +11,16 @@ MUTATIONS = {
             "if outcome is None: ...",
             """
             if outcome is None:
-                __import__("asyncio").ensure_future(self._commits.submit(put))
+                __import__("asyncio").ensure_future(self.submit(put))
                 outcome = Outcome(None)
             """,
         ),
         "a write returns when the index has its extent": replace(
             "RecordShelf._fill_and_enter",
-            "return _Filled(written, self._entries.enter_now(...))",
+            "return _Filled(written, self._entries.commit_now(...))",
             """
             arguments = ...,
-            __import__("threading").Thread(target=self._entries.enter_now, args=arguments).start()
+            __import__("threading").Thread(target=self._entries.commit_now, args=arguments).start()
             return _Filled(written, Outcome(None))
             """,
         ),

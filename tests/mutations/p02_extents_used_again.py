@@ -8,11 +8,11 @@ MUTATIONS = {
     "test_space_of_a_discarded_record_is_free_when_its_deletion_has_committed": {
         "space is free when the deletion has committed": replace(
             "IndexEntries.delete",
-            "outcomes = await self._commits.submit_all(...)",
+            "outcomes = await self.submit_all(...)",
             """
             for location in locations.values():
                 self._free(location)
-            outcomes = await self._commits.submit_all(...)
+            outcomes = await self.submit_all(...)
             outcomes, locations = outcomes[len(locations):], {}
             """,
         ),

@@ -13,12 +13,18 @@ from tests.reliability.drives import MIB, mounted_drive, used_bytes
 from tierstore import TierStore
 from tierstore.daemon.options import OPTIONS
 
-__all__ = ["DRIVE_BYTES", "OpenStore", "short_directory", "start_daemon"]
+__all__ = ["DRIVE_BYTES", "OpenStore", "end_well", "short_directory", "start_daemon"]
 
 DRIVE_BYTES = 64 * MIB
 
 OpenStore = Callable[..., TierStore]
 """`open_store(**options)`: a store of either kind on `small_drive`, closed at the end."""
+
+
+def end_well(daemon: DaemonProcess) -> None:
+    """It ends as it should."""
+    assert daemon.stop() == 0, daemon.log
+    assert "a bug" not in daemon.log, daemon.log
 
 
 @pytest.fixture
@@ -60,8 +66,7 @@ def open_store(request: pytest.FixtureRequest, small_drive: Path, start_daemon: 
     for store in stores:
         store.close()
     for daemon in daemons:
-        assert daemon.stop() == 0, daemon.log
-        assert "a bug" not in daemon.log, daemon.log
+        end_well(daemon)
     left = {path.name for path in small_drive.iterdir()} - {"lost+found"}
     assert not left, f"files were left behind: {left}"
     assert used_bytes(small_drive) == empty_bytes

@@ -148,9 +148,6 @@ def _threads(place: Path, _: Limit) -> Ending:
     return _Child(place / "threads", run).ending()
 
 
-# --- in a child -------------------------------------------------------------------------------------------------------
-
-
 def _train(open_one: Callable[[], TierStore], limit: Limit) -> None:
     """One step without a store, and one with it; the limit comes between."""
     torch.manual_seed(0)
@@ -200,9 +197,6 @@ def _num_threads_of(uid: int) -> int:
         except OSError:
             continue  # it has ended
     return number
-
-
-# --- in the parent ----------------------------------------------------------------------------------------------------
 
 
 def _takes_connections(where: Path) -> bool:

@@ -15,6 +15,7 @@ import torch
 from tests.daemon.clients import sessions_of
 from tests.daemon.conftest import StartDaemon, environment_of_tests
 from tests.descriptors import descriptors_of
+from tests.reliability.conftest import end_well
 from tests.reliability.endings import ENDINGS
 from tierstore import TierStore, tiered_offload
 from tierstore.hooks.saved import SavedTensor
@@ -51,12 +52,8 @@ def test_exit_with_a_daemon_s_store_in_use_is_quiet_and_ends_the_session(start_d
     while sessions_of(daemon):  # one that could not say that it closes has a lease that ends by the daemon's clock
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    assert daemon.stop() == 0, daemon.log
-    assert "a bug" not in daemon.log, daemon.log
+    end_well(daemon)
     assert list(daemon.path.iterdir()) == []
-
-
-# --- pickling ---------------------------------------------------------------------------------------------------------
 
 
 def saved_tensor(store: TierStore, monkeypatch: pytest.MonkeyPatch) -> tuple[SavedTensor, torch.Tensor]:
@@ -86,9 +83,6 @@ def test_pickled_store_handle_and_saved_tensor_say_that_they_cannot_be(
         for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
             with pytest.raises(TypeError, match=f"tierstore {word} .*cannot be pickled"):
                 pickle.dumps(thing, protocol)
-
-
-# --- workers ----------------------------------------------------------------------------------------------------------
 
 
 def held_of_a_store(directory: str) -> list[str]:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.daemon.conftest import DaemonProcess
+from tests.reliability.conftest import end_well
 from tests.reliability.drives import MIB
 from tests.reliability.test_full_disk import SETTINGS, Graphs
 from tierstore import StorageIOError, TierStore
@@ -32,8 +33,7 @@ def store(request: pytest.FixtureRequest, small_drive: Path) -> Iterator[TierSto
     settings = {name: value for name, value in SETTINGS.items() if name != "codec"}
     with TierStore.connect(daemon.socket, **settings) as opened:  # type: ignore[arg-type]
         yield opened
-    assert daemon.stop() == 0, daemon.log
-    assert "a bug" not in daemon.log, daemon.log
+    end_well(daemon)
 
 
 def device_of(drive: Path) -> str:

@@ -32,23 +32,15 @@ def check(kind: str, address: Path, seed: int, num_interrupts: int, census: Cens
     assert tally.in_forward + tally.in_backward + tally.elsewhere > num_interrupts // 2
 
 
-def check_sidecar(start_daemon: StartDaemon, seed: int, num_interrupts: int, census: Census) -> None:
-    daemon = start_daemon(codec="none", disk_bytes="256MiB", grace_seconds=0.1)
-    check("sidecar", daemon.socket, seed, num_interrupts, census)
-    assert sessions_of(daemon) == {}
-    assert daemon.stop() == 0, daemon.log
-    assert list(daemon.path.iterdir()) == []
+OFTEN = [pytest.param(seed, 250, marks=pytest.mark.many) for seed in range(10, 14)]
 
 
-def test_interrupted_at_random_gradients_stay_right(directories: Path, census: Census) -> None:
-    check("embedded", directories, 1, 12, census)
-
-
-@pytest.mark.many
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("seed", range(10, 14))
-def test_interrupted_many_times_gradients_stay_right(directories: Path, census: Census, seed: int) -> None:
-    check("embedded", directories, seed, 250, census)
+@pytest.mark.parametrize(("seed", "num_interrupts"), [(1, 12), *OFTEN])
+def test_interrupted_at_random_gradients_stay_right(
+    directories: Path, census: Census, seed: int, num_interrupts: int
+) -> None:
+    check("embedded", directories, seed, num_interrupts, census)
 
 
 @pytest.mark.many
@@ -57,4 +49,8 @@ def test_interrupted_many_times_gradients_stay_right(directories: Path, census: 
 def test_interrupted_many_times_with_a_daemon_gradients_stay_right(
     start_daemon: StartDaemon, census: Census, seed: int
 ) -> None:
-    check_sidecar(start_daemon, seed, 200, census)
+    daemon = start_daemon(codec="none", disk_bytes="256MiB", grace_seconds=0.1)
+    check("sidecar", daemon.socket, seed, 200, census)
+    assert sessions_of(daemon) == {}
+    assert daemon.stop() == 0, daemon.log
+    assert list(daemon.path.iterdir()) == []

@@ -22,6 +22,7 @@ from tests.conftest import MakeStore
 from tests.daemon.clients import sessions_of
 from tests.daemon.conftest import DaemonProcess, StartDaemon, environment_of_tests
 from tests.daemon.training import gradients, make_model, nothing
+from tests.reliability.conftest import end_well
 from tests.reliability.drives import used_bytes
 from tests.reliability.states import STATES, content, copies_for, held_at, host_bytes_for
 from tests.reliability.supervised import SupervisedDaemon
@@ -93,9 +94,6 @@ def test_every_state_can_be_brought_about(make_store: MakeStore, state: str) -> 
         copies.end()
 
 
-# --- the trainer, with a store of its own -----------------------------------------------------------------------------
-
-
 def check_drive(drive: Path, empty_bytes: int) -> None:
     assert {path.name for path in drive.iterdir()} <= {"lost+found"}
     assert used_bytes(drive) == empty_bytes
@@ -121,23 +119,16 @@ def test_trainer_killed_at_each_state_leaves_no_byte(small_drive: Path, states: 
     check_drive(small_drive, empty_bytes)
 
 
-def check_trainer_killed_at_random(drive: Path, num_kills: int, census: Census) -> None:
-    empty_bytes, steps = used_bytes(drive), random.Random(num_kills)
-    with trainers("embedded", drive) as made:
-        for _ in range(num_kills):
-            made.kill_after(made.start("train"), steps.uniform(0, 0.4))
-            check_drive(drive, empty_bytes)
-            census.count("trainer with an embedded store, killed at random", "kills, no byte left")
-    check_next_start(drive)
-
-
 @pytest.mark.parametrize("num_kills", [4, pytest.param(200, marks=pytest.mark.many)])
 @pytest.mark.timeout(600)
 def test_trainer_killed_at_any_moment_leaves_no_byte(small_drive: Path, census: Census, num_kills: int) -> None:
-    check_trainer_killed_at_random(small_drive, num_kills, census)
-
-
-# --- the trainer, with a daemon ---------------------------------------------------------------------------------------
+    empty_bytes, steps = used_bytes(small_drive), random.Random(num_kills)
+    with trainers("embedded", small_drive) as made:
+        for _ in range(num_kills):
+            made.kill_after(made.start("train"), steps.uniform(0, 0.4))
+            check_drive(small_drive, empty_bytes)
+            census.count("trainer with an embedded store, killed at random", "kills, no byte left")
+    check_next_start(small_drive)
 
 
 class Neighbour:
@@ -181,8 +172,7 @@ def daemon_with_a_neighbour(start_daemon: StartDaemon) -> Iterator[tuple[DaemonP
         neighbour.train()
     finally:
         neighbour.store.close()
-    assert daemon.stop() == 0, daemon.log
-    assert "a bug" not in daemon.log, daemon.log
+    end_well(daemon)
     assert list(daemon.path.iterdir()) == [], "nobody is left, nor is anything else"
 
 
@@ -200,7 +190,9 @@ def test_client_killed_at_each_state_is_forgotten_after_the_grace_period(
             neighbour.check()
 
 
-def check_client_killed_at_random(start_daemon: StartDaemon, num_kills: int, census: Census) -> None:
+@pytest.mark.parametrize("num_kills", [4, pytest.param(200, marks=pytest.mark.many)])
+@pytest.mark.timeout(600)
+def test_client_killed_at_any_moment_is_forgotten(start_daemon: StartDaemon, census: Census, num_kills: int) -> None:
     steps = random.Random(num_kills)
     with daemon_with_a_neighbour(start_daemon) as (daemon, neighbour), trainers("sidecar", daemon.socket) as made:
         own_bytes = sessions_of(daemon)["neighbour"]
@@ -209,15 +201,6 @@ def check_client_killed_at_random(start_daemon: StartDaemon, num_kills: int, cen
             neighbour.check()
             wait_for_the_end_of_leases(daemon, own_bytes)
             census.count("client of a daemon, killed at random", "kills, session freed")
-
-
-@pytest.mark.parametrize("num_kills", [4, pytest.param(200, marks=pytest.mark.many)])
-@pytest.mark.timeout(600)
-def test_client_killed_at_any_moment_is_forgotten(start_daemon: StartDaemon, census: Census, num_kills: int) -> None:
-    check_client_killed_at_random(start_daemon, num_kills, census)
-
-
-# --- the daemon -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

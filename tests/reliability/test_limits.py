@@ -60,6 +60,17 @@ ON_EITHER = pytest.mark.parametrize(
 )
 """Tests that take seconds run on two drives when asked for."""
 ON_TWO = pytest.mark.parametrize("drives", [2], ids=["two drives"], indirect=True)
+ON_PAIRS = pytest.mark.parametrize(
+    ("drives", "daemon"),
+    [
+        pytest.param(1, "embedded", id="one drive, embedded"),
+        pytest.param(2, "sidecar", id="two drives, sidecar"),
+        pytest.param(1, "sidecar", id="one drive, sidecar", marks=pytest.mark.many),
+        pytest.param(2, "embedded", id="two drives, embedded", marks=pytest.mark.many),
+    ],
+    indirect=True,
+)
+"""Tests that open stores again and again take each number of drives, and each kind of store, once."""
 
 
 @pytest.fixture(params=[1, 2], ids=["one drive", "two drives"])
@@ -224,6 +235,7 @@ def threads_left(number: int) -> Iterator[None]:
         threading.stack_size(before)
 
 
+@ON_PAIRS
 def test_threads_refused_while_a_store_is_opened_say_so_and_nothing_is_left(open_one: Open) -> None:
     with threads_left(0), pytest.raises(StorageIOError, match="no more threads can be started"):
         open_one()
@@ -242,6 +254,7 @@ def test_thread_refused_to_a_trace_says_so_and_the_next_one_is_whole(store_direc
         assert read_trace(place).header.pid == os.getpid()
 
 
+@ON_PAIRS
 def test_descriptors_used_up_while_a_store_is_opened_say_so_and_nothing_is_left(
     open_one: Open, daemon: DaemonProcess | None, drives: Drives
 ) -> None:
@@ -338,9 +351,7 @@ def test_descriptors_used_up_while_a_client_reconnects_are_waited_for(
         _check(store)
 
 
-# --- files --------------------------------------------------------------------------------------------------------
-
-
+@ON_PAIRS
 def test_limit_on_sizes_of_files_is_told_when_a_store_is_opened(open_one: Open) -> None:
     """The shared window of a client is a file too (memfd_create(2)). Python ignores the signal, SIGXFSZ."""
     open_one().close()  # whatever is opened once
@@ -367,6 +378,7 @@ def test_limit_on_sizes_of_files_beneath_an_open_store_keeps_the_bytes_in_memory
         _check(store)
 
 
+@ON_PAIRS
 def test_directory_deleted_beneath_an_open_store_is_told_by_what_needs_a_new_file(
     open_one: Open, drives: Drives
 ) -> None:
@@ -405,9 +417,6 @@ def test_directory_of_one_of_two_drives_deleted_leaves_the_writes_to_the_other(
         handles.clear()
         _check(store)
     drives[place].mkdir()
-
-
-# --- memory -------------------------------------------------------------------------------------------------------
 
 
 def _graph(store: TierStore, weights: list[torch.Tensor]) -> torch.Tensor:
@@ -527,9 +536,6 @@ def test_addresses_for_the_slab_refused_its_slots_are_mapped_one_by_one(
         _check(store)
 
 
-# --- stack, and what other threads raise ---------------------------------------------------------------------------
-
-
 def _with_stack_left(number: int, call: Callable[[], object]) -> object:
     """`call` where so many more calls may be nested."""
 
@@ -548,6 +554,7 @@ def _with_stack_left(number: int, call: Callable[[], object]) -> object:
         sys.setrecursionlimit(before)
 
 
+@ON_EITHER
 @pytest.mark.parametrize("what", ["put", "get", "backward"])
 def test_stack_used_up_within_a_call_closes_the_store_or_changes_nothing(store_drives: Drives, what: str) -> None:
     """With room for 1, 2, ... nested calls, until that is enough."""
@@ -591,6 +598,7 @@ class _AskedToEndError(Exception):
     """What one thread has another raise (PyThreadState_SetAsyncExc), as some time limits do."""
 
 
+@ON_EITHER
 @pytest.mark.parametrize("is_changing", [True, False], ids=["in the midst of a change", "before it"])
 def test_error_that_another_thread_raises_in_the_midst_of_a_call_closes_the_store(
     store_drives: Drives, is_changing: bool
@@ -669,6 +677,7 @@ def test_limit_on_addresses_leaves_room_for_training(store_drives: Drives, budge
     assert int(done.stdout) < limit
 
 
+@ON_EITHER
 def test_addresses_for_a_longer_index_refused_its_records_can_be_read_and_deleted(store_drives: Drives) -> None:
     with TierStore(store_drives, host_bytes=0, staging_bytes="1MiB", disk_bytes="8GiB", codec="none") as store:
         handles = [store.put(torch.full((8192,), float(number))) for number in range(100)]

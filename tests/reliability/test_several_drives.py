@@ -16,7 +16,7 @@ from tests.daemon.clients import sessions_of
 from tests.daemon.conftest import DaemonProcess, StartDaemon
 from tests.daemon.test_damaged_index import misnumber_pages
 from tests.daemon.training import gradients, make_model, nothing
-from tests.reliability.conftest import DRIVE_BYTES, OpenStore
+from tests.reliability.conftest import DRIVE_BYTES, OpenStore, end_well
 from tests.reliability.drives import MIB, fill_up, mounted_drive, used_bytes
 from tests.reliability.test_damage import LARGE, SMALL, Stored, assert_trains, flip_wherever, is_in_files
 from tests.reliability.test_failing_drive import make_read_only, shut_down
@@ -85,8 +85,7 @@ def open_over_both(request: pytest.FixtureRequest, drives: Drives, start_daemon:
     for store in stores:
         store.close()
     for daemon in daemons:
-        assert daemon.stop() == 0, daemon.log
-        assert "a bug" not in daemon.log, daemon.log
+        end_well(daemon)
 
 
 def assert_empty_and_trains(store: TierStore) -> None:
@@ -95,9 +94,6 @@ def assert_empty_and_trains(store: TierStore) -> None:
     stats = store.stats()
     assert (stats.live_handles, stats.disk_bytes, stats.host_bytes) == (0, 0, 0)
     assert_trains(store)
-
-
-# --- a drive that is full, or fails -----------------------------------------------------------------------------------
 
 
 @MOSTLY_EMBEDDED
@@ -245,9 +241,6 @@ def test_space_on_both_drives_is_given_back(drives: Drives) -> None:
             assert store.stats().disk_bytes == 0
 
 
-# --- damage -----------------------------------------------------------------------------------------------------------
-
-
 def test_payload_flipped_on_either_drive_of_a_daemon_is_refused_and_others_are_right(
     drives: Drives, start_daemon: StartDaemon
 ) -> None:
@@ -270,8 +263,7 @@ def test_payload_flipped_on_either_drive_of_a_daemon_is_refused_and_others_are_r
         stored.check(range(8, 16))
         assert_trains(store)
         stored.handles.clear()
-    assert daemon.stop() == 0, daemon.log
-    assert "a bug" not in daemon.log, daemon.log
+    end_well(daemon)
 
 
 def told_of_each(stored: Stored) -> list[str]:
@@ -304,8 +296,7 @@ def check_new_client(daemon: DaemonProcess) -> None:
     """It trains, and the daemon ends as it should."""
     with TierStore.connect(daemon.socket, host_bytes=0) as store:
         assert_trains(store)
-    assert daemon.stop() == 0, daemon.log
-    assert "a bug" not in daemon.log, daemon.log
+    end_well(daemon)
 
 
 @pytest.mark.parametrize("place", [0, 1], ids=["the first drive", "the second drive"])
@@ -362,9 +353,6 @@ def test_index_that_cannot_be_changed_on_one_drive_ends_the_daemon_and_that_driv
     check_new_client(daemon)
 
 
-# --- kills ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("state", ["writing", "writing, stored", "reading", "train"])
 def test_trainer_killed_leaves_no_byte_on_either_drive(drives: Drives, state: str) -> None:
     """The fixture looks at both drives."""
@@ -385,8 +373,7 @@ def test_client_killed_is_forgotten_on_both_drives_of_its_daemon(drives: Drives,
                     assert time.monotonic() < deadline
                     time.sleep(0.02)
         assert_trains(neighbour)
-    assert daemon.stop() == 0, daemon.log
-    assert "a bug" not in daemon.log, daemon.log
+    end_well(daemon)
 
 
 def test_daemon_on_two_drives_goes_on_after_a_kill(drives: Drives, start_daemon: StartDaemon) -> None:
@@ -411,8 +398,7 @@ def test_daemon_on_two_drives_goes_on_after_a_kill(drives: Drives, start_daemon:
             assert torch.equal(store.get(handle), tensor)
         assert len(sessions_of(daemon)) == 1
         del handles, handle
-    assert daemon.stop() == 0, daemon.log
-    assert "a bug" not in daemon.log, daemon.log
+    end_well(daemon)
 
 
 @pytest.mark.many

@@ -72,8 +72,6 @@ class Worker:
             except Empty:
                 break
 
-    # --- by hand ------------------------------------------------------------------------------------------------
-
     def put(self) -> None:
         for _ in range(self.chance.randint(1, 4)):
             key = self.chance.getrandbits(40)
@@ -107,8 +105,6 @@ class Worker:
         if not is_payload(self.store.get(handle), key):
             raise WrongBytesError(f"handle {handle} is not payload {key}")
         self.counts["reads verified"] += 1
-
-    # --- under autograd -------------------------------------------------------------------------------------------
 
     def train(self) -> None:
         """A step or two of one graph, sometimes of one that was seen before: its order is known then."""

@@ -88,18 +88,12 @@ def test_trainer_without_room_for_a_session_connects_again_on_a_small_drive_and_
         assert daemon.stop() == 0, daemon.log
 
 
-# --- a round can be repeated ------------------------------------------------------------------------------------------
-
-
 def test_plan_same_seed_and_number_is_the_same_round() -> None:
     plans = [plan_of(3, number, 40, 3) for number in range(len(DISTURBANCES))]
     assert plans == [plan_of(3, number, 40, 3) for number in range(len(DISTURBANCES))]
     assert tuple(plan.disturbance for plan in plans) == DISTURBANCES
     assert plans[0] != plan_of(4, 0, 40, 3)
     assert all(plan.trainers[0].allowed == () for plan in plans if plan.disturbance in ("nothing", "daemon killed"))
-
-
-# --- what is wrong is seen --------------------------------------------------------------------------------------------
 
 
 def make_worker(store: TierStore, allowed: tuple[str, ...] = ()) -> Worker:

@@ -23,9 +23,8 @@ from pathlib import Path
 import msgspec
 
 from tierstore.disk.home import NamedHome
-from tierstore.disk.index import Index
+from tierstore.disk.index import Index, Put
 from tierstore.disk.local import LocalDisk
-from tierstore.disk.operations import Put
 from tierstore.disk.tier import Kind
 from tierstore.errors import CorruptDataError, StorageIOError
 

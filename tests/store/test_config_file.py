@@ -107,8 +107,6 @@ def test_file_without_tables_is_the_defaults(write: Write, store: TierStore) -> 
     assert offload_options(write(""), {}).values == {}
 
 
-# --- what cannot be used ----------------------------------------------------------------------------------------------
-
 BAD_STORES: list[tuple[str, str, object, str]] = [
     ("[store]\npath = '{drive}'\nhost_byte = 1", "store.host_byte", 1, "host_bytes, disk_bytes"),
     ("[store]\npath = '{drive}'\nhost_bytes = '12 parsecs'", "store.host_bytes", "12 parsecs", "GiB"),

@@ -19,16 +19,6 @@ MIB = 2**20
 HOUR_SECONDS = 3600.0
 
 
-def test_day_is_spent_at_once_and_then_refused() -> None:
-    allowance = WriteAllowance(1000, now=5.0)
-    assert allowance.left_bytes(5.0) == 1000
-    assert allowance.take(600, 5.0)
-    assert not allowance.take(401, 5.0)
-    assert allowance.take(400, 5.0)
-    assert not allowance.take(1, 5.0)
-    assert allowance.take(0, 5.0)
-
-
 def test_refills_evenly_up_to_a_day() -> None:
     allowance = WriteAllowance(2400, now=0.0)
     assert allowance.take(2400, 0.0)
@@ -93,9 +83,6 @@ def test_no_span_of_time_sees_more_than_a_day_and_what_refilled(day_bytes: int, 
             total += num_bytes
             most = day_bytes * (1 + (ends_at - begins_at) / DAY_SECONDS)
             assert total <= most * (1 + 1e-9) + 1
-
-
-# --- a store ----------------------------------------------------------------------------------------------------------
 
 
 class Clock:

@@ -21,8 +21,7 @@ from tierstore.disk.budget import DiskBudget
 from tierstore.disk.extents import ExtentSpace
 from tierstore.disk.forking import Inode, inode_of, not_while_forking
 from tierstore.disk.home import UnnamedHome
-from tierstore.disk.io_mode import detect_io_mode
-from tierstore.disk.segments import close_segments, open_segment
+from tierstore.disk.segments import close_segments, detect_io_mode, open_segment
 from tierstore.errors import StoreFullError
 
 BLOCK = ALIGNMENT_BYTES
@@ -277,7 +276,7 @@ async def test_take_reports_what_the_file_system_says(
 
     space = open_space(DiskBudget(2**20))
     with monkeypatch.context() as patch:
-        patch.setattr("tierstore.disk.system_calls.reserve", refuse)
+        patch.setattr("tierstore.disk.transfer.reserve", refuse)
         with pytest.raises(error, match=os.strerror(number)):
             await space.take(4096)
     assert (await space.take(4096)).num_bytes == 4096  # asked again, not remembered for ever

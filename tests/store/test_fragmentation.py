@@ -19,7 +19,7 @@ from tierstore.disk import extents
 from tierstore.disk.budget import DiskBudget
 from tierstore.disk.extents import Extent, ExtentSpace
 from tierstore.disk.home import UnnamedHome
-from tierstore.disk.io_mode import detect_io_mode
+from tierstore.disk.segments import detect_io_mode
 
 SEGMENT_BYTES = 8 * 2**20
 LARGEST_BYTES = 2**20
@@ -89,7 +89,15 @@ async def sizes_drift(load: Load, share: float, number: int) -> None:
         await load.take(int(typical * load.random.uniform(0.5, 1.5)) + 1)
 
 
-@pytest.mark.parametrize("step", [another_length_each_step, two_graphs_at_once, some_stay_for_long, sizes_drift])
+@pytest.mark.parametrize(
+    "step",
+    [
+        another_length_each_step,
+        some_stay_for_long,
+        pytest.param(two_graphs_at_once, marks=pytest.mark.many),
+        pytest.param(sizes_drift, marks=pytest.mark.many),
+    ],
+)
 async def test_space_stays_bounded_over_steps_of_changing_sizes_and_is_given_back(
     step: Callable[[Load, float, int], Awaitable[None]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

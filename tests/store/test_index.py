@@ -18,12 +18,11 @@ import pytest
 
 from tests.reliability.drives import MIB, fill_up, mounted_drive
 from tierstore.disk import index as index_module
+from tierstore.disk.budget import map_bytes_for, value_charge_bytes
 from tierstore.disk.codec.codec import DamagedBytesError
-from tierstore.disk.commits import Commits
-from tierstore.disk.index import Index
+from tierstore.disk.entries import Commits
+from tierstore.disk.index import Delete, Fetch, Index, Operation, Outcome, Put
 from tierstore.disk.location import Location, record_seed
-from tierstore.disk.operations import Delete, Fetch, Operation, Outcome, Put
-from tierstore.disk.values import map_bytes_for, value_charge_bytes
 
 
 def location(num_bytes: int) -> Location:

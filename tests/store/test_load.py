@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from tests.cgroups import made_cgroup
-from tierstore.disk.codec import load as load_module
-from tierstore.disk.codec.figures import Load
-from tierstore.disk.codec.load import LoadMeter, Readings, TransferClock, available_cores, read_machine
+from tierstore.base import config
+from tierstore.base.config import available_cores
+from tierstore.disk.codec.choice import Load
+from tierstore.disk.codec.load import LoadMeter, Readings, TransferClock, read_machine
 
 MB = 10**6
 
@@ -154,7 +155,7 @@ def test_available_cores_are_at_most_the_quota(
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    monkeypatch.setattr(load_module, "_CGROUP", tmp_path)
+    monkeypatch.setattr(config, "_CGROUP", tmp_path)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2, 3})
     assert available_cores() == expected
 
@@ -162,7 +163,7 @@ def test_available_cores_are_at_most_the_quota(
 def test_available_cores_in_a_nested_group_with_a_quota_are_no_more() -> None:
     """As a service's or a job's, which is no container: its group is not the root."""
     program = (
-        "import os, sys; from pathlib import Path; from tierstore.disk.codec.load import available_cores\n"
+        "import os, sys; from pathlib import Path; from tierstore.base.config import available_cores\n"
         "Path(sys.argv[1], 'cgroup.procs').write_text(str(os.getpid()))\n"
         "print(available_cores())"
     )

@@ -70,13 +70,10 @@ async def disk(store_directory: Path) -> AsyncIterator[LocalDisk]:
 
 
 class TestConformance(DiskConformance):
-    @pytest.fixture(params=["none", "auto", "zstd"])
+    @pytest.fixture(params=["none", *(pytest.param(codec, marks=pytest.mark.many) for codec in ("auto", "zstd"))])
     async def tier(self, request: pytest.FixtureRequest, store_directory: Path) -> AsyncIterator[LocalDisk]:
         async with native_disk(store_directory, codec=request.param, inline_bytes=4096) as opened:
             yield opened
-
-
-# --- the checksum -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("num_bytes", [241, 256, 1023, 1024, 1025, 1087, 1088, 1089, 2049, 65_536, MIB + 77])
@@ -86,9 +83,6 @@ def test_checksum_is_that_of_the_library(num_bytes: int) -> None:
         assert tierstore_native.xxh3(content, seed) == xxhash.xxh3_64_intdigest(content, seed=seed)
     with pytest.raises(ValueError, match="more than 240 bytes"):
         tierstore_native.xxh3(content[:240], 0)
-
-
-# --- transfers --------------------------------------------------------------------------------------------------
 
 
 async def test_records_lie_as_python_writes_them(disk: LocalDisk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,39 +123,23 @@ async def test_destination_at_another_phase_is_read_in_python(disk: LocalDisk) -
 
 async def test_long_record_is_moved_in_several_calls(store_directory: Path) -> None:
     content = random_bytes(MIB) * 130 + b"tail"
-    async with native_disk(store_directory, disk_bytes=512 * MIB) as disk:
+    async with native_disk(store_directory, disk_bytes=512 * MIB, checksum=False) as disk:
         await disk.write(1, at_phase(content, 4095), PLAIN)
         assert await read_back(disk, 1, len(content), phase=4095) == content
-
-
-async def test_flipped_byte_is_found(disk: LocalDisk) -> None:
-    content = random_bytes(MIB)
-    await disk.write(1, at_phase(content, 0), PLAIN)
-    location = disk.found_locations()[1]
-    descriptor = inspect_tier(disk).space.descriptor(location.segment or 0)
-    os.pwrite(descriptor, at_phase(random_bytes(4096, seed=1), 0), location.offset or 0)
-    with pytest.raises(CorruptDataError):
-        await read_back(disk, 1, len(content))
-
-
-async def test_record_without_checksum_is_read_as_it_is(store_directory: Path) -> None:
-    async with native_disk(store_directory, checksum=False) as disk:
-        content = random_bytes(MIB)
-        await disk.write(1, at_phase(content, 0), PLAIN)
         assert disk.found_locations()[1].checksum is None
-        assert await read_back(disk, 1, len(content)) == content
 
 
-async def test_place_beyond_the_file_is_an_error_not_a_short_read(disk: LocalDisk) -> None:
+async def test_flipped_byte_is_found_and_a_place_beyond_the_file_is_an_error(disk: LocalDisk) -> None:
     content = random_bytes(MIB)
     await disk.write(1, at_phase(content, 0), PLAIN)
     locations = inspect_tier(disk).locations
+    descriptor = inspect_tier(disk).space.descriptor(locations[1].segment or 0)
+    os.pwrite(descriptor, at_phase(random_bytes(4096, seed=1), 0), locations[1].offset or 0)
+    with pytest.raises(CorruptDataError):
+        await read_back(disk, 1, len(content))
     locations[1] = msgspec.structs.replace(locations[1], offset=2**40)
     with pytest.raises(StorageIOError, match=os.strerror(errno.EIO)):
         await read_back(disk, 1, len(content))
-
-
-# --- the pool ---------------------------------------------------------------------------------------------------
 
 
 def test_pool_that_is_closed_refuses_everything_but_to_be_closed() -> None:
@@ -196,9 +174,6 @@ def test_errors_of_the_system_are_told_by_their_number() -> None:
         assert ended[0][:2] == (7, errno.EBADF)
     finally:
         pool.close()
-
-
-# --- stores -----------------------------------------------------------------------------------------------------
 
 
 def test_gradients_are_the_same_and_nothing_is_left(store_directory: Path) -> None:

@@ -69,9 +69,6 @@ def test_remains_of_garbage_come_into_the_queue_if_they_are_held_by_what_is_none
     assert list(dead) == [remains]
 
 
-# --- Ctrl-C -------------------------------------------------------------------------------------------------------
-
-
 class Interrupt(BaseException):
     """What the handler raises, as that of Ctrl-C does."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from tierstore.disk.location import Location
@@ -21,6 +22,27 @@ def test_itemsize_that_no_record_has_is_dropped(itemsize_bytes: int, is_kept: bo
     """Decoding takes a turn of a loop for each byte of an element."""
     locations = {1: Location(0, 0, BLOCK, 9, 4000, "shuffle-zstd", 1, itemsize_bytes, 0, None)}
     assert drop_unsound(locations, {0: BLOCK})[1] == ([] if is_kept else [1])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"offset": 2**40},
+        {"offset": -4096},
+        {"offset": 1},
+        {"offset": None},
+        {"segment": 99},
+        {"taken_bytes": 4096},
+        {"taken_bytes": 2**30},
+        {"codec": "lz4"},
+        {"head_bytes": 5000},
+        {"logical_bytes": 3},
+    ],
+    ids=str,
+)
+def test_entry_that_cannot_be_right_is_dropped(change: dict[str, object]) -> None:
+    damaged = msgspec.structs.replace(extent(2, 2), **change)
+    assert drop_unsound({1: damaged, 2: extent(0, 2)}, {0: 16 * BLOCK})[1] == [1]
 
 
 @pytest.mark.parametrize(

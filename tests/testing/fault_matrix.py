@@ -16,6 +16,7 @@ A case is left out where its fault cannot happen to any operation of the stage (
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -156,15 +157,42 @@ def cases_of_a_daemon() -> Iterator[Case]:
 
 
 def on_one_drive_and_two(several: Sequence[Case]) -> list[object]:
-    """Parameters (case, number of drives). On two by default: those in which a drive refuses or damages a write."""
-    return [pytest.param(case, 1, id=str(case)) for case in several] + [
-        pytest.param(case, 2, id=f"{case}-two drives", marks=() if _is_usual(case) else pytest.mark.many)
+    """Parameters (case, number of drives). All others run when asked for only.
+
+    By default: on one drive, cases that have each fault at each operation of each stage, and all other pairs; on two,
+    those in which a drive refuses or damages a write.
+    """
+    usual = {1: _covering(several), 2: {case for case in several if _is_of_a_drive(case)}}
+    return [
+        pytest.param(
+            case,
+            number,
+            id=str(case) if number == 1 else f"{case}-two drives",
+            marks=() if case in usual[number] else pytest.mark.many,
+        )
+        for number in usual
         for case in several
     ]
 
 
-def _is_usual(case: Case) -> bool:
-    return case.operation == "pwritev" and case.codec == "none" and case.fault in ("EIO", "ENOSPC", "torn")
+def _covering(several: Sequence[Case]) -> set[Case]:
+    """Few cases that have every pair of stage and operation, fault, occurrence and codec which any case has."""
+
+    def pairs_of(case: Case) -> set[object]:
+        traits = ((case.stage, case.operation), case.fault, case.occurrence, case.codec)
+        return set(itertools.combinations(enumerate(traits), 2))
+
+    left: set[object] = set().union(*map(pairs_of, several))
+    chosen: set[Case] = set()
+    while left:
+        best = max(several, key=lambda case: len(left & pairs_of(case)))
+        chosen.add(best)
+        left -= pairs_of(best)
+    return chosen
+
+
+def _is_of_a_drive(case: Case) -> bool:
+    return case.operation == "pwritev" and case.occurrence == "1st" and case.fault in ("EIO", "ENOSPC", "torn")
 
 
 def _reason_against(case: Case) -> str | None:

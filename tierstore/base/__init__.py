@@ -1,4 +1,2 @@
-"""What knows nothing of tensors, tiers or sockets, and serves all packages: options, threads, interrupts, files.
-
-Everybody may import it; it imports nothing of tierstore but `tierstore.errors`. No order to read it in.
-"""
+"""What knows nothing of tensors, tiers or sockets, and serves all packages. It imports nothing but
+`tierstore.errors`."""

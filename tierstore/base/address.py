@@ -86,8 +86,7 @@ def start_line(address: str) -> str:
 def trusted_uid(daemon_uid: int | None) -> int | None:
     """The user whose daemon a client trusts beside its own user's and root's: `daemon_uid`, else by the environment.
 
-    Raises:
-        ConfigError: it is no number of a user.
+    Raises ConfigError: it is no number of a user.
     """
     if daemon_uid is not None:
         if type(daemon_uid) is not int:

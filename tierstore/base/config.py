@@ -1,7 +1,5 @@
-"""Sizes and options: what a caller may write, turned into numbers or a clear `ConfigError`.
-
-Pure apart from the questions put to the machine (free space, available memory) at the end of the file.
-"""
+"""Sizes and options: what a caller may write, turned into numbers or a clear `ConfigError`; and what the machine
+has."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ import os
 import re
 import resource
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -21,6 +19,7 @@ __all__ = [
     "Mode",
     "SizeLike",
     "allowed_cores",
+    "available_cores",
     "available_host_bytes",
     "check_directories",
     "check_directory",
@@ -33,6 +32,7 @@ __all__ = [
     "parse_return_memory",
     "parse_size",
     "program_name",
+    "quota_cores",
     "rank_of_process",
 ]
 
@@ -48,6 +48,7 @@ _UNITS: Mapping[str, int] = {
 }  # fmt: skip
 _SIZE = re.compile(r"\s*(\d{1,19}(?:\.\d{1,19})?)\s*([a-zA-Z]*)\s*", re.ASCII)
 _MOST_IO_DEPTH = 64
+_CGROUP = Path("/sys/fs/cgroup")
 _UNLIMITED_BYTES = 2**62
 """At this value and above there is no limit: version 1 of memory cgroups then gives the largest number of pages."""
 
@@ -60,11 +61,7 @@ _ALLOWED_SIZE = 'give a number of bytes (0 or more) or a string such as "8GiB", 
 
 
 def parse_size(value: SizeLike, option: str) -> int:
-    """Turn a size into bytes.
-
-    Args:
-        value: bytes as `int`, or a string with a binary ("KiB") or decimal ("kB") unit, any case.
-        option: the argument's name, for the message.
+    """Turn a size, in bytes or as a string with a binary ("KiB") or decimal ("kB") unit of any case, into bytes.
 
     Raises:
         ConfigError: not a size; names the option, what was given and what is allowed. ConfigTypeError: neither a number
@@ -144,8 +141,7 @@ def check_directory(path: object) -> Path:
 def check_directories(path: object) -> tuple[Path, ...]:
     """The directories of a store: `path` itself, or those in the list `path`, each checked like `check_directory`.
 
-    Raises:
-        ConfigError: as `check_directory`; or the list is empty, or names a directory twice.
+    Raises ConfigError also if the list is empty, or names a directory twice.
     """
     if not isinstance(path, (list, tuple)):
         return (check_directory(path),)
@@ -170,11 +166,7 @@ def free_bytes_of_each(directories: Sequence[Path]) -> list[int]:
 
 
 def free_disk_bytes(directory: Path) -> int:
-    """Bytes that an ordinary user may still write under `directory`.
-
-    Raises:
-        ConfigError: the system does not tell.
-    """
+    """Bytes that an ordinary user may still write under `directory`. Raises ConfigError: the system does not tell."""
     status = _file_system_of(directory)
     return status.f_bavail * status.f_frsize
 
@@ -189,8 +181,7 @@ def _file_system_of(directory: Path) -> os.statvfs_result:
 def local_world_size(environment: Mapping[str, str] = os.environ) -> int:
     """How many trainers of this host share its memory and its drive (torchrun's LOCAL_WORLD_SIZE), at least 1.
 
-    Raises:
-        ConfigError: the variable is set to something that is not a positive number.
+    Raises ConfigError: the variable is set to something that is not a positive number.
     """
     text = environment.get("LOCAL_WORLD_SIZE", "1")
     if not _is_number(text) or int(text) < 1:
@@ -223,12 +214,11 @@ def allowed_cores() -> set[int]:
 
 
 def available_host_bytes() -> int:
-    """Bytes of memory that this process may still take, by the kernel, its memory cgroups and its address limit.
+    """Bytes of memory that this process may still take: the least that the kernel, a memory cgroup or `ulimit -v`
+    leaves.
 
-    The least of the three counts. Against the address limit (`ulimit -v`, RLIMIT_AS) all mapped memory counts as taken.
-
-    Reads MemAvailable of /proc/meminfo (proc(5)) and the limit and use of the process's own cgroup, version 2
-    (memory.max, memory.current) or 1 (memory.limit_in_bytes, memory.usage_in_bytes), up to the root.
+    Against the address limit (RLIMIT_AS) all mapped memory counts as taken. Reads MemAvailable of /proc/meminfo
+    (proc(5)).
     """
     meminfo = Path("/proc/meminfo").read_text(encoding="ascii")
     match = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo, re.MULTILINE)
@@ -248,29 +238,48 @@ def memory_cgroup_limits() -> list[tuple[int, int]]:
     Inactive page cache counts as free, active page cache by half, much as in the kernel's MemAvailable (mm/show_mem.c).
     """
     limits = []
-    for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
-        _, controllers, group = line.split(":", 2)
-        if controllers == "":
-            root, limit_name, used_name, cache_key = (
-                "/sys/fs/cgroup",
-                "memory.max",
-                "memory.current",
-                "inactive_file",
-            )
-        elif "memory" in controllers.split(","):
-            root, limit_name, used_name = (
-                "/sys/fs/cgroup/memory",
-                "memory.limit_in_bytes",
-                "memory.usage_in_bytes",
-            )
-            cache_key = "total_inactive_file"
+    for folder, version in _cgroups_of_process("memory"):
+        if version == 2:
+            limits += _limit_of(folder, "memory.max", "memory.current", "inactive_file")
         else:
-            continue
-        folder = Path(root + group)
-        while folder.is_relative_to(root):
-            limits += _limit_of(folder, limit_name, used_name, cache_key)
-            folder = folder.parent
+            limits += _limit_of(folder, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
     return limits
+
+
+def available_cores() -> float:
+    """How many cores this process may use: its affinity, and its container's or service's quota."""
+    allowed = float(len(allowed_cores()))
+    return min(allowed, quota_cores() or allowed)
+
+
+def quota_cores() -> float | None:
+    """The quota by the CPU cgroups above this process (cgroups(7), version 2 and 1); None: they set none."""
+    quotas = []
+    for folder, version in _cgroups_of_process("cpu"):
+        files = ("cpu.max",) if version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+        try:
+            quota, period = " ".join((folder / file).read_text() for file in files).split()
+            if quota not in ("max", "-1"):
+                quotas.append(int(quota) / int(period))
+        except (OSError, ValueError, ZeroDivisionError):
+            continue  # this level has no CPU controller, or is not ours to read
+    return min(quotas, default=None)
+
+
+def _cgroups_of_process(controller: str) -> Iterator[tuple[Path, int]]:
+    """The cgroups of this process and all above it, of both versions, each with its version.
+
+    Where a container's own cgroup is mounted as the root, /proc may still show the host's path, which is missing then.
+    """
+    for version, name, root in ((2, "", _CGROUP), (1, controller, _CGROUP / controller)):
+        yield root, version
+        for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
+            _, controllers, group = line.split(":", 2)
+            if name in controllers.split(","):
+                folder = root / group.lstrip("/")
+                while folder != root and folder.is_relative_to(root):
+                    yield folder, version
+                    folder = folder.parent
 
 
 def _limit_of(folder: Path, limit_name: str, used_name: str, cache_key: str) -> list[tuple[int, int]]:

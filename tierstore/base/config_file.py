@@ -72,11 +72,7 @@ class _Document(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class FileOptions:
-    """Arguments, and the place where each was found.
-
-    Attributes:
-        values: the arguments by name.
-    """
+    """Arguments, and the place where each was found. `values`: the arguments by name."""
 
     def __init__(self, values: dict[str, Any], table: str, source: str, changes: Mapping[str, Any]) -> None:
         """`values`: the arguments in `table` of `source`. `changes`: the caller's arguments, which come before them."""

@@ -9,12 +9,7 @@ __all__ = ["FreeRuns"]
 
 
 class FreeRuns:
-    """The free runs of a line of bytes.
-
-    Attributes:
-        starts: the starts of the runs, sorted.
-        length_at: start of a run -> its length in bytes.
-    """
+    """The free runs of a line of bytes: their `starts`, sorted, and start -> length in `length_at`."""
 
     def __init__(self, runs: Iterable[tuple[int, int]] = ()) -> None:
         """`runs`: (start, length) of each run that is free at first, by address; no two overlap or touch."""
@@ -70,7 +65,6 @@ class FreeRuns:
         return 0
 
     def has_free_in(self, start: int, end: int) -> bool:
-        """Whether any byte of [start, end) is free."""
         place = bisect_right(self.starts, start)
         before_is_free = place > 0 and self._end_of(self.starts[place - 1]) > start
         return before_is_free or (place < len(self.starts) and self.starts[place] < end)

@@ -33,12 +33,8 @@ def check_folder(option: str, file: Path) -> None:
 def check_distinct(read: Mapping[str, Path | None], written: Mapping[str, Path | None]) -> None:
     """Check that no file that is read is written too, and that none is written twice, whatever its names.
 
-    Args:
-        read: the files to read, by the option or other name that gives them; None: not given.
-        written: the files to write, likewise.
-
-    Raises:
-        ConfigError: a file would be; names the option that would write it.
+    `read` and `written`: files by the option or other name that gives them; None: not given. Raises ConfigError, which
+    names the option that would write it.
     """
     known = {name: file for name, file in read.items() if file is not None}
     for option, file in written.items():
@@ -51,7 +47,6 @@ def check_distinct(read: Mapping[str, Path | None], written: Mapping[str, Path |
 
 
 def _is_same(one: Path, other: Path) -> bool:
-    """Whether both are the same file: by the file system if they exist, else by their paths with links resolved."""
     try:
         return one.samefile(other)
     except OSError:

@@ -30,17 +30,12 @@ class Remains(weakref.ref[T]):
     """A weak reference that goes into a queue when its object dies, with the data for the work that follows.
 
     A call returns the object; None once it is dead. Unlike other weak references it is compared by identity.
-
-    Args:
-        living: the object to refer to.
-        note_death: called with the remains. It must be a function of C, like `deque.append`: see NOTE [No finalizers].
-        arguments: for the constructor of a subclass.
+    `note_death` is called with the remains; it must be a function of C, like `deque.append`: see NOTE [No finalizers].
     """
 
     __slots__ = ()
 
     def __new__(cls, living: T, note_death: Callable[[Self], None], *arguments: Any) -> Self:
-        """Pass the first two arguments to the weak reference."""
         return super().__new__(cls, living, note_death)
 
     __eq__ = object.__eq__

@@ -37,8 +37,7 @@ the core that was interrupted. At this distance, a thread that wakes up rarely i
 At 19 these threads would starve, and so would the threads that wait for them (sched(7))."""
 
 
-class _StoreThread(threading.Thread):
-    """A thread that was started here."""
+class _StoreThread(threading.Thread): ...
 
 
 def is_thread_of_store() -> bool:
@@ -104,12 +103,7 @@ class IoThreads(Executor):
     the loop, not of `concurrent.futures`, whose locks would cost more than many jobs do. The class is still an
     `Executor`, for `loop.run_in_executor`: `asyncio.wrap_future` returns a future of the loop unchanged.
 
-    Args:
-        num_threads: how many to start, at once.
-        name: name of the threads; "-" and a number are added.
-
-    Raises:
-        OSError: not all of them can be started; those that were have ended.
+    Raises OSError: not all threads can be started; those that were have ended.
     """
 
     def __init__(self, num_threads: int, name: str) -> None:

@@ -28,12 +28,8 @@ _STEP = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
 def read_toml(file: Path, option: str) -> dict[str, Any]:
     """Read a TOML file as a plain dictionary. Blocks.
 
-    Args:
-        file: its path.
-        option: the option that named it, for the message.
-
     Raises:
-        ConfigError: it cannot be read, or is not TOML.
+        ConfigError: it cannot be read, or is not TOML; names the option that named it.
     """
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
@@ -44,12 +40,10 @@ def read_toml(file: Path, option: str) -> dict[str, Any]:
 
 
 def typed(values: Mapping[str, Any], kind: type[T], source: str) -> T:
-    """Convert `values` to a record of type `kind`.
+    """Convert `values`, as `read_toml` returns them, to a record of type `kind`.
 
-    Args:
-        values: as `read_toml` returns them.
-        kind: should have `forbid_unknown_fields`, so that a misspelt key is refused.
-        source: the name of the file that they come from, for the message.
+    `kind` should have `forbid_unknown_fields`, so that a misspelt key is refused. `source`: the file's name, for the
+    message.
 
     Raises:
         ConfigError: a key is missing, unknown, or has a value of another type or range. The error's `option` is
@@ -75,7 +69,6 @@ def _error_of(complaint: str, values: Mapping[str, Any], kind: type[msgspec.Stru
 
 
 def _keys_at(kind: object, steps: list[str | int]) -> tuple[str, ...]:
-    """The keys of the record that the steps lead to."""
     info: Any = msgspec.inspect.type_info(kind)
     for step in steps:
         if isinstance(step, str):
@@ -112,11 +105,7 @@ def toml_text(values: Mapping[str, Any], above: str = "") -> str:
 
 
 def toml_value(value: object) -> str:
-    """Write a string, number, boolean, or an array of them as TOML.
-
-    Raises:
-        TypeError: it is none of these.
-    """
+    """Write a string, number, boolean, or an array of them as TOML. Raises TypeError: it is none of these."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (int, float)):

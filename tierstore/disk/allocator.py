@@ -1,9 +1,8 @@
 """Allocates extents on a line of bytes that consists of ranges. Pure bookkeeping, no files.
 
-An extent is taken from the oldest range that has room: the best fit, and among equals the lowest address. Free
-neighbours are joined at once. So extents gather in few ranges, and the other ranges become empty when use falls. Ranges
-are added and removed as segment files come and go. Free runs of two ranges are never joined, so every extent lies in
-one file.
+An extent is taken from the oldest range that has room: the best fit, and among equals the lowest address. So extents
+gather in few ranges, and the others become empty when use falls. Ranges are added and removed as segment files come and
+go. Free runs of two ranges are never joined, so every extent lies in one file.
 """
 
 from __future__ import annotations
@@ -26,8 +25,6 @@ def round_up(num_bytes: int, alignment_bytes: int = ALIGNMENT_BYTES) -> int:
 
 
 class _Range(FreeRuns):
-    """One range and the free runs in it."""
-
     def __init__(self, start: int, num_bytes: int, taken: Iterable[tuple[int, int]]) -> None:
         super().__init__(_gaps(start, start + num_bytes, taken))
         self.start = start
@@ -35,20 +32,16 @@ class _Range(FreeRuns):
 
     @property
     def is_unused(self) -> bool:
-        """Whether no extent of this range is handed out."""
         return self.length_at.get(self.start) == self.end - self.start
 
     def is_handed_out(self, start: int, end: int) -> bool:
-        """Whether no byte of [start, end) is free or outside."""
         return end <= self.end and not self.has_free_in(start, end)
 
 
 class ExtentAllocator:
     """Hands out and takes back aligned extents. Never blocks; not thread-safe (its owner is one loop).
 
-    Attributes:
-        total_bytes: the sum of all ranges.
-        free_bytes: the bytes among them that are not handed out.
+    `total_bytes`: the sum of all ranges; `free_bytes`: those among them that are not handed out.
     """
 
     def __init__(self) -> None:
@@ -59,7 +52,6 @@ class ExtentAllocator:
 
     @property
     def largest_free_bytes(self) -> int:
-        """The largest extent that `allocate` would grant now."""
         return max((each.longest_bytes for each in self._ranges), default=0)
 
     def allocate(self, num_bytes: int) -> int | None:
@@ -86,12 +78,8 @@ class ExtentAllocator:
         self.free_bytes += num_bytes
 
     def add_range(self, start: int, num_bytes: int, taken: Iterable[tuple[int, int]] = ()) -> None:
-        """Make [start, start + num_bytes) available, except for extents that are handed out already.
-
-        Args:
-            start: of the range.
-            num_bytes: its length.
-            taken: (start, length) of the aligned extents in it that are handed out already, by address.
+        """Make [start, start + num_bytes) available, except for the extents that are `taken`: (start, length), by
+        address.
 
         Raises:
             ValueError: it overlaps or touches a range that is there, or an extent overlaps another or the range's end;
@@ -111,11 +99,7 @@ class ExtentAllocator:
         self.free_bytes += sum(added.length_at.values())
 
     def remove_range(self, start: int, num_bytes: int) -> None:
-        """Withdraw a range.
-
-        Raises:
-            ValueError: not a range, or some of it is handed out; nothing changed.
-        """
+        """Withdraw a range. Raises ValueError: it is none, or some of it is handed out; nothing changed."""
         if not self.is_unused(start, num_bytes):
             raise ValueError(f"[{start}, {start + num_bytes}) is not an unused range")
         self._ranges.remove(self._by_age.pop(start))
@@ -133,7 +117,6 @@ class ExtentAllocator:
 
 
 def _gaps(start: int, end: int, taken: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """(start, length) of each gap that the extents leave in [start, end)."""
     for extent, num_bytes in taken:
         if extent < start:
             raise ValueError(f"the extent at {extent} overlaps another, or the range's start")

@@ -40,8 +40,7 @@ def translated(
         operation: "write", "read", "open", ...
         place: where, in words.
         data: where the record's bytes are if the operation fails, in words.
-        key: the record's.
-        num_bytes: the record's length.
+        key, num_bytes: the record's.
         usage: for `StoreFullError`.
 
     Raises:

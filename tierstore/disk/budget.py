@@ -1,4 +1,4 @@
-"""The disk budget of a tier, and the bytes counted against it. Pure bookkeeping.
+"""The disk budget of a tier, and what segments and *values* (records that live in the index) take of it. Pure.
 
 Segments are counted whole, and values at their peak, because LMDB keeps the space of deleted values for later ones. So
 the sum is the space that the file system has given, not only the space of live records.
@@ -9,9 +9,34 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from .allocator import ALIGNMENT_BYTES
+from .allocator import ALIGNMENT_BYTES, round_up
 
-__all__ = ["DiskBudget", "divided_budget"]
+__all__ = ["MAP_SPARE_BYTES", "DiskBudget", "divided_budget", "map_bytes_for", "value_charge_bytes"]
+
+MAP_SPARE_BYTES = 64 * 2**20
+"""Room in a map for tables, free lists, and the copies that one transaction makes of the pages that it changes."""
+
+_ENTRY_BYTES = 256  # two tables' keys and nodes, a location of at most 90 bytes, pages half full
+_IN_LEAF_BYTES = 1024  # a longer value may go to overflow pages of its own (LMDB: about half a page)
+_PAGE_HEADER_BYTES = 16
+_MOST_MAP_BYTES = 2**44  # an eighth of what x86-64 lets a process map; 16 TiB are never filled by small values
+
+
+def value_charge_bytes(num_bytes: int) -> int:
+    """How much a value of this length takes of the disk budget, its index entry included."""
+    if num_bytes <= _IN_LEAF_BYTES:
+        return 2 * _ENTRY_BYTES + 2 * num_bytes
+    return 2 * _ENTRY_BYTES + round_up(num_bytes + _PAGE_HEADER_BYTES)
+
+
+def map_bytes_for(disk_bytes: int) -> int:
+    """The size of a map that records charged against `disk_bytes` cannot fill. (On a full map even deletes fail.)
+
+    It is address space, not memory or disk. There is room for twice the budget, because LMDB looks for contiguous
+    pages for values, and for the entries if all of the budget is extents of 4 KiB.
+    """
+    return min(round_up(2 * disk_bytes + disk_bytes // 4096 * 2 * _ENTRY_BYTES + MAP_SPARE_BYTES), _MOST_MAP_BYTES)
+
 
 _VALUES_SHARE = 2  # a half of the limit: the index never gives back the space that values once took
 
@@ -21,8 +46,7 @@ class DiskBudget:
 
     Attributes:
         limit_bytes: the most that segments and values may take together.
-        segment_bytes: bytes that segment files take.
-        value_bytes: bytes that live values in the index take.
+        segment_bytes, value_bytes: what they take now.
         value_peak_bytes: the most that values ever took.
     """
 
@@ -40,9 +64,7 @@ class DiskBudget:
     def add_value(self, num_bytes: int, *, has_other_home: bool) -> bool:
         """Count a value; False, and nothing is counted, if the limit does not allow it.
 
-        Args:
-            num_bytes: the bytes that it takes.
-            has_other_home: it may live in an extent instead; it is refused here if values would exceed their share.
+        `has_other_home`: it may live in an extent instead, and is refused here if values would exceed their share.
         """
         growth = max(0, self.value_bytes + num_bytes - self.value_peak_bytes)
         if growth > self.room_bytes:

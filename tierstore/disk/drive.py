@@ -40,11 +40,9 @@ class DriveSpeed:
 
     @property
     def bytes_per_second(self) -> float | None:
-        """None: nothing was measured yet."""
         return self._num_bytes / self._seconds if self._num_bytes and self._seconds else None
 
     def begin(self, now: float) -> None:
-        """A write begins."""
         if not self._num_running:
             self._busy_since = now
         self._num_running += 1
@@ -58,24 +56,15 @@ class DriveSpeed:
         self._busy_since = self.measured_at = now
 
     def forget(self) -> None:
-        """Forget what was measured: the drive may have become faster since."""
         self._num_bytes = self._seconds = 0.0
 
 
 class QueuedDrive:
     """A directory's disk tier, with what has to be known to choose between several. For one loop; does not block it.
 
-    Args:
-        name: the directory, for messages.
-        disk: its tier.
-        num_jobs: how many records of each direction it is given at once. The others wait here, so that those that
-            wait for a slow drive take no thread from the others.
-        clock: time in seconds.
-
-    Attributes:
-        name, disk: as given.
-        queued_bytes: bytes of writes that it was given and that have not ended.
-        speed: measured over its writes.
+    `num_jobs` records of each direction are given to it at once. The others wait here, so that those that wait for a
+    slow drive take no thread from the others. `queued_bytes`: of writes that it was given and that have not ended.
+    `speed`: measured over its writes.
     """
 
     def __init__(self, name: str, disk: LocalDisk, num_jobs: int, clock: Callable[[], float] = monotonic) -> None:
@@ -99,7 +88,7 @@ class QueuedDrive:
         return room_bytes if usage.write_allowance_bytes is None else min(room_bytes, usage.write_allowance_bytes)
 
     async def write(self, key: int, source: memoryview, kind: Kind) -> Stored:
-        """See `DiskTier.write`; errors name the drive. After one it rests."""
+        """Errors name the drive. After one it rests."""
         num_bytes = len(source)
         self.queued_bytes += num_bytes
         try:
@@ -119,7 +108,7 @@ class QueuedDrive:
         return stored
 
     async def read(self, key: int, destination: memoryview) -> Loaded:
-        """See `DiskTier.read`; errors name the drive."""
+        """Errors name the drive."""
         async with self._reads:
             with self._naming_errors():
                 return await self.disk.read(key, destination)

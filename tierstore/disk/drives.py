@@ -1,13 +1,12 @@
 """The disk tier over several directories, each on a drive of its own: one store has the speed and room of all of them.
 
-Start here::
+::
 
     write ─► which drives? (ready, with room; queue and measured speed) ─► `LocalDisk.write` on one, or a part on each
                 └── refused: the parts are discarded, and the other drives are asked; none is left: the error is raised
     read  ─► the drives that have it, at once
 
-Each directory has a whole `LocalDisk`, with its own index, budget, checksums and write allowance. This class only knows
-which drives have which record. So a drive that fails or is full takes nothing down but its own records.
+Each directory has a whole `LocalDisk`. A drive that fails or is full takes nothing down but its own records.
 """
 
 from __future__ import annotations
@@ -15,27 +14,111 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Self
+from typing import NamedTuple, Self, TypeVar
 
 from ..errors import CorruptDataError, StorageIOError, StoreClosedError, StoreFullError
 from .drive import QueuedDrive, divided, with_least_queue
 from .jobs import to_the_end
 from .local import LocalDisk
 from .location import Location
-from .parts import Part, Parts, free, is_sound, length_of, loaded, pieces, results_of, stored
 from .tier import DiskUsage, DriveUsage, Kind, Loaded, Stored
 
-__all__ = ["Drives", "LocalTier"]
+__all__ = ["Drives", "LocalTier", "results_of"]
+
+_T = TypeVar("_T")
+
+
+class Part(NamedTuple):
+    """One drive's share of a record, or all of it. `key`: under which the drive has it."""
+
+    drive: QueuedDrive
+    key: int
+    num_bytes: int
+
+
+Parts = tuple[Part, ...]
+"""All parts of a record, in the order of their bytes; each is on another drive."""
+
+
+def length_of(parts: Parts) -> int:
+    """The record's length."""
+    return sum(part.num_bytes for part in parts)
+
+
+def pieces(parts: Parts, memory: memoryview) -> Iterator[tuple[Part, memoryview]]:
+    """Each part, and its bytes of the record."""
+    start = 0
+    for part in parts:
+        yield part, memory[start : start + part.num_bytes]
+        start += part.num_bytes
+
+
+async def free(parts: Iterable[Part]) -> None:
+    """Discard parts, of one or many records, on all their drives at once."""
+    by_drive: dict[QueuedDrive, list[int]] = {}
+    for part in parts:
+        by_drive.setdefault(part.drive, []).append(part.key)
+    await asyncio.gather(*(drive.discard(keys) for drive, keys in by_drive.items()))
+
+
+async def is_sound(part: Part) -> bool:
+    """Whether its bytes are not damaged, as far as they can be read."""
+    try:
+        await part.drive.read(part.key, memoryview(bytearray(part.num_bytes)))
+    except (CorruptDataError, MemoryError, OverflowError):  # the latter two: the length is damaged
+        return False
+    except StorageIOError:
+        pass  # it may be asked for again
+    return True
+
+
+def results_of(outcomes: Sequence[_T | BaseException]) -> list[_T]:
+    """The results of calls that all have ended.
+
+    Raises:
+        What the first of them raised; CorruptDataError before all others, because it says that the record is lost.
+    """
+    errors = [each for each in outcomes if isinstance(each, BaseException)]
+    if errors:
+        raise next((each for each in errors if isinstance(each, CorruptDataError)), errors[0])
+    return [each for each in outcomes if not isinstance(each, BaseException)]
+
+
+def stored(receipts: Sequence[Stored]) -> Stored:
+    """The receipt of a record, from those of its parts. Its codec is that of the part which takes most room."""
+    return Stored(
+        sum(receipt.stored_bytes for receipt in receipts),
+        max(receipts, key=lambda receipt: receipt.stored_bytes).codec,
+        receipts[0].kind,
+        checksum=None,
+        drive_seconds=_longest(receipt.drive_seconds for receipt in receipts),
+        cpu_seconds=sum(receipt.cpu_seconds or 0.0 for receipt in receipts),
+    )
+
+
+def loaded(receipts: Sequence[Loaded]) -> Loaded:
+    """The receipt of a read, from those of the parts."""
+    return Loaded(
+        sum(receipt.read_bytes for receipt in receipts),
+        drive_seconds=_longest(receipt.drive_seconds for receipt in receipts),
+        cpu_seconds=sum(receipt.cpu_seconds or 0.0 for receipt in receipts),
+    )
+
+
+def _longest(seconds: Iterable[float | None]) -> float | None:
+    """The drives work at the same time, so their times do not add up."""
+    return max((each for each in seconds if each is not None), default=None)
+
 
 _LEAST_DIVIDED_BYTES = 8 * 2**20
 _FIRST_PART_KEY = 1 << 62  # parts have keys of their own, so that no key is used twice on a drive
 
 
 class _RefusedError(Exception):
-    """Some drives did not take their part; nothing of the record is stored. Stays in this file."""
+    """Some drives did not take their part; nothing of the record is stored."""
 
     def __init__(self, by_drive: Mapping[QueuedDrive, StoreFullError | StorageIOError]) -> None:
         super().__init__()
@@ -45,24 +128,16 @@ class _RefusedError(Exception):
 class Drives:
     """Keeps records on several drives. A `DiskTier`, and what the daemon needs of a `LocalDisk` beside that.
 
-    All coroutines belong to one loop and do not block it. Opened by `Drives.open`.
+    All coroutines belong to one loop and do not block it. Opened by `Drives.open`. A record goes to the drive on which
+    it ends first, by the bytes that are queued there and the drive's measured speed. A large one is divided over all
+    drives. Drives that have no room for the record, or that rest, are passed over while another one takes it. A drive
+    that was full rests until something on it is freed, for a second at most. One whose write failed rests for 10
+    seconds, twice as long after each further failure, and not at all after a success. A refused write is made again on
+    the other drives before it is told as failed: its bytes are still in memory.
 
-    A record goes to the drive on which it ends first, by the bytes that are queued there and the drive's measured
-    speed. A large one is divided over all drives, so that a single tensor has the speed of all of them. Drives that
-    have no room for the record, or that rest, are passed over while another one takes it. A drive that was full rests
-    until something on it is freed, for a second at most. One whose write failed rests for 10 seconds, twice as long
-    after each further failure, and not at all after a success. A refused write is made again on the other drives
-    before it is told as failed: its bytes are still in memory.
-
-    Args:
-        drives: at least two.
-        divides: divide large records. A daemon does not: its clients send them in parts, and after a kill an index that
-            has only some parts of a record could not be told from a whole one.
-
-    Attributes:
-        scratch_bytes: the most working memory that its jobs hold, on all drives together.
-        session: part of the checksums on the first drive; on one that was added later, it may be another.
-        leases: number -> bytes, as the first drive had them when it was opened. It alone keeps leases.
+    `divides`: divide large records. A daemon does not: its clients send them in parts, and after a kill an index that
+    has only some parts of a record could not be told from a whole one. `leases`: number -> bytes, as the first drive
+    had them when it was opened. It alone keeps leases.
     """
 
     def __init__(self, drives: Sequence[QueuedDrive], *, divides: bool) -> None:
@@ -80,16 +155,13 @@ class Drives:
     async def open(
         cls, openers: Mapping[str, Callable[[], LocalDisk]], *, num_jobs: int, divides: bool, keep: bool = False
     ) -> Self:
-        """Open the tier of each drive, and take up the records in them.
+        """Open the tier of each drive, and take up the records in them. If one of them raises, none is open.
 
         Args:
             openers: by directory; each opens a `LocalDisk`, which blocks for some milliseconds.
             num_jobs: how many records of each direction a drive is given at once.
             divides: as the class's.
             keep: if a drive cannot be opened, the records on the others stay for the next process.
-
-        Raises:
-            What the openers raise. Then none is open.
         """
         drives: list[QueuedDrive] = []
         try:
@@ -104,7 +176,6 @@ class Drives:
         return tier
 
     async def write(self, key: int, source: memoryview, kind: Kind) -> Stored:
-        """See `DiskTier.write`; also StoreClosedError and, for a key in use, ValueError."""
         self._check_open()
         if key in self._parts_of:
             raise ValueError(f"key {key} is in use")
@@ -120,7 +191,6 @@ class Drives:
         raise self._error_of(len(source), list(refusals.values()))
 
     async def read(self, key: int, destination: memoryview) -> Loaded:
-        """See `DiskTier.read`; also StoreClosedError, KeyError, and ValueError for a wrong length."""
         self._check_open()
         parts = self._parts_of[key]
         if len(destination) != (num_bytes := length_of(parts)):
@@ -141,7 +211,6 @@ class Drives:
         return all(part.drive.disk.confirms(part.key, piece) for part, piece in pieces(parts, memory))
 
     async def discard(self, keys: Sequence[int]) -> None:
-        """See `DiskTier.discard`; no read of these keys may be in progress. Also StoreClosedError."""
         self._check_open()
         found = {key: self._parts_of[key] for key in keys}
         for key in found:
@@ -149,7 +218,7 @@ class Drives:
         await free(itertools.chain.from_iterable(found.values()))
 
     def usage(self) -> DiskUsage:
-        """The sums over the drives; the io_mode of each, if they differ. Any thread; does not block."""
+        """The sums over the drives; the io_mode of each, if they differ."""
         usages = [drive.disk.usage() for drive in self._drives]
         modes = {usage.io_mode for usage in usages}
         named = (f"{usage.io_mode} at {drive.name}" for drive, usage in zip(self._drives, usages, strict=True))
@@ -164,7 +233,7 @@ class Drives:
         )
 
     def codec_choices(self) -> Mapping[str, Mapping[str, int]]:
-        """How many records and parts were stored with each codec, by kind. Any thread; does not block."""
+        """How many records and parts were stored with each codec, by kind."""
         choices: dict[str, Counter[str]] = {}
         for drive in self._drives:
             for kind, counts in drive.disk.codec_choices().items():
@@ -177,7 +246,7 @@ class Drives:
             drive.disk.abandon_after_fork()
 
     async def close(self, *, keep: bool = False) -> None:
-        """See `LocalDisk.close`. If the first drive loses its leases, nothing stays on the others: it is nobody's."""
+        """As `LocalDisk.close`. If the first drive loses its leases, nothing stays on the others: it is nobody's."""
         if self._closed_because is None:
             self._closed_because = "it was closed"
             self._parts_of.clear()
@@ -188,7 +257,6 @@ class Drives:
     # --- for the daemon -------------------------------------------------------------------------------------------
 
     def drives(self) -> list[DriveUsage]:
-        """A snapshot of each drive. Any thread; does not block."""
         return [
             replace(
                 usage,
@@ -209,7 +277,6 @@ class Drives:
         return all(drive.disk.is_empty for drive in self._drives)
 
     def found_locations(self) -> dict[int, Location]:
-        """See `LocalDisk.found_locations`. For a tier that has just been opened."""
         return {
             key: location for drive in reversed(self._drives) for key, location in drive.disk.found_locations().items()
         }
@@ -254,11 +321,7 @@ class Drives:
         return tuple(Part(drive, part_key, part_bytes) for drive, part_bytes in divided(num_bytes, drives))
 
     async def _write_parts(self, parts: Parts, source: memoryview, kind: Kind) -> Stored:
-        """Write all parts, or none.
-
-        Raises:
-            _RefusedError: some drives are full or failed; no part is stored.
-        """
+        """All parts, or none: _RefusedError if some drives are full or failed."""
         if len(parts) > 1:
             return await to_the_end(self._write_divided(parts, source, kind), undo=partial(free, parts))
         drive = parts[0].drive

@@ -29,14 +29,7 @@ _CARRY_BYTES = round_up(ENCODED_BLOCK_BYTES)  # room in front of a read for the 
 class ChunkWriter:
     """Collects encoded blocks in the scratch's chunk and writes them to an extent as it fills. Blocks: for jobs.
 
-    Args:
-        descriptor, offset: where the extent begins, in bytes from the start of the segment's file.
-        scratch: the job's.
-        hasher: takes in what is written; None: there is no checksum.
-
-    Attributes:
-        encoded_bytes: collected so far.
-        write_seconds: spent in the device so far.
+    All methods that write raise OSError if that failed. `hasher` takes in what is written; None: there is no checksum.
     """
 
     def __init__(self, descriptor: int, offset: int, scratch: Scratch, hasher: xxhash.xxh3_64 | None) -> None:
@@ -50,15 +43,10 @@ class ChunkWriter:
 
     @property
     def encoded_bytes(self) -> int:
-        """Collected so far, written or not."""
         return self._flushed_bytes + self._filled_bytes
 
     def room(self) -> memoryview:
-        """Writable memory for one more block.
-
-        Raises:
-            OSError: what was collected could not be written.
-        """
+        """Writable memory for one more block."""
         if len(self._chunk) - self._filled_bytes < ENCODED_BLOCK_BYTES:
             whole = self._filled_bytes // ALIGNMENT_BYTES * ALIGNMENT_BYTES
             self._flush(whole)
@@ -79,11 +67,7 @@ class ChunkWriter:
         return None if self._flushed_bytes else bytes(self._chunk[: self._filled_bytes])
 
     def finish(self) -> None:
-        """Write the rest, padded to a block.
-
-        Raises:
-            OSError: what was collected could not be written.
-        """
+        """Write the rest, padded to a block."""
         self._flush(round_up(self._filled_bytes))
 
     def _flush(self, num_bytes: int) -> None:
@@ -152,14 +136,8 @@ def read_encoded(
 ) -> float:
     """Read, checksum and decode a record chunk by chunk; returns the seconds spent in the device.
 
-    Args:
-        descriptor: what holds it; O_DIRECT unless `alignment_bytes` is 1.
-        offset: of its first byte there; a multiple of `alignment_bytes`.
-        encoded_bytes: how many were written for it.
-        alignment_bytes: lengths of reads are rounded up to it.
-        decoder: where the bytes go.
-        hasher: takes every encoded byte in order; None: there is no checksum.
-        scratch: for what was read and not yet decoded.
+    `descriptor` is O_DIRECT unless `alignment_bytes`, to which lengths of reads are rounded up, is 1; `offset` is a
+    multiple of it. `hasher` takes every encoded byte in order; None: there is no checksum.
 
     Raises:
         DamagedBytesError: the bytes do not decode; the destination holds garbage.

@@ -55,7 +55,6 @@ class WriteAllowance:
         return missing_bytes * DAY_SECONDS / self.day_bytes
 
     def refusal(self, num_bytes: int, now: float) -> str:
-        """Why `num_bytes` may not be written now, and when they may, in words."""
         spent = f"the write allowance of {self.day_bytes} bytes a day is spent"
         seconds = self.seconds_until(num_bytes, now)
         if math.isinf(seconds):

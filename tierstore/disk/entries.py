@@ -1,32 +1,111 @@
-"""Puts a tier's locations, values and leases into its index, removes them, and tries again when that is refused.
+"""The entries of a tier in its index: made and removed in batches, and tried again when the index refuses.
 
-An index refuses changes while the file system is full, deletions included. Empty segments may fill it, or space that is
-just being freed, so a refused change is tried again when there is news.
+One batch is in flight; operations that come meanwhile form the next. An index refuses changes while the file system is
+full, deletions included. Empty segments may fill it, or space that is just being freed, so a refused change is tried
+again when there is news.
 """
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Executor
+
 from .boundary import means_full, translated
 from .budget import DiskBudget
-from .commits import Commits
 from .extents import Extent, ExtentSpace
+from .index import Delete, DeleteLease, Index, Operation, Outcome, Put, PutLease
+from .jobs import run_job
 from .location import Location
-from .operations import Delete, DeleteLease, Fetch, Outcome, Put, PutLease
 
-__all__ = ["IndexEntries"]
+__all__ = ["Commits", "IndexEntries"]
+
+_BATCH_BYTES = 64 * 2**20  # LMDB keeps a transaction's new values in memory until it commits
+_BATCH_OPERATIONS = 4096
 
 
-class IndexEntries:
-    """The entries of one index. Lives on one loop and does not block it; `enter_now` is for jobs.
+class Commits:
+    """The only way to an index that is in use. Lives on one loop and never blocks it; `commit_now` is for jobs.
 
-    Args:
-        commits: the way to the index.
-        space, budget: of the tier; an entry that is gone gives back what its record took of them.
-        has_extents: records in extents are entered too, for the next process. Else only values are.
+    A submitted operation that fails has its error in its outcome. RuntimeError: the executor takes no more jobs, and
+    nothing was done.
     """
 
-    def __init__(self, commits: Commits, space: ExtentSpace, budget: DiskBudget, *, has_extents: bool) -> None:
-        self._commits = commits
+    def __init__(self, index: Index, executor: Executor) -> None:
+        self._index = index
+        self._executor = executor
+        self._one_at_a_time = threading.Lock()  # calls of the index must not overlap
+        self._queue: deque[tuple[Operation, asyncio.Future[Outcome]]] = deque()
+        self._flight: asyncio.Task[None] | None = None
+
+    def commit_now(self, operation: Operation) -> Outcome:
+        """Do an operation now; returns its outcome. Blocks, also while a batch is in flight: only in a job."""
+        return self._do((operation,))[0]
+
+    async def submit(self, operation: Operation) -> Outcome:
+        """Do an operation with the next batch; returns its outcome."""
+        return (await self.submit_all((operation,)))[0]
+
+    async def submit_all(self, operations: Iterable[Operation]) -> list[Outcome]:
+        """Do several operations with the next batches; returns the outcome of each."""
+        loop = asyncio.get_running_loop()
+        operations = list(operations)
+        futures = [loop.create_future() for _ in operations]
+        self._queue.extend(zip(operations, futures, strict=True))
+        if self._flight is None:
+            self._flight = loop.create_task(self._fly())
+        return await asyncio.gather(*futures) if len(futures) > 1 else [await future for future in futures]
+
+    async def settle(self) -> None:
+        """Return when nothing is queued or in flight."""
+        while self._flight is not None:
+            await asyncio.wait((self._flight,))
+
+    async def _fly(self) -> None:
+        try:
+            while batch := self._next_batch():
+                await self._apply(batch)
+        finally:
+            self._flight = None
+
+    async def _apply(self, batch: list[tuple[Operation, asyncio.Future[Outcome]]]) -> None:
+        try:
+            outcomes = await run_job(self._executor, self._do, [operation for operation, _ in batch])
+        except Exception as error:  # noqa: BLE001  (handed to everybody who waits for this batch)
+            outcomes = [Outcome(error)] * len(batch)
+        for (_, future), outcome in zip(batch, outcomes, strict=True):
+            future.set_result(outcome)
+
+    def _do(self, operations: Sequence[Operation]) -> list[Outcome]:
+        with self._one_at_a_time:
+            try:
+                return self._index.apply(operations)
+            except Exception as error:  # noqa: BLE001  (it is the outcome: raised again where each came from)
+                return [Outcome(error)] * len(operations)
+
+    def _next_batch(self) -> list[tuple[Operation, asyncio.Future[Outcome]]]:
+        batch: list[tuple[Operation, asyncio.Future[Outcome]]] = []
+        room = _BATCH_BYTES
+        while self._queue and room > 0 and len(batch) < _BATCH_OPERATIONS:
+            operation, _ = entry = self._queue.popleft()
+            batch.append(entry)
+            if isinstance(operation, Put) and operation.value is not None:
+                room -= len(operation.value)
+        return batch
+
+
+class IndexEntries(Commits):
+    """The entries of one tier. An entry that is gone gives back what its record took of `space` and `budget`.
+
+    `has_extents`: records in extents are entered too, for the next process. Else only values are.
+    """
+
+    def __init__(
+        self, index: Index, executor: Executor, space: ExtentSpace, budget: DiskBudget, *, has_extents: bool
+    ) -> None:
+        super().__init__(index, executor)
         self._space = space
         self._budget = budget
         self._has_extents = has_extents
@@ -42,38 +121,23 @@ class IndexEntries:
         """Whether a record at this place is entered. Extents that no later process looks for are not."""
         return location.segment is None or self._has_extents
 
-    def enter_now(self, key: int, location: Location) -> Outcome:
-        """Enter a record that was written to an extent, if it is to be entered. Blocks: only in a job."""
-        return self._commits.commit_now(Put(key, location, None))
-
     async def put(self, put: Put | PutLease, outcome: Outcome | None = None) -> Outcome:
         """Enter a record or a lease; returns the outcome, with an error only if that failed for good.
 
         If empty segments, or one that is being made, fill the file system, this waits until they give space back.
-
-        Args:
-            put: what to enter.
-            outcome: of a first try, if there was one.
+        `outcome`: of a first try, if there was one.
         """
         if outcome is None:
-            outcome = await self._commits.submit(put)
+            outcome = await self.submit(put)
         is_last_try = False
         while outcome.error is not None and means_full(outcome.error) and not is_last_try:
             self._space.free_budget_for(0)
             is_last_try = not await self._space.wait_for_news()
-            outcome = await self._commits.submit(put)
+            outcome = await self.submit(put)
         return outcome
 
-    async def fetch(self, fetch: Fetch) -> Outcome:
-        """Read a value."""
-        return await self._commits.submit(fetch)
-
     async def put_lease(self, number: int, blob: bytes) -> None:
-        """Keep a few bytes under a number, in place of those that are there; returns when they are committed.
-
-        Raises:
-            StoreFullError, StorageIOError: what was there still is.
-        """
+        """Raises StoreFullError or StorageIOError; what was there still is."""
         outcome = await self.put(PutLease(number, blob))
         usage = self._space.usage()
         with translated("write", "the index", "the lease is not entered", num_bytes=len(blob), usage=usage):
@@ -100,7 +164,7 @@ class IndexEntries:
             return
         self._space.promise()
         try:
-            outcomes = await self._commits.submit_all([*map(Delete, locations), *map(DeleteLease, leases)])
+            outcomes = await self.submit_all([*map(Delete, locations), *map(DeleteLease, leases)])
             for number, outcome in zip(leases, outcomes[len(locations) :], strict=True):
                 if outcome.error is not None:
                     self._undeleted_leases.add(number)
@@ -111,10 +175,6 @@ class IndexEntries:
                     self._undeleted[key] = location
         finally:
             self._space.settle_promise()
-
-    async def settle(self) -> None:
-        """Return when the index has nothing more to do."""
-        await self._commits.settle()
 
     def _free(self, location: Location) -> None:
         if location.segment is None or location.offset is None:

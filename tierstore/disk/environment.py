@@ -16,10 +16,10 @@ from collections.abc import Sequence
 import lmdb
 
 from .allocator import round_up
+from .budget import MAP_SPARE_BYTES
 from .codec.codec import DamagedBytesError
 from .forking import Inode, descriptors_of, inode_of
 from .linux import address_of, dont_fork, has_addresses_for, mapping_around
-from .values import MAP_SPARE_BYTES
 
 __all__ = ["Environment"]
 
@@ -31,15 +31,11 @@ _ROOM_TO_DELETE_BYTES = 2 * 2**20
 class Environment:
     """One LMDB environment. Every method blocks; no two calls may overlap (`lock=False`: see `index.py`).
 
-    Args:
-        file: open for reading and writing, also one without a name (it is reached through /proc/self/fd); the
-            environment closes it.
-        map_bytes: the most address space that the map may take, as `map_bytes_for` says.
-        tables: their names.
+    It closes `file`, which may be one without a name (it is reached through /proc/self/fd). `map_bytes`: the most
+    address space that the map may take. `tables`: their names; they are made if they were not there.
 
     Attributes:
         begin: begins a transaction, as `lmdb.Environment.begin`.
-        tables: open, in the order in which they were named; made if they were not there.
         map_start: the address at which the map begins; None: it could not be found out.
         damage: the error by which LMDB reported damaged pages, or the loss of its map; None: there was none. After it,
             some or all changes fail for as long as this file is used. The index sets it too.
@@ -82,12 +78,10 @@ class Environment:
 
     @property
     def inode(self) -> Inode:
-        """The file's inode."""
         return self._inode
 
     @property
     def map_bytes(self) -> int:
-        """How much address space the map takes now."""
         return int(self._lmdb.info()["map_size"])
 
     def try_to_write(self) -> None:
@@ -102,8 +96,7 @@ class Environment:
     def grow(self, *, frees: bool) -> bool:
         """Make the map longer; False: it has room for all of the budget already.
 
-        Args:
-            frees: the change only deletes. It may take the last addresses, which other changes leave free.
+        `frees`: the change only deletes. It may take the last addresses, which other changes leave free.
 
         Raises:
             lmdb.Error: the process has no addresses for it; the map is as it was.
@@ -126,7 +119,7 @@ class Environment:
         return descriptors_of({self._inode})
 
     def close(self) -> None:
-        """Close the environment and the file; idempotent. Without a name, the file is gone."""
+        """Idempotent. Without a name, the file is gone."""
         self._lmdb.close()
         self._file.close()
 

@@ -21,9 +21,8 @@ from .allocator import ALIGNMENT_BYTES, ExtentAllocator, round_up
 from .boundary import Usage
 from .budget import DiskBudget
 from .forking import Inode, inode_of
-from .io_mode import IoMode
 from .jobs import run_job
-from .segments import Segment, SegmentFiles, close_segments, is_out_of_space, open_segment, remove_segments
+from .segments import IoMode, Segment, SegmentFiles, close_segments, is_out_of_space, open_segment, remove_segments
 
 __all__ = ["SEGMENT_BYTES", "Extent", "ExtentSpace"]
 
@@ -36,7 +35,7 @@ _SEGMENT_STRIDE = 1 << 48  # between segments on the allocator's line, so they n
 
 
 class Extent(NamedTuple):
-    """A range of a segment; offset and length are multiples of 4096."""
+    """A range of a segment; offset and length are multiples of 4096. `start`: its place on the allocator's line."""
 
     segment: int
     offset: int
@@ -44,7 +43,6 @@ class Extent(NamedTuple):
 
     @property
     def start(self) -> int:
-        """Where it lies on the allocator's line."""
         return self.segment * _SEGMENT_STRIDE + self.offset
 
     def trimmed(self, num_bytes: int) -> Extent:
@@ -62,15 +60,9 @@ class _Refusal(NamedTuple):
 class ExtentSpace:
     """The segments of one tier. Lives on one loop; only its coroutines wait.
 
-    Args:
-        segment_files: makes and removes them.
-        budget: of the tier; segments are counted against it as they come and go.
-        mode: how they are opened.
-        executor: runs the jobs that make and close them.
-        idle_seconds: how long an empty segment is kept.
-
-    Attributes:
-        inodes: those of all segments that are open, or just being opened or closed.
+    Segments are counted against `budget` as they come and go. `executor`: runs the jobs that make and close them.
+    `idle_seconds`: how long an empty segment is kept. `inodes`: those of all segments that are open, or just being
+    opened or closed.
     """
 
     def __init__(
@@ -102,7 +94,6 @@ class ExtentSpace:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes that extents take now."""
         return self._allocator.total_bytes - self._allocator.free_bytes
 
     def usage(self) -> Usage:
@@ -116,15 +107,12 @@ class ExtentSpace:
 
     @property
     def is_closing(self) -> bool:
-        """Whether empty segments are being closed."""
         return self._closing is not None
 
     def take_up(self, segments: Iterable[Segment], extents: Mapping[int, Mapping[int, int]]) -> None:
         """Continue with segments that hold records. Called once, before any `take`; the caller counts the budget.
 
-        Args:
-            segments: open; this space closes them.
-            extents: the extents in use, by segment: offset -> length.
+        `segments`: open; this space closes them. `extents`: those in use, by segment: offset -> length.
 
         Raises:
             ValueError: extents overlap, or lie outside their segment.
@@ -139,11 +127,9 @@ class ExtentSpace:
             self._num_opened = max(self._num_opened, segment.number + 1)
 
     def descriptor(self, segment: int) -> int:
-        """The segment's open file."""
         return self._segments[segment].file.fileno()
 
     def files(self) -> list[io.FileIO]:
-        """Every segment's open file."""
         return [segment.file for segment in self._segments.values()]
 
     async def take(self, num_bytes: int) -> Extent:
@@ -205,9 +191,7 @@ class ExtentSpace:
 
     async def close(self, *, keep: bool = False) -> None:
         """Close every segment; with `keep`, files that have a name stay. No extent may be in use by a job.
-
-        Idempotent.
-        """
+        Idempotent."""
         self._stop_idle_timer()
         while pending := [task for task in (self._growth, self._closing) if task is not None]:
             await asyncio.wait(pending)

@@ -24,11 +24,7 @@ class LockedFolder:
 
     All files are reached through the folder's descriptor, so a user who may rename the folder cannot redirect them.
     The lock belongs to the open file. The kernel releases it when the last thread of a killed process has ended: no
-    write of that process comes later.
-
-    Attributes:
-        path: of the folder, for messages.
-        inodes: of the folder and its lock, which a forked child must give up.
+    write of that process comes later. All methods raise OSError if the system refuses.
     """
 
     def __init__(self, parent: Path, name: str) -> None:
@@ -47,45 +43,29 @@ class LockedFolder:
 
     @property
     def inodes(self) -> set[Inode]:
-        """The inodes of the folder and its lock, while it is open."""
+        """The folder and its lock, which a forked child must give up."""
         return {inode_of(self._folder), inode_of(self._lock)} if self._folder >= 0 else set()
 
     def names(self) -> list[str]:
-        """The names of the files in it, sorted, without the lock."""
+        """Sorted, without the lock."""
         return sorted(name for name in os.listdir(self._folder) if name != _LOCK)
 
     def open(self, name: str, flags: int) -> int:
-        """Open a file in it, close-on-exec, never through a link; a new one has mode 0600. Returns the descriptor.
-
-        Raises:
-            OSError: it cannot be opened.
-        """
+        """Open a file in it, close-on-exec, never through a link; a new one has mode 0600. Returns the descriptor."""
         return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self._folder)
 
     def num_bytes(self, name: str) -> int:
-        """A file's length; 0 for a file that is not there, or is no plain file.
-
-        Raises:
-            OSError: it cannot be looked at.
-        """
+        """A file's length; 0 for a file that is not there, or is no plain file."""
         status = self._status(name)
         return 0 if status is None or not stat.S_ISREG(status.st_mode) else status.st_size
 
     def taken_bytes(self, name: str) -> int:
-        """The space that a file takes on the drive, without its holes; 0 for a file that is not there.
-
-        Raises:
-            OSError: it cannot be looked at.
-        """
+        """The space that a file takes on the drive, without its holes; 0 for a file that is not there."""
         status = self._status(name)
         return 0 if status is None else status.st_blocks * _BLOCK_BYTES
 
     def read(self, name: str, most_bytes: int) -> bytes | None:
-        """The first bytes of a file; None if there is none.
-
-        Raises:
-            OSError: it cannot be read.
-        """
+        """The first bytes of a file; None if there is none."""
         try:
             descriptor = self.open(name, os.O_RDONLY | os.O_NONBLOCK)
         except FileNotFoundError:
@@ -96,11 +76,8 @@ class LockedFolder:
             os.close(descriptor)
 
     def write(self, name: str, content: bytes) -> None:
-        """Make a small file of this content; it replaces a file of that name.
-
-        Raises:
-            OSError: it cannot be written; it may hold a part of the content.
-        """
+        """Make a small file of this content, in place of one of that name. If it fails, it may hold a part of the
+        content."""
         descriptor = self.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         try:
             os.write(descriptor, content)
@@ -108,11 +85,7 @@ class LockedFolder:
             os.close(descriptor)
 
     def lengthen(self, name: str) -> None:
-        """Make a file one byte longer, or make it; the byte is a hole, so a full file system has room for it too.
-
-        Raises:
-            OSError: it cannot be made or opened.
-        """
+        """Make a file one byte longer, or make it; the byte is a hole, so a full file system has room for it too."""
         descriptor = self.open(name, os.O_WRONLY | os.O_CREAT)
         try:
             os.ftruncate(descriptor, os.fstat(descriptor).st_size + 1)
@@ -120,22 +93,15 @@ class LockedFolder:
             os.close(descriptor)
 
     def remove(self, name: str) -> None:
-        """Take a file's name away; nothing happens if there is none.
-
-        Raises:
-            OSError: it cannot be removed.
-        """
+        """Take a file's name away; nothing happens if there is none."""
         try:
             os.unlink(name, dir_fd=self._folder)
         except FileNotFoundError:
             pass
 
     def close(self, *, remove: bool) -> None:
-        """Unlock it; remove it before, if `remove` and nothing but the lock lies in it. Idempotent.
-
-        Raises:
-            OSError: it cannot be removed; it is unlocked.
-        """
+        """Unlock it, also if it cannot be removed; before, remove it if `remove` and nothing but the lock lies in it.
+        Idempotent."""
         if self._folder < 0:
             return
         try:
@@ -148,7 +114,6 @@ class LockedFolder:
             self._folder = self._lock = -1
 
     def _status(self, name: str) -> os.stat_result | None:
-        """None: there is no such file."""
         try:
             return os.stat(name, dir_fd=self._folder, follow_symlinks=False)
         except FileNotFoundError:

@@ -21,11 +21,7 @@ os.register_at_fork(
 
 
 def inode_of(descriptor: int) -> Inode:
-    """The file that a descriptor refers to.
-
-    Raises:
-        OSError: it is not open.
-    """
+    """The file that a descriptor refers to. Raises OSError: it is not open."""
     status = os.fstat(descriptor)
     return status.st_dev, status.st_ino
 

@@ -32,17 +32,15 @@ import msgspec
 from ..base.config import check_directory
 from .allocator import ALIGNMENT_BYTES
 from .boundary import means_full
+from .budget import map_bytes_for
 from .codec.codec import DamagedBytesError
 from .folder import LockedFolder
 from .forking import Inode
-from .index import Index, may_be_short_write
-from .io_mode import IoMode
+from .index import Delete, Index, may_be_short_write
 from .linux import open_unnamed
 from .location import Location
-from .operations import Delete
-from .segments import Segment, SegmentFiles, close_segments, reopen_segment
+from .segments import IoMode, Segment, SegmentFiles, close_segments, reopen_segment
 from .soundness import Spans, drop_unsound
-from .values import map_bytes_for
 
 __all__ = ["FOLDER_NAME", "Contents", "Home", "NamedHome", "UnnamedHome"]
 
@@ -65,10 +63,9 @@ class Contents:
 
     Attributes:
         session: part of every checksum.
-        index: open.
+        index, segments: open; only segments that hold records.
         locations: key -> where the record lies.
         leases: number -> bytes.
-        segments: those that hold records, open.
         spans: the ranges in use, by segment.
     """
 
@@ -99,11 +96,7 @@ class Home(SegmentFiles, Protocol):
         ...
 
     def open(self, disk_bytes: int, mode: IoMode) -> Contents:
-        """Open the files that are there, or make new ones. Called once.
-
-        Args:
-            disk_bytes: the tier's budget.
-            mode: how extents are read and written.
+        """Open the files that are there, or make new ones. Called once. `disk_bytes`: the tier's budget.
 
         Raises:
             lmdb.Error, OSError: it cannot be opened; nothing is left open. The files are as they were.
@@ -119,7 +112,6 @@ class UnnamedHome:
     """Files without names: nobody sees them, and no kill leaves them behind. A `Home`."""
 
     def __init__(self, directory: Path, session: int = 0) -> None:
-        """`directory`: an existing one. `session`: as in `Contents`."""
         self.directory = directory
         self.outlives = False
         self.found = "nothing"
@@ -127,21 +119,19 @@ class UnnamedHome:
 
     @property
     def inodes(self) -> set[Inode]:
-        """None: it keeps no file open."""
         return set()
 
     def open(self, disk_bytes: int, mode: IoMode) -> Contents:
-        """See `Home.open`; this home is always empty."""
         return _empty(self._session, Index.without_name(self.directory, map_bytes_for(disk_bytes)))
 
     def make_segment(self, number: int) -> int:
         return open_unnamed(self.directory)
 
     def remove_segment(self, number: int) -> None:
-        """Nothing to remove: the segment never had a name."""
+        """It never had a name."""
 
     def close(self, *, keep: bool) -> None:
-        """Nothing to do: there is nothing to keep."""
+        """There is nothing to keep."""
 
 
 class _Format(msgspec.Struct, frozen=True):
@@ -164,9 +154,7 @@ class NamedHome:
     def __init__(self, directory: Path, new_seed: int | None = None) -> None:
         """Lock the folder; make it, if it is not there. Reads nothing yet. `close` unlocks it.
 
-        Args:
-            directory: an existing one.
-            new_seed: of 63 bits, for the checksums, if no files are kept that have one; None: a random one.
+        `new_seed`: of 63 bits, for the checksums, if no files are kept that have one; None: a random one.
 
         Raises:
             ConfigError: the directory or the folder cannot be used, or another process uses it; the message names it.
@@ -180,20 +168,15 @@ class NamedHome:
 
     @property
     def inodes(self) -> set[Inode]:
-        """The inodes of the folder and its lock."""
         return self._folder.inodes
 
     @property
     def taken_bytes(self) -> int:
-        """The space that its files take on the drive; before `open`, of the files that it will find or clear.
-
-        Raises:
-            OSError: the folder cannot be looked at.
-        """
+        """The space that its files take on the drive; before `open`, of the files that it will find or clear."""
         return sum(self._folder.taken_bytes(name) for name in self._own_names())
 
     def open(self, disk_bytes: int, mode: IoMode) -> Contents:
-        """See `Home.open`; files that must not or cannot be read are cleared first."""
+        """As `Home.open`; files that must not or cannot be read are cleared first."""
         format_ = self._read_format()
         reason = self._reason_to_clear(format_)
         if format_ is not None and reason is None:
@@ -212,14 +195,14 @@ class NamedHome:
         return self._folder.open(_segment_name(number), os.O_RDWR | os.O_CREAT | os.O_EXCL)
 
     def remove_segment(self, number: int) -> None:
-        """See `SegmentFiles.remove_segment`. If the system refuses, the next start removes it: it holds no record."""
+        """If the system refuses, the next start removes it: it holds no record."""
         try:
             self._folder.remove(_segment_name(number))
         except OSError:
             pass
 
     def close(self, *, keep: bool) -> None:
-        """See `Home.close`; also unlocks the folder, and removes it if it is empty."""
+        """Also unlocks the folder, and removes it if it is empty."""
         try:
             if not keep:
                 self._clear()
@@ -299,7 +282,6 @@ class NamedHome:
                 raise outcome.error
 
     def _open_segments(self, spans: Spans, mode: IoMode, contents: Contents) -> None:
-        """Open the segments that hold records; remove the others."""
         for number, name in self._segment_names():
             if number not in spans:
                 self._folder.remove(name)

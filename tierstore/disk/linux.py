@@ -1,4 +1,4 @@
-"""Calls of Linux that Python's standard library does not wrap. Blocking, like the calls themselves."""
+"""Calls of Linux that Python's standard library does not wrap. Blocking, like the calls; refused ones raise OSError."""
 
 from __future__ import annotations
 
@@ -83,7 +83,6 @@ _PYBUF_SIMPLE = 0
 
 
 def _refused(call: str, *place: str) -> OSError:
-    """The error of the call that has just failed; `place`: a path that it is about."""
     number = ctypes.get_errno()
     return OSError(number, f"{call}: {os.strerror(number)}", *place)
 
@@ -127,11 +126,7 @@ def reserve(descriptor: int, num_bytes: int) -> None:
 
 
 def file_system_of(directory: Path) -> str:
-    """The kind of file system, if it is one that O_DIRECT does not serve; "" for all others.
-
-    Raises:
-        OSError: the directory cannot be looked at.
-    """
+    """The kind of file system, if it is one that O_DIRECT does not serve; "" for all others."""
     buffer = ctypes.create_string_buffer(_STATFS_BYTES)
     if _libc.statfs(os.fsencode(directory), buffer) != 0:
         raise _refused("statfs", str(directory))
@@ -139,11 +134,7 @@ def file_system_of(directory: Path) -> str:
 
 
 def is_tmpfs(descriptor: int) -> bool:
-    """Whether a file is in a tmpfs, as a memfd is unless it has huge pages of its own (MFD_HUGETLB).
-
-    Raises:
-        OSError: the kernel refused.
-    """
+    """Whether a file is in a tmpfs, as a memfd is unless it has huge pages of its own (MFD_HUGETLB)."""
     buffer = ctypes.create_string_buffer(_STATFS_BYTES)
     if _libc.fstatfs(descriptor, buffer) != 0:
         raise _refused("fstatfs")
@@ -151,11 +142,7 @@ def is_tmpfs(descriptor: int) -> bool:
 
 
 def open_unnamed(directory: Path) -> int:
-    """Open a new file for reading and writing that has no name: it is gone with its last descriptor.
-
-    Raises:
-        OSError: the directory cannot be written to, or no descriptor is left.
-    """
+    """Open a new file for reading and writing that has no name: it is gone with its last descriptor."""
     try:
         return os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     except OSError as error:
@@ -178,11 +165,7 @@ def mapping_around(address: int) -> tuple[int, int] | None:
 
 
 def dont_fork(start: int, num_bytes: int) -> None:
-    """Keep a mapping out of forked children, where it would keep the parent's unnamed file alive.
-
-    Raises:
-        OSError: the kernel refused.
-    """
+    """Keep a mapping out of forked children, where it would keep the parent's unnamed file alive."""
     if _libc.madvise(start, num_bytes, _MADV_DONTFORK) != 0:
         raise _refused("madvise")
 
@@ -235,10 +218,7 @@ def is_new_memory_locked() -> bool:
 
 def give_back_locked(address: int, num_bytes: int) -> None:
     """Give pages of private anonymous memory back to the kernel though they are locked (madvise(2), mlockall(2)).
-
-    Raises:
-        OSError: the kernel refused (before Linux 5.18 it does); the pages are as they were.
-    """
+    Before Linux 5.18 it refuses; the pages are as they were."""
     if _libc.madvise(address, num_bytes, _MADV_DONTNEED_LOCKED) != 0:
         raise _refused("madvise")
 
@@ -266,9 +246,6 @@ def map_over(start: int, descriptor: int, num_bytes: int, *, populate: bool) -> 
     """Map a file at an address where a mapping is, in its place at once. Shared, writable, and not for forked children.
 
     `populate`: give it all its pages now.
-
-    Raises:
-        OSError: the kernel refused.
     """
     flags = mmap.MAP_SHARED | _MAP_FIXED | (mmap.MAP_POPULATE if populate else 0)
     if _libc.mmap(start, num_bytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, descriptor, 0) != start:

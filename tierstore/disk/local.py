@@ -28,17 +28,16 @@ from .boundary import naming_the_limit, translated
 from .budget import DiskBudget
 from .codec.codec import parse_codec
 from .codec.policy import CodecPolicy
-from .commits import Commits
 from .endurance import WriteAllowance
 from .entries import IndexEntries
 from .extents import ExtentSpace
 from .forking import let_go_of
 from .home import Contents, Home, UnnamedHome
-from .io_mode import detect_io_mode
 from .jobs import run_job, to_the_end
 from .location import Location
 from .native import NativeTransfers
 from .scratch import SCRATCH_BYTES, ScratchTurns
+from .segments import detect_io_mode
 from .shelf import RecordShelf
 from .tier import DiskUsage, DriveUsage, Kind, Loaded, Stored
 
@@ -50,27 +49,24 @@ _ADVICE_ON_ALLOWANCE = "wait, or raise max_write_bytes_per_day or host_bytes"
 class LocalDisk:
     """Keeps records under a directory. A `DiskTier`, empty at first unless its home has kept an earlier one's records.
 
-    All coroutines belong to one loop and do not block it; the constructor blocks for some milliseconds. A
-    coroutine that is cancelled ends when its job has ended, and a write then leaves no record. A record of
-    zero bytes is a record like any other.
+    All coroutines belong to one loop and do not block it; the constructor blocks for some milliseconds. A coroutine
+    that is cancelled ends when its job has ended, and a write then leaves no record. A record may have zero bytes.
 
     Args:
         directory: an existing one, on the drive to use.
         disk_bytes: the most that records may take; taken as it is needed.
-        inline_bytes: encoded records up to this length live in LMDB, longer ones in extents; None: all of
-            them up to 1 GiB live in LMDB.
+        inline_bytes: encoded records up to this length live in LMDB, longer ones in extents; None: all of up to
+            1 GiB do.
         codec: as `parse_codec`.
         checksum: verify on reading what was written.
         executor: runs the jobs; not shut down before `close` has returned.
-        num_at_once: how many records of each direction are at the device, encoded or decoded at once, at most.
-            With more jobs than that, the others take checksums meanwhile.
+        num_at_once: how many records of each direction are at the device, encoded or decoded at once, at most. Other
+            jobs take checksums meanwhile.
         session: part of every checksum: a record of another session is refused. A home with names has its own.
         home: where the files live, not opened yet; closed with the tier. None: under `directory`, without names.
         max_write_bytes_per_day: as `WriteAllowance`'s; None: no limit.
 
     Attributes:
-        scratch_bytes: the most working memory that its jobs hold, all together.
-        session: part of every checksum.
         leases: number -> bytes, as they were found when it was opened.
 
     Raises:
@@ -114,8 +110,8 @@ class LocalDisk:
         self._budget = _budget_with(disk_bytes, found)
         self._space = ExtentSpace(self._home, self._budget, self._mode, executor)
         self._space.take_up(found.segments, found.spans)
-        commits = Commits(self._index, executor)
-        self._entries = IndexEntries(commits, self._space, self._budget, has_extents=self._home.outlives)
+        outlives = self._home.outlives
+        self._entries = IndexEntries(self._index, executor, self._space, self._budget, has_extents=outlives)
         self._shelf = RecordShelf(
             found.locations,
             self._index,
@@ -141,7 +137,7 @@ class LocalDisk:
             raise
 
     async def write(self, key: int, source: memoryview, kind: Kind) -> Stored:
-        """See `DiskTier.write`; also StoreClosedError and, for a key in use, ValueError."""
+        """As `DiskTier.write`; also StoreClosedError and, for a key in use, ValueError."""
         self._check_open()
         if key in self._shelf.locations:
             raise ValueError(f"key {key} is in use")
@@ -150,7 +146,7 @@ class LocalDisk:
         return stored
 
     async def read(self, key: int, destination: memoryview) -> Loaded:
-        """See `DiskTier.read`; also StoreClosedError, KeyError, and ValueError for a wrong length."""
+        """As `DiskTier.read`; also StoreClosedError, KeyError, and ValueError for a wrong length."""
         self._check_open()
         location = self._shelf.locations[key]
         if len(destination) != location.logical_bytes:
@@ -163,16 +159,14 @@ class LocalDisk:
         return self._shelf.confirms(key, memory)
 
     async def discard(self, keys: Sequence[int]) -> None:
-        """See `DiskTier.discard`; no read of these keys may be in progress. Also StoreClosedError."""
+        """As `DiskTier.discard`; no read of these keys may be in progress. Also StoreClosedError."""
         self._check_open()
         locations = {key: self._shelf.locations[key] for key in keys}
         for key in locations:
             del self._shelf.locations[key]
-            self._policy.forget(key)
         await to_the_end(self._entries.delete(locations))
 
     def usage(self) -> DiskUsage:
-        """A snapshot of the contents. Any thread; does not block."""
         disk_bytes, budget_bytes = self._space.usage()
         return DiskUsage(
             disk_bytes=disk_bytes,
@@ -218,9 +212,6 @@ class LocalDisk:
         """Forget the bytes of that number, if there are any; returns when that is committed.
 
         Where the index refuses (a full file system), it is tried again with the next discard or write.
-
-        Raises:
-            StoreClosedError: they are still there.
         """
         self._check_open()
         await to_the_end(self._entries.delete_lease(number))
@@ -236,7 +227,6 @@ class LocalDisk:
             await to_the_end(self._close(keep and not self.damaged_indexes))
 
     def codec_choices(self) -> Mapping[str, Mapping[str, int]]:
-        """How many records were stored with each codec, by kind ("dtype origin"). Any thread."""
         return self._policy.choices()
 
     def descriptors(self) -> list[int]:
@@ -244,10 +234,7 @@ class LocalDisk:
         return [file.fileno() for file in self._space.files()] + self._index.descriptors()
 
     def abandon_after_fork(self) -> None:
-        """In a forked child: be closed, and give up the parent's files, so that they end with the parent.
-
-        Waits for nothing and takes no lock; the parent does not notice.
-        """
+        """Waits for nothing and takes no lock; the parent does not notice."""
         self._closed_because = "it belongs to the process that this one was forked from"
         let_go_of({self._index.inode, *self._space.inodes})
         let_go_of(self._home.inodes)
@@ -295,8 +282,7 @@ class LocalDisk:
 
 
 def _native_transfers(executor: Executor, num_at_once: int, policy: CodecPolicy) -> NativeTransfers | None:
-    """Threads beside those of the executor. None too if somebody has put an executor of their own before the store's:
-    then each transfer is theirs to see."""
+    """None too if somebody has put an executor of their own before the store's: then each transfer is theirs to see."""
     return NativeTransfers.if_native(num_at_once, policy.note_speed) if isinstance(executor, IoThreads) else None
 
 
@@ -306,7 +292,6 @@ def _refuse_negative(option: str, num_bytes: int | None, allowed: str) -> None:
 
 
 def _budget_with(disk_bytes: int, found: Contents) -> DiskBudget:
-    """The tier's budget, with what its home has kept counted against it."""
     budget = DiskBudget(round_up(disk_bytes))
     extent_bytes = sum(segment.num_bytes for segment in found.segments)
     value_bytes = sum(each.taken_bytes for each in found.locations.values() if each.segment is None)

@@ -41,13 +41,12 @@ def is_native() -> bool:
 
 
 class _Ended(NamedTuple):
-    """A transfer that has ended. The first field of what `Pool.take` gives, the job's number, is left out.
+    """A transfer that has ended, as `Pool.take` gives it after the job's number.
 
     Attributes:
         error: an errno; 0: none.
         checksum: of the record as it lies in memory.
-        transfer_seconds: at the drive.
-        cpu_seconds: of the thread.
+        transfer_seconds, cpu_seconds: at the drive, and of the thread.
         bytes_per_second: of the drive, where enough was moved to tell; else 0.
     """
 
@@ -61,11 +60,9 @@ class _Ended(NamedTuple):
 class NativeTransfers:
     """Writes and reads unencoded records. Lives on one loop; does not block it.
 
-    Its coroutines must not be cancelled: the threads use the buffers until a transfer has ended.
-
-    Args:
-        num_at_once: how many transfers of each direction are at the drive.
-        note_speed: told how many bytes per second the drive was found to move.
+    Its coroutines must not be cancelled: the threads use the buffers until a transfer has ended. `num_at_once`: how
+    many transfers of each direction are at the drive. `note_speed`: told how many bytes per second it was found to
+    move.
     """
 
     def __init__(self, num_at_once: int, note_speed: Callable[[Direction, float], None]) -> None:
@@ -78,17 +75,17 @@ class NativeTransfers:
 
     @classmethod
     def if_native(cls, num_at_once: int, note_speed: Callable[[Direction, float], None]) -> Self | None:
-        """One, or None where the package is not there, or not wanted."""
+        """None where the package is not there, or not wanted."""
         return cls(num_at_once, note_speed) if is_native() else None
 
     @staticmethod
     def can_write(order: WriteOrder, num_bytes: int) -> bool:
-        """Whether these threads can carry out the order: nothing is to be encoded or tried."""
+        """Whether nothing is to be encoded or tried."""
         return order.codec == NO_CODEC and not order.probe and num_bytes >= _LEAST_BYTES
 
     @staticmethod
     def can_read(location: Location, destination: memoryview) -> bool:
-        """Whether these threads can read the record: it is not encoded, and page by page where it was in memory."""
+        """Whether the record is not encoded, and lies page by page where it was in memory."""
         if location.codec != NO_CODEC.family or location.segment is None or len(destination) < _LEAST_BYTES:
             return False
         return (address_of(destination) + location.head_bytes) % ALIGNMENT_BYTES == 0

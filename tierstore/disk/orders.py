@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from .codec.choice import Sample
 from .codec.codec import Codec
-from .codec.figures import Sample
 
 __all__ = ["FileRange", "ReadReport", "WriteOrder", "Written"]
 
 
 class FileRange(NamedTuple):
-    """A range of an open file.
-
-    Attributes:
-        descriptor: of the file; O_DIRECT unless `alignment_bytes` is 1.
-        offset: where the range starts, a multiple of 4096 if the descriptor is O_DIRECT.
-        num_bytes: its length.
-        alignment_bytes: the alignment that the descriptor asks of memory.
-    """
+    """A range of an open file. If its descriptor is O_DIRECT, the offset is a multiple of 4096, and so is
+    `alignment_bytes`, which it asks of memory; else that is 1."""
 
     descriptor: int
     offset: int
@@ -71,14 +65,7 @@ class Written(NamedTuple):
 
 
 class ReadReport(NamedTuple):
-    """How a read went.
-
-    Attributes:
-        read_seconds: spent in the device.
-        cpu_seconds: of this thread, for everything.
-        lane_seconds: of an encoded record, from its first byte to its last, waits for a core included; else None.
-    """
+    """How a read went: seconds spent in the device, and CPU seconds of this thread for everything."""
 
     read_seconds: float
     cpu_seconds: float
-    lane_seconds: float | None = None

@@ -23,7 +23,7 @@ __all__ = ["RawLayout", "lay_out", "read_raw", "split_at", "write_raw"]
 
 
 class RawLayout(NamedTuple):
-    """The lengths of a record's head, interior and tail; they sum up to the record's."""
+    """The lengths of a record's head, interior and tail."""
 
     head_bytes: int
     interior_bytes: int
@@ -44,14 +44,10 @@ def split_at(head_bytes: int, num_bytes: int, alignment_bytes: int) -> RawLayout
 
 
 def write_raw(descriptor: int, offset: int, source: memoryview, alignment_bytes: int, scratch: Scratch) -> int:
-    """Write a record into its extent; returns its head's length.
+    """Write a record (uint8, shape [n], any address) into its extent of n rounded up to 4096; returns its head's
+    length.
 
-    Args:
-        descriptor: the segment; O_DIRECT unless `alignment_bytes` is 1.
-        offset: the extent's, a multiple of 4096.
-        source: uint8, shape [n], any address, may be read-only; the extent holds n rounded up to 4096.
-        alignment_bytes: what the descriptor asks of memory: 4096, or 1 (buffered).
-        scratch: for the side block.
+    `alignment_bytes`: what the descriptor asks of memory: 4096 (O_DIRECT), or 1 (buffered).
 
     Raises:
         OSError: nothing that counts was written; the caller still owns the bytes.

@@ -6,8 +6,8 @@ import os
 import time
 
 from .allocator import round_up
+from .codec.choice import Sample
 from .codec.codec import NO_CODEC, BlockDecoder, Codec, DamagedBytesError
-from .codec.figures import Sample
 from .codec.probing import probe
 from .encoded_records import ChunkWriter, decode_value, encode_record, encode_value, read_encoded
 from .linux import copy_memory, populate
@@ -43,7 +43,6 @@ def write_record(
     Args:
         place: an extent for it.
         source: uint8, shape [n].
-        order: how to write it.
         value_limit_bytes: an encoded record up to this length is returned instead of written.
         pool: lends the working memory, and the turn at the device.
 
@@ -60,11 +59,8 @@ def write_record(
             if order.codec != NO_CODEC:
                 written = _write_encoded(place, source, order, value_limit_bytes, scratch)
                 if written is not None:
-                    return written._replace(
-                        cpu_seconds=time.thread_time() - cpu_started,
-                        samples=samples,
-                        lane_seconds=time.perf_counter() - started,
-                    )
+                    cpu_seconds, lane_seconds = time.thread_time() - cpu_started, time.perf_counter() - started
+                    return written._replace(cpu_seconds=cpu_seconds, samples=samples, lane_seconds=lane_seconds)
     if round_up(len(source)) > place.num_bytes:
         raise DoesNotFitError
     checksum = _checksum(source, order.seed)
@@ -112,14 +108,10 @@ def make_value(source: memoryview, order: WriteOrder, pool: ScratchPool) -> Writ
 def read_record(
     place: FileRange, location: Location, seed: int | None, destination: memoryview, pool: ScratchPool
 ) -> ReadReport:
-    """Read, verify and decode one record.
+    """Read, verify and decode one record into `destination`: writable uint8, of the record's own length.
 
-    Args:
-        place: where it lies.
-        location: its entry, which may be damaged.
-        seed: of its checksum; None: this store takes none. The entry does not decide that.
-        destination: writable uint8, of the record's own length.
-        pool: lends the working memory.
+    `location`, its entry, may be damaged. `seed`: of its checksum; None: this store takes none. The entry does not
+    decide that.
 
     Raises:
         DamagedBytesError: not the bytes that were written under this seed; `destination` holds garbage.
@@ -129,10 +121,8 @@ def read_record(
     cpu_started = time.thread_time()
     if location.codec != NO_CODEC.family:
         with pool.lend() as scratch:
-            started = time.perf_counter()
             read_seconds = _read_encoded(place, location, seed, destination, scratch)
-            lane_seconds = time.perf_counter() - started
-        return ReadReport(read_seconds, time.thread_time() - cpu_started, lane_seconds)
+        return ReadReport(read_seconds, time.thread_time() - cpu_started)
     if len(destination) >= _POPULATED_BYTES:
         populate(destination)  # before the turn, so that page faults take no time at the device
     with pool.lend() as scratch, pool.timed(len(destination)):
@@ -185,7 +175,7 @@ def decode_small_value(
 
 
 def is_record(location: Location, seed: int, memory: memoryview) -> bool:
-    """Whether the memory holds the record's bytes; False also if no checksum of its unencoded bytes is known."""
+    """Whether the memory holds the record's bytes; see `DiskTier.confirms`."""
     if location.checksum is None or location.codec != NO_CODEC.family or len(memory) != location.logical_bytes:
         return False
     return _checksum(memory, seed) == location.checksum
@@ -196,7 +186,6 @@ def _codec_of(location: Location) -> Codec:
 
 
 def _seed_of(family: str, itemsize_bytes: int, logical_bytes: int, seed: int | None) -> int | None:
-    """The seed for the bytes as they are written, encoded or not; None: no checksum is taken."""
     if seed is None or family == NO_CODEC.family:
         return seed
     return encoded_seed(seed, family, itemsize_bytes, logical_bytes)

@@ -48,15 +48,8 @@ class ScratchPool:
     """Lends working memory to jobs, and with it a turn: a limited number of jobs works at once, the others wait.
 
     A job that has read its record gives the turn back before it verifies the bytes, so the next job is at the device
-    without a gap. Otherwise four reads that begin together would end together and leave the device idle. Any thread;
-    `lend` blocks.
-
-    Args:
-        num_turns: how many jobs work at once.
-        timed: called with the length of an unencoded transfer; returns a context that times it.
-
-    Attributes:
-        timed: as given.
+    without a gap. Any thread; `lend` blocks. `timed`: called with the length of an unencoded transfer; returns a
+    context that times it.
     """
 
     def __init__(self, num_turns: int, timed: Timed = nullcontext) -> None:
@@ -68,7 +61,6 @@ class ScratchPool:
 
     @property
     def num_lent(self) -> int:
-        """How many turns are taken now."""
         return self._num_turns - self._idle.qsize()
 
     @contextmanager
@@ -86,9 +78,7 @@ class ScratchPool:
 class ScratchTurns:
     """The turns of each direction, counted separately: a read never waits behind writes.
 
-    Args:
-        num_each: how many jobs of each direction work at once.
-        clock: times the transfers; None: they are not timed.
+    `num_each`: how many jobs of each direction work at once. `clock`: times the transfers; None: they are not timed.
     """
 
     def __init__(self, num_each: int, clock: TransferClock | None = None) -> None:

@@ -1,39 +1,88 @@
-"""Segment files: made, allocated, found again and closed. Blocking jobs."""
+"""Segment files: made, allocated, found again and closed, with O_DIRECT where that serves. Blocking jobs."""
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import io
+import mmap
 import os
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from .allocator import ALIGNMENT_BYTES, round_up
 from .forking import Inode, inode_of, not_while_forking
-from .io_mode import IoMode, set_direct
-from .system_calls import SYSTEM_CALLS
+from .linux import file_system_of, open_unnamed
+from .transfer import SYSTEM_CALLS
 
 __all__ = [
+    "IoMode",
     "Segment",
     "SegmentFiles",
     "close_segments",
+    "detect_io_mode",
     "is_out_of_space",
     "open_segment",
     "remove_segments",
     "reopen_segment",
+    "set_direct",
 ]
+
+
+class IoMode(NamedTuple):
+    """How to read and write a file: with O_DIRECT or not, and in words: "O_DIRECT", or "buffered (reason)"."""
+
+    direct: bool
+    description: str
+
+
+def detect_io_mode(directory: Path) -> IoMode:
+    """Try a small unnamed file under `directory`. Blocks for a small write.
+
+    tmpfs accepts O_DIRECT without any effect; on NFS, ZFS and FUSE it is slower than the page cache or
+    refused at the first odd request. They are known by their type and not tried.
+
+    Raises:
+        OSError: nothing can be created there.
+    """
+    if name := file_system_of(directory):
+        return IoMode(False, f"buffered ({name})")
+    descriptor = open_unnamed(directory)
+    try:
+        set_direct(descriptor)
+        if _accepts_a_block(descriptor):
+            return IoMode(True, "O_DIRECT")
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+    finally:
+        os.close(descriptor)
+    return IoMode(False, "buffered (the file system refuses O_DIRECT)")
+
+
+def set_direct(descriptor: int) -> None:
+    """Switch O_DIRECT on for an open file. Raises OSError: EINVAL where the file system refuses."""
+    fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_DIRECT)
+
+
+def _accepts_a_block(descriptor: int) -> bool:
+    with mmap.mmap(-1, ALIGNMENT_BYTES) as block:
+        try:
+            os.pwritev(descriptor, [block], 0)
+        except OSError as error:
+            # A full disk must not prevent opening; that O_DIRECT works is assumed then.
+            if error.errno not in (errno.EINVAL, errno.ENOSPC, errno.EDQUOT):
+                raise
+            return error.errno != errno.EINVAL
+    return True
+
 
 _SMALLEST_HALF_BYTES = 64 * 2**20
 
 
 class Segment(NamedTuple):
-    """An open segment file.
-
-    Attributes:
-        number: part of its name, if it has one.
-        file: open for reading and writing.
-        num_bytes: its allocated length.
-    """
+    """An open segment file; its number is part of its name, if it has one."""
 
     number: int
     file: io.FileIO
@@ -44,11 +93,8 @@ class SegmentFiles(Protocol):
     """Makes and removes segment files, with names or without."""
 
     def make_segment(self, number: int) -> int:
-        """Open a new file for reading and writing, close-on-exec; returns its descriptor.
-
-        Raises:
-            OSError: it cannot be made; there is none.
-        """
+        """Open a new file for reading and writing, close-on-exec; returns its descriptor. Raises OSError: there is
+        none."""
         ...
 
     def remove_segment(self, number: int) -> None:

@@ -14,16 +14,15 @@ import msgspec
 from ..errors import StoreFullError
 from .allocator import ALIGNMENT_BYTES
 from .boundary import translated
-from .budget import DiskBudget
+from .budget import DiskBudget, value_charge_bytes
 from .codec.codec import NO_CODEC
 from .codec.policy import CodecPolicy
 from .entries import IndexEntries
 from .extents import Extent, ExtentSpace
-from .index import Index
+from .index import Fetch, Index, Outcome, Put
 from .jobs import run_job
 from .location import Location, record_seed
 from .native import NativeTransfers
-from .operations import Fetch, Outcome, Put
 from .orders import FileRange, WriteOrder, Written
 from .records import (
     DoesNotFitError,
@@ -35,7 +34,6 @@ from .records import (
 )
 from .scratch import ScratchTurns
 from .tier import Kind, Loaded, Stored
-from .values import value_charge_bytes
 
 __all__ = ["RecordShelf"]
 
@@ -50,8 +48,6 @@ _T = TypeVar("_T")
 
 
 class _Record(NamedTuple):
-    """A record on its way down."""
-
     key: int
     source: memoryview
     kind: Kind
@@ -59,12 +55,8 @@ class _Record(NamedTuple):
 
 
 class _Filled(NamedTuple):
-    """A record after its write to an extent.
-
-    Attributes:
-        written: how that went.
-        outcome: of entering it in the index; None: not tried yet, or it is not to be entered.
-    """
+    """A record after its write to an extent; and the outcome of entering it in the index, None if that was not
+    tried."""
 
     written: Written
     outcome: Outcome | None
@@ -78,20 +70,8 @@ def _is_quick(record: _Record) -> bool:
 class RecordShelf:
     """Puts records into extents and the index and gets them out. Lives on one loop; does not block it.
 
-    Its coroutines must not be cancelled: they own extents and buffers until their jobs have ended.
-
-    Args:
-        locations: where each record of an earlier process lies; the shelf changes it.
-        index, entries, space, budget, policy: of the tier, which closes them.
-        executor: runs the jobs.
-        inline_bytes: as `LocalDisk`'s.
-        session: part of every checksum.
-        has_checksums: each record gets a checksum, which is verified when it is read.
-        turns: limit how many jobs are at the device.
-        native: transfers what it can; None: jobs of the executor do everything.
-
-    Attributes:
-        locations: where each live record lies.
+    Its coroutines must not be cancelled: they own extents and buffers until their jobs have ended. The arguments are
+    the tier's parts, which it closes, and its options. `locations`: where each live record lies; the shelf changes it.
     """
 
     def __init__(
@@ -124,7 +104,6 @@ class RecordShelf:
         self._has_checksums = has_checksums
 
     async def write(self, key: int, source: memoryview, kind: Kind) -> Stored:
-        """Store `source` as the record `key`; see `DiskTier.write`."""
         if self._entries.has_undeleted:
             await self._entries.delete({})
         num_bytes = len(source)
@@ -159,7 +138,7 @@ class RecordShelf:
         return num_bytes <= limit
 
     async def _write_value(self, record: _Record) -> Stored:
-        """Write a record as a value. Its full length was charged; the charge for what encoding saves is given back."""
+        """Its full length was charged; the charge for what encoding saves is given back."""
         charge_bytes = value_charge_bytes(len(record.source))
         try:
             if _is_quick(record):
@@ -245,7 +224,7 @@ class RecordShelf:
         location = _location_of(record, written, extent.trimmed(written.encoded_bytes))
         if not self._entries.is_for(location):
             return _Filled(written, None)
-        return _Filled(written, self._entries.enter_now(record.key, location))
+        return _Filled(written, self._entries.commit_now(Put(record.key, location, None)))
 
     async def _enter(
         self, record: _Record, written: Written, extent: Extent | None, outcome: Outcome | None = None
@@ -261,18 +240,16 @@ class RecordShelf:
             if extent is None:
                 location = msgspec.structs.replace(location, offset=outcome.value_offset)
         self.locations[record.key] = location
-        kind = self._policy.learn_written(record.key, record.kind, len(record.source), record.order, written)
+        kind = self._policy.learn_written(record.kind, len(record.source), record.order, written)
         checksum = written.checksum if written.codec == NO_CODEC else None
         return Stored(
             location.taken_bytes, str(written.codec), kind, checksum, written.write_seconds, written.cpu_seconds
         )
 
     def _seed_of(self, key: int) -> int | None:
-        """The seed of the record's checksum; None: this store takes none."""
         return record_seed(self._session, key) if self._has_checksums else None
 
     async def read(self, key: int, destination: memoryview) -> Loaded:
-        """Fill `destination` with the record; see `DiskTier.read`."""
         location = self.locations[key]
         seed = self._seed_of(key)
         place = self._place_of(location)
@@ -280,7 +257,7 @@ class RecordShelf:
             receive = partial(
                 decode_small_value, location=location, seed=seed, destination=destination, pool=self._turns.reads
             )
-            outcome = await self._entries.fetch(Fetch(key, receive))
+            outcome = await self._entries.submit(Fetch(key, receive))
             with translated("read", "the index", _STILL_ON_DISK, key=key):
                 if outcome.error is not None:
                     raise outcome.error
@@ -291,12 +268,11 @@ class RecordShelf:
                 report = await self._native.read(place, location, seed, destination)
             else:
                 report = await self._run(read_record, place, location, seed, destination, self._turns.reads)
-        self._policy.learn_read(key, location, report)
+        self._policy.learn_read(location.logical_bytes, report)
         read_bytes = location.encoded_bytes if location.segment is None else location.taken_bytes
         return Loaded(read_bytes, report.read_seconds, report.cpu_seconds)
 
     def confirms(self, key: int, memory: memoryview) -> bool:
-        """Whether `memory` holds the bytes of the record; see `DiskTier.confirms`."""
         location = self.locations.get(key)
         return location is not None and is_record(location, record_seed(self._session, key), memory)
 

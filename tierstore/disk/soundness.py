@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from .allocator import ALIGNMENT_BYTES, round_up
-from .codec.codec import NO_CODEC
-from .codec.families import FAMILIES
+from .budget import value_charge_bytes
+from .codec.codec import FAMILIES, NO_CODEC
 from .location import Location
-from .values import value_charge_bytes
 
 __all__ = ["Spans", "drop_unsound"]
 
@@ -25,11 +24,8 @@ Spans = dict[int, dict[int, int]]
 def drop_unsound(locations: dict[int, Location], segment_bytes: Mapping[int, int]) -> tuple[Spans, list[int]]:
     """Remove from `locations` all records that cannot be right; returns the ranges of the others, and the keys removed.
 
-    Records that overlap are all removed: nobody knows which of them was written last.
-
-    Args:
-        locations: key -> where the record lies, as the index says; changed in place.
-        segment_bytes: the length of each segment file that is there, by number; a multiple of 4096.
+    Records that overlap are all removed: nobody knows which of them was written last. `segment_bytes`: the length of
+    each segment file that is there, by number; a multiple of 4096.
     """
     unsound = set()
     keys: dict[int, dict[int, int]] = {number: {} for number in segment_bytes}
@@ -70,7 +66,6 @@ def _is_itemsize(num_bytes: int) -> bool:
 
 
 def _overlapping(keys_at: dict[int, int], locations: Mapping[int, Location]) -> set[int]:
-    """The records of one segment, given by offset, that share a byte with another."""
     found: set[int] = set()
     end, owner = 0, 0
     for offset in sorted(keys_at):

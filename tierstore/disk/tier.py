@@ -1,8 +1,6 @@
-"""The contract between the engine and a disk tier: what the engine asks, and what the tier returns.
+"""The contract between the engine and a disk tier; everything here is bytes, nothing knows of tensors.
 
-It is kept by `LocalDisk` (LMDB and extents in a directory), by `Drives` (several of these) and by
-`RemoteDisk` (the client of the sidecar daemon).
-Everything here is bytes; nothing knows of tensors or autograd.
+It is kept by `LocalDisk`, by `Drives` (several of these) and by `RemoteDisk` (the client of the sidecar daemon).
 """
 
 from __future__ import annotations
@@ -39,8 +37,7 @@ class Stored(NamedTuple):
         kind: the name under which `codec_choices` counts the record.
         checksum: xxh3-64 over the bytes as they were given, with the record's own seed; None: none was taken, or they
             were encoded.
-        drive_seconds: time spent in the device; None: it is not known here.
-        cpu_seconds: CPU time of encoding, checksum and system calls; None: it is not known here.
+        drive_seconds, cpu_seconds: in the device; of encoding, checksum and system calls. None: not known here.
     """
 
     stored_bytes: int
@@ -52,13 +49,8 @@ class Stored(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """The receipt of a read.
-
-    Attributes:
-        read_bytes: bytes read from disk.
-        drive_seconds: time spent in the device; None: it is not known here, or was not measured.
-        cpu_seconds: CPU time of decoding, checksum and system calls; None: it is not known here.
-    """
+    """The receipt of a read: bytes read from disk, seconds in the device (None: not known here, or not measured), and
+    CPU time of decoding, checksum and system calls (None: not known here)."""
 
     read_bytes: int
     drive_seconds: float | None = None
@@ -95,7 +87,7 @@ class DriveUsage:
         usage: its contents.
         written_bytes, read_bytes: moved since it was opened, as they are on disk.
         write_day_bytes: the write allowance of a day; None: there is no limit.
-        write_bytes_per_second: measured while it had something to write; None: not measured.
+        write_bytes_per_second: while it had something to write; None: not measured.
         is_resting: other drives are preferred for now, because it was full or a write has failed.
     """
 

@@ -1,14 +1,40 @@
-"""Whole reads and writes: short ones are continued, and no call asks for more than the kernel moves at once."""
+"""Whole reads and writes, and the system calls that move a record's bytes and give it room.
+
+Short calls are continued, and none asks for more than the kernel moves at once. `tierstore.testing` puts failing calls
+in their place, for the jobs of one store.
+"""
 
 from __future__ import annotations
 
 import errno
+import os
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 
-from .system_calls import SYSTEM_CALLS
+from .linux import reserve
 
-__all__ = ["read_all", "write_all"]
+__all__ = ["SYSTEM_CALLS", "SystemCalls", "read_all", "write_all"]
+
+
+class SystemCalls:
+    """The calls as the kernel offers them. They block, and raise OSError."""
+
+    def pwritev(self, descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
+        """May write less than it was given."""
+        return os.pwritev(descriptor, buffers, offset)
+
+    def preadv(self, descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
+        """May read less than it was asked for, and 0 bytes at the end of the file."""
+        return os.preadv(descriptor, buffers, offset)
+
+    def fallocate(self, descriptor: int, num_bytes: int) -> None:
+        reserve(descriptor, num_bytes)
+
+
+SYSTEM_CALLS: ContextVar[SystemCalls] = ContextVar("SYSTEM_CALLS", default=SystemCalls())  # noqa: B039 - it has no state
+"""The calls of the job that runs in this context."""
+
 
 _CALL_BYTES = 64 * 2**20  # far below the 2 GiB that Linux cuts a call to (write(2)); keeps cuts block-aligned
 _SMALL_BYTES = 64 * 2**10  # side blocks are never cut: a cut inside one would leave an unaligned rest

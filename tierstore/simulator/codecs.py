@@ -6,9 +6,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ..disk.codec.choice import CodecChooser, candidates
+from ..disk.codec.choice import UNKNOWN_LOAD, CodecChooser, Load, Sample, candidates
 from ..disk.codec.codec import NO_CODEC, Codec, parse_codec
-from ..disk.codec.figures import UNKNOWN_LOAD, Load, Sample
 from ..disk.tier import Kind
 from .clock import Clock
 from .hardware import Activity, CodecSpeed, Hardware
@@ -74,11 +73,11 @@ class CodecOfRecords:
         encode_seconds = record.nbytes / speed.encode_bytes_per_second
         return Encoded(str(codec), int(record.nbytes * speed.ratio), encode_seconds, codec)
 
-    def learn_written(self, record: SimulatedRecord, encoded: Encoded, cpu_seconds: float) -> None:
+    def learn_written(self, record: SimulatedRecord, encoded: Encoded) -> None:
         self._moved.update({"written": encoded.stored_bytes, "raw written": record.nbytes})
         if self._fixed is None:
             kind = Kind(dtype=record.kind)
-            self._chooser.learn_written(kind, record.nbytes, encoded.ordered, encoded.stored_bytes, cpu_seconds)
+            self._chooser.learn_written(kind, record.nbytes, encoded.ordered, encoded.stored_bytes)
 
     def learn_read(self, record: SimulatedRecord, read_bytes: int) -> None:
         self._moved.update({"read": read_bytes, "raw read": record.nbytes})
@@ -95,10 +94,10 @@ class CodecOfRecords:
         busy = {activity: self._clock.busy_seconds.get(activity, 0.0) for activity in Activity}
         since = {activity: busy[activity] - self._busy_before.get(activity, 0.0) for activity in Activity}
         moved, self._moved = self._moved, Counter()
-        if since[Activity.WRITE]:
-            self._chooser.learn_write_speed(moved["written"] / since[Activity.WRITE])
-        if since[Activity.READ]:
-            self._chooser.learn_read_speed(moved["read"] / since[Activity.READ])
+        if moved["written"] and since[Activity.WRITE]:
+            self._chooser.learn_speed("write", moved["written"] / since[Activity.WRITE])
+        if moved["read"] and since[Activity.READ]:
+            self._chooser.learn_speed("read", moved["read"] / since[Activity.READ])
         demand = (self._chooser.disk_seconds(moved["raw written"], moved["raw read"]) or seconds) / seconds
         free_cores = self._cores - self._training_cores * since[Activity.COMPUTE] / seconds
         self._load = Load(min(1.0, demand), max(0.0, free_cores))

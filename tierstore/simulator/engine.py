@@ -133,7 +133,7 @@ class SimulatedEngine:
         self._writes.give_back()
         record.codec = encoded.codec
         cpu_seconds = self._raw_cpu_seconds(record) + encoded.encode_seconds
-        self._codecs.learn_written(record, encoded, cpu_seconds)
+        self._codecs.learn_written(record, encoded)
         self.ended.append(Transfer("spill", record.key, began_seconds, self._clock.now_seconds))
         stored = Stored(stored_bytes, encoded.codec, record.kind, None, drive_seconds, cpu_seconds)
         self.transfers.end_spill(record, stored)

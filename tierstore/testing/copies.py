@@ -22,8 +22,6 @@ _LONGEST_WAIT_SECONDS = 60.0
 
 
 class _Copied:
-    """A `Marker` of a simulated stream."""
-
     def __init__(self) -> None:
         self._event = threading.Event()
 
@@ -39,7 +37,7 @@ class _Copied:
 
 
 class _Mark:
-    """A `Marker` that keeps its time."""
+    """A `Marker` that keeps its time; the work before it is done."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -47,8 +45,7 @@ class _Mark:
     def query(self) -> bool:
         return True
 
-    def synchronize(self) -> None:
-        """Return at once: the work before the mark is done."""
+    def synchronize(self) -> None: ...
 
 
 class SimulatedCopies:
@@ -63,8 +60,7 @@ class SimulatedCopies:
             `torch.OutOfMemoryError`. None: no limit.
 
     Attributes:
-        num_out, num_in: copies queued so far.
-        num_refused: copies that found no room.
+        num_out, num_in, num_refused: copies queued so far, and those that found no room.
     """
 
     def __init__(self, room_bytes: int | None = None) -> None:
@@ -76,7 +72,7 @@ class SimulatedCopies:
         self._thread.start()
 
     def device_of(self, tensor: torch.Tensor) -> torch.device | None:
-        """See `Copies`. The device has a number; a trace uses it to distinguish the device from host memory."""
+        """The device has a number; a trace uses it to distinguish the device from host memory."""
         return torch.device(tensor.device.type, tensor.device.index or 0)
 
     def current_stream(self, device: torch.device) -> str:
@@ -89,7 +85,7 @@ class SimulatedCopies:
     def copy_in(
         self, source: torch.Tensor, device: torch.device, stream: Any, ready: Marker | None
     ) -> tuple[torch.Tensor, Marker]:
-        """See `Copies`. Until the copy has run, the target holds garbage."""
+        """Until the copy has run, the target holds garbage."""
         self._take_room(source.numel())
         self.num_in += 1
         target = torch.full((source.numel(),), 0xEE, dtype=torch.uint8, device=device)
@@ -104,14 +100,12 @@ class SimulatedCopies:
             raise torch.OutOfMemoryError(f"a simulated device of {self._room_bytes} bytes has no room for {nbytes}")
 
     def wait(self, stream: Any, marker: Marker) -> None:
-        """See `Copies`; blocks."""
         marker.synchronize()
 
     def share(self, memory: torch.Tensor, stream: Any) -> None:
-        """See `Copies`. Does nothing: work on a stream is done at once, so there is nothing to wait for."""
+        """Does nothing: work on a stream is done at once, so there is nothing to wait for."""
 
     def mark(self, stream: Any) -> Marker:
-        """See `Copies`. The mark is reached at once, since work on a stream is done at once."""
         return _Mark(time.perf_counter())
 
     def seconds_between(self, earlier: Marker, later: Marker) -> float:
@@ -123,11 +117,7 @@ class SimulatedCopies:
         return None
 
     def synchronize(self) -> None:
-        """Block until all queued copies are done.
-
-        Raises:
-            TimeoutError: they are not done within a minute.
-        """
+        """Block until all queued copies are done. Raises TimeoutError: they are not within a minute."""
         done = _Copied()
         self._queue.put(done.set)
         done.synchronize()

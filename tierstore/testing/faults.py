@@ -54,12 +54,8 @@ class TokenBucket:
 
 
 class Faults:
-    """Decides by a plan what happens to each operation. Any thread; does no I/O.
-
-    Args:
-        plan: the first plan.
-        clock: time in seconds, for bandwidths.
-    """
+    """Decides by a plan what happens to each operation. Any thread; does no I/O. `clock`: in seconds, for
+    bandwidths."""
 
     def __init__(self, plan: FaultPlan | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -83,7 +79,6 @@ class Faults:
 
     @property
     def num_seen(self) -> Mapping[str, int]:
-        """How many of each operation began since the plan was set; a copy."""
         with self._lock:
             return dict(self._num_seen)
 

@@ -49,12 +49,10 @@ _WITH_BYTES = _ALL - {"discard", "close", "fallocate"}
 
 
 class Latency(msgspec.Struct, frozen=True, tag=True):
-    """The operation begins later.
+    """The operation begins later, by `seconds` in the mean.
 
-    Attributes:
-        seconds: the mean delay.
-        spread: "fixed": always the mean; "uniform": between 0 and twice the mean; "exponential": mostly less, sometimes
-            much more. Drawn from the plan's seed.
+    `spread`: "fixed": always the mean; "uniform": between 0 and twice the mean; "exponential": mostly less, sometimes
+    much more. Drawn from the plan's seed.
     """
 
     seconds: float
@@ -64,11 +62,8 @@ class Latency(msgspec.Struct, frozen=True, tag=True):
 class Bandwidth(msgspec.Struct, frozen=True, tag=True):
     """All operations of the rule together are limited to one speed (a token bucket).
 
-    Each begins at once, and is reported done only when its last token has come, as on a slower drive.
-
-    Attributes:
-        bytes_per_second: the rate at which tokens come.
-        burst_bytes: how many tokens may be saved up while nothing moves.
+    Each begins at once, and is reported done only when its last token has come, as on a slower drive. `burst_bytes`:
+    how many tokens may be saved up while nothing moves.
     """
 
     bytes_per_second: float
@@ -78,9 +73,8 @@ class Bandwidth(msgspec.Struct, frozen=True, tag=True):
 class Fails(msgspec.Struct, frozen=True, tag=True):
     """The operation is not done. A read leaves garbage in its destination; a tier's close is done before it fails.
 
-    Attributes:
-        number: the reason, one of `errno`. A system call raises it as OSError, the disk tier as the error that its
-            contract names for it, the copy engine as RuntimeError.
+    `number`: the reason, one of `errno`. A system call raises it as OSError, the disk tier as the error that its
+    contract names for it, the copy engine as RuntimeError.
     """
 
     number: int = errno.EIO
@@ -109,12 +103,7 @@ class Torn(msgspec.Struct, frozen=True, tag=True):
 
 
 class Signal(msgspec.Struct, frozen=True, tag=True):
-    """A process is sent a signal first: a daemon is killed at this point.
-
-    Attributes:
-        pid: of the process.
-        number: of the signal.
-    """
+    """A process is sent a signal first: a daemon is killed at this point."""
 
     pid: int
     number: int = signal.SIGKILL
@@ -168,7 +157,6 @@ class Rule(msgspec.Struct, frozen=True):
 
     @property
     def names(self) -> tuple[Operation, ...]:
-        """The operations as a tuple, even if there is only one."""
         return (self.operations,) if isinstance(self.operations, str) else self.operations
 
 
@@ -183,7 +171,6 @@ class FaultPlan(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, *rules: Rule, seed: int = 0) -> FaultPlan:
-        """A plan of these rules."""
         return cls(rules, seed)
 
     def to_json(self) -> str:
@@ -192,11 +179,7 @@ class FaultPlan(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_json(cls, text: str | bytes) -> FaultPlan:
-        """Read a plan that `to_json` wrote.
-
-        Raises:
-            ConfigError: the text is no plan.
-        """
+        """Read a plan that `to_json` wrote. Raises ConfigError: the text is no plan."""
         try:
             return msgspec.json.decode(text, type=cls)
         except msgspec.MsgspecError as error:

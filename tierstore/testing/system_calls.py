@@ -10,7 +10,7 @@ from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
-from ..disk.system_calls import SYSTEM_CALLS, SystemCalls
+from ..disk.transfer import SYSTEM_CALLS, SystemCalls
 from .faults import Drawn, Faults
 from .plan import Operation
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy
 
+from ..disk.codec.choice import Sample
 from ..disk.codec.codec import Codec
-from ..disk.codec.figures import Sample
 from ..disk.codec.probing import probe
 from ..disk.scratch import Scratch
 from ..hardware import CodecSpeed

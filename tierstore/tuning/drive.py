@@ -26,8 +26,7 @@ from msgspec.structs import replace
 from ..base.system_words import words_of
 from ..base.threads import start_thread
 from ..disk.home import UnnamedHome
-from ..disk.io_mode import IoMode, detect_io_mode
-from ..disk.segments import Segment, close_segments, open_segment
+from ..disk.segments import IoMode, Segment, close_segments, detect_io_mode, open_segment
 from ..disk.transfer import read_all, write_all
 from ..hardware import Transfer
 from .measurements import Drive

@@ -14,9 +14,8 @@ from typing import Any
 import msgspec
 
 from ..base.address import default_address, find_address
-from ..base.config import allowed_cores, available_host_bytes, free_disk_bytes, memory_cgroup_limits
+from ..base.config import allowed_cores, available_host_bytes, free_disk_bytes, memory_cgroup_limits, quota_cores
 from ..demo.place import file_system_of
-from ..disk.codec.load import quota_cores
 from ..errors import DaemonUnavailableError, TierStoreError
 from ..sidecar.inspection import inspect_daemon
 from .measurements import Daemon, Drive, Limits, Processor

@@ -1,254 +1,238 @@
-"""Chooses the codec of a record under "auto", from measured figures. Pure: no clock, no compression, no I/O.
+"""Chooses the codec of a record under "auto": how codecs did on samples, against the drive. Pure: no clock, no I/O.
 
-The codec with the least cost wins, by the formula in `figures.py`. Where a figure is missing, nothing is encoded.
-Near the end of the disk budget the best ratio wins whatever it costs.
+The codec with the least cost wins. Where a figure is missing, nothing is encoded::
+
+    moving   raw      n/W + n/R                  W, R: the disk's bytes per second, all transfers together
+             encoded  n·max(r/W, e/p + r/(k·W), s) + n·max(r/R, d/p + r/(k·R), s)
+                      r: ratio; e, d: CPU seconds per byte to encode and decode; p: cores that are free for it;
+                      k: records that are moved at once; s: for how long records were on their way down, per byte of
+                      all k, because threads also wait for the interpreter
+    cost  =  demand · moving  +  price · n·(e + d)
+
+*demand* is how busy the disk would be if nothing were encoded: where training leaves it idle most of the time, faster
+moving gains nothing. *price* is the share of the CPU seconds that is taken from training.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..tier import Kind
 from .codec import BITS, CONSTANT, NO_CODEC, Codec, is_shrinking
-from .figures import UNKNOWN_LOAD, CodecFigures, DriveFigures, Load, Sample
 
-__all__ = ["SMALLEST_PROBED_BYTES", "Choice", "CodecChooser", "candidates"]
+__all__ = ["SMALLEST_PROBED_BYTES", "UNKNOWN_LOAD", "Choice", "CodecChooser", "Load", "Sample", "candidates"]
 
 SMALLEST_PROBED_BYTES = 64 * 2**10
 """Shorter records are not encoded unless space is short."""
 
 _FAST_ZSTD, _ZSTD, _SHUFFLE_ZSTD = Codec("zstd", -3), Codec("zstd", 1), Codec("shuffle-zstd", 1)
 _CHEAPEST_FIRST = (CONSTANT, BITS, _FAST_ZSTD, _ZSTD, _SHUFFLE_ZSTD)
-_PROBE_AFTER_RECORDS = (4, 16, 64, 256)  # the first of a kind may be unlike the others; then ever more seldom
+_MOST_PROBED_APART = 256  # records; at first they are closer: the first of a kind may be unlike the others
 _PROBE_AFTER_BYTES = 64 * 2**20  # a probe costs some milliseconds at most: below 2 % of the work on these bytes
-_TRIAL_AFTER_RECORDS = (16, 64, 256)  # encoded ones, before raw ones show again what the disk can do
-_TRIAL_RECORDS = 4
+_TRIAL_AFTER_RECORDS, _TRIAL_RECORDS = 64, 4
 _SWITCH_BELOW = 0.9  # of the cost of what is done now: a gain that is not just noise
 _WORST_RATIO = 15 / 16
 _SAME_RATIO = 1 / 64  # of the bytes: a codec that saves less than this beyond a cheaper one is not used
 _MOST_KINDS = 1024
+_LEAST_PRICE = 0.1  # of a CPU second: encoding on idle cores still takes memory bandwidth and power
+_LEAST_CORES = 0.5  # that encoding gets if none are free: it waits for its turn
+_SHARED_CORES = 0.5  # of the idle ones: a busy training leaves cores idle for moments too short for a job
+_NEWEST_WEIGHT = 0.25
+_MOST_WAY_GROWTH = 2.0  # by one record
 
 
 class Choice(NamedTuple):
-    """How to write a record.
-
-    Attributes:
-        codec: how to encode it.
-        worst_ratio: encoding stops, and the record is stored as it is, if its ratio turns out to be above this.
-        probe: try the candidates on the way, for the records that follow.
-    """
+    """How to write a record. `worst_ratio`: encoding stops, and the record is stored as it is, if its ratio turns out
+    to be above this. `probe`: try the candidates on the way, for the records that follow."""
 
     codec: Codec
     worst_ratio: float
     probe: bool
 
 
-class _KindClass(NamedTuple):
-    """Records that are decided on together: of one kind, and within a factor of two in size."""
+class Load(NamedTuple):
+    """The machine's load of late, without the store's own encoding: the share of the time that the disk would be busy
+    if nothing were encoded, 0 to 1, and how many cores nobody else used."""
 
-    kind: Kind
-    size_class: int
+    demand: float
+    free_cores: float
 
-    @classmethod
-    def of(cls, kind: Kind, num_bytes: int) -> _KindClass:
-        """The class of a record."""
-        return cls(kind, num_bytes.bit_length())
+
+UNKNOWN_LOAD = Load(1.0, 0.0)
+"""Every byte and every CPU second counts, so a record is encoded only if that gains on any machine."""
+
+
+class Sample(NamedTuple):
+    """How a codec did on `raw_bytes` of a record, in seconds of one core."""
+
+    codec: Codec
+    raw_bytes: int
+    encoded_bytes: int
+    encode_seconds: float
+    decode_seconds: float
+
+
+class _Figures(NamedTuple):
+    """Moving averages of a codec on records that are alike; the seconds are per byte."""
+
+    ratio: float
+    encode_seconds: float
+    decode_seconds: float
 
 
 @dataclass(slots=True)
-class _ClassState:
-    """The state of one class: its codec, its figures, and when its next probe and trial are due."""
+class _Class:
+    """Records that are decided on together: of one kind, and within a factor of two in size.
+
+    `way_seconds`: for how long encoded ones were on their way down, per byte of all lanes; fades with each probe,
+    because records that are no longer encoded would never show that waits are over.
+    """
 
     codec: Codec = NO_CODEC
     records_since_probe: int = 0
     bytes_since_probe: int = 0
     num_probes: int = 0
-    encoded_since_trial: int = 0
-    trial_records_left: int = 0
-    num_trials: int = 0
-    figures: dict[Codec, CodecFigures] = field(default_factory=dict)
+    num_encoded: int = 0
+    way_seconds: float = 0.0
+    figures: dict[Codec, _Figures] = field(default_factory=dict)
+
+    def is_probe_due(self, num_bytes: int) -> bool:
+        self.records_since_probe += 1
+        self.bytes_since_probe += num_bytes
+        is_early = self.records_since_probe < min(4**self.num_probes, _MOST_PROBED_APART)
+        if num_bytes < SMALLEST_PROBED_BYTES:
+            return False
+        if self.num_probes and (is_early or self.bytes_since_probe < _PROBE_AFTER_BYTES):
+            return False
+        self.num_probes += 1
+        self.records_since_probe = self.bytes_since_probe = 0
+        return True
 
 
 def candidates(itemsize_bytes: int) -> tuple[Codec, ...]:
-    """The codecs that "auto" tries, the cheapest first; byte planes only where an element has several bytes."""
+    """The codecs that "auto" tries; byte planes only where an element has several bytes."""
     if itemsize_bytes == 1:
         return CONSTANT, BITS, _ZSTD
     return CONSTANT, _FAST_ZSTD, _ZSTD, _SHUFFLE_ZSTD
 
 
 class CodecChooser:
-    """Decides and learns. Not thread-safe (its owner is one loop); bounded in memory."""
+    """Decides and learns. Not thread-safe (its owner is one loop); bounded in memory.
+
+    Args:
+        num_lanes: how many records are written, or read, at once.
+    """
 
     def __init__(self, num_lanes: int = 4) -> None:
-        """`num_lanes`: how many records are written, or read, at once."""
-        self._drive = DriveFigures(num_lanes)
-        self._classes: OrderedDict[_KindClass, _ClassState] = OrderedDict()
-        self._load = UNKNOWN_LOAD  # as of the last choice
+        self._num_lanes = num_lanes
+        self._speeds: dict[str, float] = {}  # bytes per second, by direction
+        self._classes: dict[tuple[Kind, int], _Class] = {}
 
     def choose(self, kind: Kind, num_bytes: int, load: Load, *, is_space_short: bool) -> Choice:
-        """Decide on the next record."""
-        self._load = load
+        """Decide on the next record. Where space is short, the best ratio wins whatever it costs."""
         if num_bytes < SMALLEST_PROBED_BYTES and not is_space_short:
             return Choice(NO_CODEC, _WORST_RATIO, probe=False)
-        state = self._state_of(kind, num_bytes)
-        state.records_since_probe += 1
-        state.bytes_since_probe += num_bytes
-        probe = self._is_probe_due(state, num_bytes)
+        found = self._class_of(kind, num_bytes)
+        probe = found.is_probe_due(num_bytes)
         if is_space_short:
-            return Choice(self._smallest(state, kind), _WORST_RATIO, probe)
-        state.codec = self._cheapest(state, load)
-        if state.codec == NO_CODEC or self._is_trial_due(state, load):
+            return Choice(_smallest(found, kind), _WORST_RATIO, probe)
+        found.codec = self._cheapest(found, load)
+        if found.codec == NO_CODEC or self._is_trial(found, load):
             return Choice(NO_CODEC, _WORST_RATIO, probe)
-        return Choice(state.codec, min(_WORST_RATIO, (1 + state.figures[state.codec].ratio) / 2), probe)
+        return Choice(found.codec, min(_WORST_RATIO, (1 + found.figures[found.codec].ratio) / 2), probe)
 
     def learn_samples(self, kind: Kind, num_bytes: int, samples: Iterable[Sample]) -> None:
         """Take in what a probe of a record found."""
-        state = self._state_of(kind, num_bytes)
-        for sample in samples:
-            if (figures := state.figures.get(sample.codec)) is not None:
-                figures.forget_waits()
-            self._learn(
-                state,
-                sample.codec,
-                sample.encoded_bytes / sample.raw_bytes,
-                sample.encode_seconds / sample.raw_bytes,
-                sample.decode_seconds / sample.raw_bytes,
-            )
+        found = self._class_of(kind, num_bytes)
+        figures = found.figures
+        for codec, raw_bytes, encoded_bytes, encode_seconds, decode_seconds in samples:
+            newest = _Figures(encoded_bytes / raw_bytes, encode_seconds / raw_bytes, decode_seconds / raw_bytes)
+            known = figures.get(codec, newest)
+            figures[codec] = _Figures(*(_blend(old, new) for old, new in zip(known, newest, strict=True)))
+        found.way_seconds = _blend(found.way_seconds, 0.0)
 
     def learn_written(
-        self,
-        kind: Kind,
-        num_bytes: int,
-        codec: Codec,
-        encoded_bytes: int,
-        seconds: float,
-        lane_seconds: float | None = None,
+        self, kind: Kind, num_bytes: int, codec: Codec, encoded_bytes: int, lane_seconds: float | None = None
     ) -> None:
-        """Take in a record for which `codec` was chosen.
+        """Take in a record for which `codec` was chosen; `encoded_bytes`: its full length if that was in vain.
 
-        Args:
-            kind: the record's.
-            num_bytes: its length.
-            codec: what was ordered, "none" too.
-            encoded_bytes: its length on disk; its full length if encoding was in vain.
-            seconds: of CPU, for everything that writing it took.
-            lane_seconds: from the first byte to the last, while others had their turns too; None: not known.
+        `lane_seconds`: from its first byte to its last, while others had their turns too; None: not known. That of one
+        that met a stall counts as the time of unencoded bytes at most; only repeated ones count for more.
         """
-        if num_bytes < SMALLEST_PROBED_BYTES:
-            return
-        if codec == NO_CODEC:
-            self._drive.learn_raw_write(seconds / num_bytes)
-        else:
-            state = self._state_of(kind, num_bytes)
-            ratio = encoded_bytes / num_bytes
-            self._learn(state, codec, ratio, seconds / num_bytes, None)
-            if lane_seconds is not None:
-                figures = state.figures[codec]
-                self._drive.learn_write_wait(figures, ratio, seconds / num_bytes, lane_seconds / num_bytes, self._load)
+        found = self._class_of(kind, num_bytes)
+        if (known := found.figures.get(codec)) is not None:
+            found.figures[codec] = known._replace(ratio=_blend(known.ratio, encoded_bytes / num_bytes))
+        if lane_seconds is not None:
+            most_seconds = max(self.disk_seconds(1, 0) or 0.0, _MOST_WAY_GROWTH * found.way_seconds)
+            way_seconds = lane_seconds / num_bytes / self._num_lanes
+            found.way_seconds = _blend(found.way_seconds, min(way_seconds, most_seconds))
 
-    def learn_read(
-        self, kind: Kind, num_bytes: int, codec: Codec, seconds: float, lane_seconds: float | None = None
-    ) -> None:
-        """Take in the CPU seconds that reading a record took; the other arguments are those of `learn_written`."""
-        if num_bytes < SMALLEST_PROBED_BYTES:
-            return
-        if codec == NO_CODEC:
-            self._drive.learn_raw_read(seconds / num_bytes)
-        elif (figures := self._state_of(kind, num_bytes).figures.get(codec)) is not None:
-            figures.learn_decoding(seconds / num_bytes)
-            if lane_seconds is not None:
-                self._drive.learn_read_wait(figures, seconds / num_bytes, lane_seconds / num_bytes, self._load)
-
-    def learn_write_speed(self, bytes_per_second: float, *, is_lower_bound: bool = False) -> None:
-        """Take in how fast the disk wrote of late; a lower bound if the disk was not fully used."""
-        self._drive.learn_write_speed(bytes_per_second, is_lower_bound=is_lower_bound)
-
-    def learn_read_speed(self, bytes_per_second: float, *, is_lower_bound: bool = False) -> None:
-        """Take in how fast the disk read of late; a lower bound if the disk was not fully used."""
-        self._drive.learn_read_speed(bytes_per_second, is_lower_bound=is_lower_bound)
+    def learn_speed(self, direction: str, bytes_per_second: float) -> None:
+        """Take in how fast the disk was of late; `direction`: "write" or "read"."""
+        self._speeds[direction] = _blend(self._speeds.get(direction, bytes_per_second), bytes_per_second)
 
     def disk_seconds(self, written_bytes: int, read_bytes: int) -> float | None:
         """Seconds that the disk needs for these bytes, unencoded; None: its speed is not known yet."""
-        return self._drive.disk_seconds(written_bytes, read_bytes)
+        if (write_speed := self._speeds.get("write")) is None:
+            return None
+        return written_bytes / write_speed + read_bytes / self._speeds.get("read", write_speed)
 
-    def _state_of(self, kind: Kind, num_bytes: int) -> _ClassState:
-        place = _KindClass.of(kind, num_bytes)
-        state = self._classes.setdefault(place, _ClassState())
-        self._classes.move_to_end(place)
-        if len(self._classes) > _MOST_KINDS:
-            self._classes.popitem(last=False)
-        return state
+    def _class_of(self, kind: Kind, num_bytes: int) -> _Class:
+        if len(self._classes) >= _MOST_KINDS and (kind, num_bytes.bit_length()) not in self._classes:
+            del self._classes[next(iter(self._classes))]
+        return self._classes.setdefault((kind, num_bytes.bit_length()), _Class())
 
-    def _is_probe_due(self, state: _ClassState, num_bytes: int) -> bool:
-        if num_bytes < SMALLEST_PROBED_BYTES:
-            return False
-        if state.num_probes:
-            after = _PROBE_AFTER_RECORDS[min(state.num_probes, len(_PROBE_AFTER_RECORDS)) - 1]
-            if state.records_since_probe < after or state.bytes_since_probe < _PROBE_AFTER_BYTES:
-                return False
-        state.num_probes += 1
-        state.records_since_probe = state.bytes_since_probe = 0
-        return True
-
-    def _is_trial_due(self, state: _ClassState, load: Load) -> bool:
-        """Whether to write a record raw as a trial: if all are encoded, a disk that was slow once seems slow for ever.
-
-        A trial is due only if it may matter: if raw records would be the better choice on a disk twice as fast.
-        """
-        if state.trial_records_left:
-            state.trial_records_left -= 1
-            return True
-        state.encoded_since_trial += 1
-        after = _TRIAL_AFTER_RECORDS[min(state.num_trials, len(_TRIAL_AFTER_RECORDS) - 1)]
-        if state.encoded_since_trial < after:
-            return False
-        write, read = self._drive.seconds_per_byte()
-        faster = (write / 2, read / 2)
-        if self._drive.cost(state.figures[state.codec], load, faster) < self._drive.cost(None, load, faster):
-            return False
-        state.num_trials += 1
-        state.encoded_since_trial, state.trial_records_left = 0, _TRIAL_RECORDS - 1
-        return True
-
-    def _learn(self, state: _ClassState, codec: Codec, ratio: float, encode: float, decode: float | None) -> None:
-        figures = state.figures.get(codec)
-        if figures is not None:
-            figures.learn(ratio, encode, decode)
-        else:
-            state.figures[codec] = CodecFigures(ratio, encode, encode if decode is None else decode)
-
-    def _cheapest(self, state: _ClassState, load: Load) -> Codec:
-        if not self._drive.is_speed_known or not state.figures:
+    def _cheapest(self, found: _Class, load: Load) -> Codec:
+        costs: dict[Codec, float] = {}
+        least_ratio = _WORST_RATIO
+        for codec in sorted(found.figures, key=_CHEAPEST_FIRST.index):
+            if (figures := found.figures[codec]).ratio < least_ratio:
+                costs[codec] = self._cost(found, figures, load)
+                least_ratio = figures.ratio - _SAME_RATIO
+        if "write" not in self._speeds or not costs:
             return NO_CODEC
-        shrinking = {codec: figures for codec, figures in state.figures.items() if figures.ratio < _WORST_RATIO}
-        disk = self._drive.seconds_per_byte()
-        costs = {codec: self._drive.cost(figures, load, disk) for codec, figures in _undominated(shrinking).items()}
-        costs[NO_CODEC] = self._drive.cost(None, load, disk)
+        costs[NO_CODEC] = self._cost(found, None, load)
         best = min(costs, key=lambda codec: costs[codec])
-        present = state.codec if state.codec in costs else NO_CODEC
+        present = found.codec if found.codec in costs else NO_CODEC
         if costs[best] >= _SWITCH_BELOW * costs[present]:
             best = present
         return best if costs[best] < costs[NO_CODEC] else NO_CODEC
 
-    def _smallest(self, state: _ClassState, kind: Kind) -> Codec:
-        tried = {codec: figures.ratio for codec, figures in state.figures.items()}
-        if not tried:
-            return candidates(kind.itemsize_bytes)[-1]  # not measured yet; the encoder stops early if it is in vain
-        best = min(tried, key=lambda codec: tried[codec])
-        return best if is_shrinking(int(tried[best] * 2**20), 2**20) else NO_CODEC
+    def _is_trial(self, found: _Class, load: Load) -> bool:
+        """Whether to write a record raw as a trial: if all are encoded, a disk that was slow once seems slow for ever.
+
+        It is one only if it may matter: if raw records would be the better choice on a disk twice as fast.
+        """
+        found.num_encoded += 1
+        if found.num_encoded % _TRIAL_AFTER_RECORDS >= _TRIAL_RECORDS or found.num_encoded < _TRIAL_AFTER_RECORDS:
+            return False
+        figures = found.figures[found.codec]
+        return self._cost(found, None, load, faster=2) < self._cost(found, figures, load, faster=2)
+
+    def _cost(self, found: _Class, figures: _Figures | None, load: Load, faster: float = 1) -> float:
+        """Seconds of training that it costs to write and read a byte; `faster`: on a disk so many times as fast."""
+        write, read = ((self.disk_seconds(*way) or 0.0) / faster for way in ((1, 0), (0, 1)))
+        if figures is None:
+            return load.demand * (write + read)
+        cores = min(max(load.free_cores, _LEAST_CORES), self._num_lanes)
+        moving_seconds = 0.0
+        for disk, cpu in ((write, figures.encode_seconds), (read, figures.decode_seconds)):
+            disk *= figures.ratio
+            moving_seconds += max(disk, cpu / cores + disk / self._num_lanes, found.way_seconds)
+        cpu_seconds = figures.encode_seconds + figures.decode_seconds
+        wanted_cores = max(1.0, cpu_seconds / moving_seconds)
+        price = max(_LEAST_PRICE, 1 - max(0.0, load.free_cores - _SHARED_CORES) / wanted_cores)
+        return load.demand * moving_seconds + price * cpu_seconds
 
 
-def _undominated(figures: Mapping[Codec, CodecFigures]) -> dict[Codec, CodecFigures]:
-    """The codecs that shrink more than every cheaper one.
+def _smallest(found: _Class, kind: Kind) -> Codec:
+    if not found.figures:
+        return candidates(kind.itemsize_bytes)[-1]  # not measured yet; the encoder stops early if it is in vain
+    best, figures = min(found.figures.items(), key=lambda each: each[1].ratio)
+    return best if is_shrinking(int(figures.ratio * 2**20), 2**20) else NO_CODEC
 
-    Which codec is cheaper is known beforehand. Measured times do not tell: a codec that was only tried on a sample,
-    which is in the cache, looks cheaper than one that has encoded whole records.
-    """
-    found: dict[Codec, CodecFigures] = {}
-    for codec in sorted(figures, key=_CHEAPEST_FIRST.index):
-        if all(figures[codec].ratio < cheaper.ratio - _SAME_RATIO for cheaper in found.values()):
-            found[codec] = figures[codec]
-    return found
+
+def _blend(known: float, newest: float) -> float:
+    return known + _NEWEST_WEIGHT * (newest - known)

@@ -1,20 +1,10 @@
 """Encodes and decodes records block by block, in constant memory and without any I/O.
 
-An encoded record is a sequence of blocks. Each holds up to `BLOCK_BYTES` of the record, independent of the
-others::
-
-    ┌──────────────────────────────┬──────────────────────┐
-    │ u32 little-endian            │ payload              │
-    │ bit 31: stored as it is      │ a zstd frame (of the │
-    │ bits 0-30: length of payload │ bytes or of their    │
-    │                              │ byte planes), packed │
-    │                              │ bits, a word that is │
-    │                              │ repeated, or the     │
-    │                              │ bytes themselves     │
-    └──────────────────────────────┴──────────────────────┘
-
-Because blocks are independent, a record can be decoded straight into its destination from chunks of any size, and the
-encoder can stop at any block. This costs zstd nothing at level 1, whose window is one block.
+An encoded record is a sequence of blocks, each of up to `BLOCK_BYTES` of the record, independent of the others: a
+header, u32 little-endian (bit 31: stored as it is; bits 0-30: length of the payload), and the payload (a zstd frame of
+the bytes or of their byte planes, packed bits, a word that is repeated, or the bytes themselves). So a record can be
+decoded straight into its destination from chunks of any size, and the encoder can stop at any block. This costs zstd
+nothing at level 1, whose window is one block.
 """
 
 from __future__ import annotations
@@ -24,16 +14,15 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ...errors import ConfigError, ConfigTypeError
-from .bits import BITS as _BITS
-from .constant import CONSTANT as _CONSTANT
-from .families import FAMILIES
-from .family import BLOCK_BYTES, CodecSetting, DamagedBytesError, Workspace
+from . import bits, constant, zstd  # noqa: F401 - a new family is named here: each registers what it has
+from .family import BLOCK_BYTES, FAMILIES, CodecSetting, DamagedBytesError, Workspace
 
 __all__ = [
     "BITS",
     "BLOCK_BYTES",
     "CONSTANT",
     "ENCODED_BLOCK_BYTES",
+    "FAMILIES",
     "NO_CODEC",
     "BlockDecoder",
     "Codec",
@@ -56,7 +45,6 @@ _CODEC = re.compile(rf"({'|'.join(_NAMED)})(?::(-?\d{{1,6}}))?", re.ASCII)
 
 
 def _allowed() -> str:
-    """What the option may be, in words."""
     names = ["auto", "none", *(name for family in _NAMED for name in (family, f"{family}:LEVEL"))]
     texts, levels = [f'"{name}"' for name in names], max(_NAMED.values(), key=len)
     last = f"with a level from {levels[0]} to {levels[-1]}, not 0"
@@ -64,12 +52,7 @@ def _allowed() -> str:
 
 
 class Codec(NamedTuple):
-    """How bytes are encoded.
-
-    Attributes:
-        family: "none", or the name of one of `FAMILIES`.
-        level: of a family with levels; 0 for the others.
-    """
+    """How bytes are encoded: "none", or the name of one of `FAMILIES`, and its level; 0: it has none."""
 
     family: str
     level: int = 0
@@ -79,16 +62,13 @@ class Codec(NamedTuple):
 
 
 NO_CODEC = Codec("none")
-BITS = Codec(_BITS.name)
-CONSTANT = Codec(_CONSTANT.name)
+BITS = Codec(bits.BITS.name)
+CONSTANT = Codec(constant.CONSTANT.name)
 
 
 def parse_codec(text: str) -> Codec | None:
-    """Read the `codec` option; None means "auto": chosen per kind of record.
-
-    Raises:
-        ConfigError: names what was given and what is allowed.
-    """
+    """Read the `codec` option; None means "auto". Raises ConfigError, which names what was given and what is
+    allowed."""
     if text == "auto":
         return None
     if text == "none":
@@ -133,13 +113,8 @@ def encode_block(block: memoryview, out: memoryview, codec: Codec, itemsize_byte
 
 
 class BlockDecoder:
-    """Fills a destination from encoded bytes that come in pieces of any size.
-
-    Args:
-        destination: uint8, shape [n], writable, n the record's length before it was encoded.
-        codec, itemsize_bytes: with which it was encoded.
-        workspace: the job's.
-    """
+    """Fills a destination, writable uint8 of shape [n], n the record's length, from encoded bytes that come in pieces
+    of any size."""
 
     def __init__(self, destination: memoryview, codec: Codec, itemsize_bytes: int, workspace: Workspace) -> None:
         self._destination = destination
@@ -149,7 +124,6 @@ class BlockDecoder:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the whole destination is filled."""
         return self._filled_bytes == len(self._destination)
 
     def feed(self, encoded: memoryview) -> int:

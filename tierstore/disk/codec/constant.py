@@ -6,58 +6,35 @@ import ctypes
 
 from .family import CodecSetting, DamagedBytesError, Family, register
 
-__all__ = ["CONSTANT", "WORD_BYTES", "fill_with", "word_of"]
+__all__ = ["CONSTANT"]
 
-WORD_BYTES = 8
-"""A multiple of every element's length except complex128's, which repeats only if both its halves are equal."""
+_WORD_BYTES = 8  # a multiple of every element's length except complex128's, which repeats only if its halves are equal
 
 _libc = ctypes.CDLL(None)
 _libc.memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
-def word_of(source: memoryview) -> memoryview | None:
-    """The first WORD_BYTES of `source`, if all others repeat them; None if not, or if there are no others.
-
-    One call of C does all of it, because each call gives up the interpreter's lock and waits to get it back.
-
-    Args:
-        source: uint8, shape [n].
-    """
+def _encode(block: memoryview, room: memoryview, setting: CodecSetting) -> int | None:
+    """In one call of C: each call gives up the interpreter's lock and waits to get it back."""
     import numpy as np  # only where blocks are tried: the sidecar starts without it
 
-    if len(source) <= WORD_BYTES:
+    if len(block) <= _WORD_BYTES:
         return None
-    address = np.frombuffer(source, np.uint8).ctypes.data
-    is_repeated = not _libc.memcmp(address, address + WORD_BYTES, len(source) - WORD_BYTES)
-    return source[:WORD_BYTES] if is_repeated else None
-
-
-def fill_with(word: memoryview, destination: memoryview) -> None:
-    """Undo `word_of`.
-
-    Args:
-        word: uint8, shape [WORD_BYTES].
-        destination: writable uint8, shape [n].
-    """
-    import numpy as np
-
-    rest_bytes = len(destination) % WORD_BYTES
-    np.frombuffer(destination[: len(destination) - rest_bytes], np.uint64)[:] = np.frombuffer(word, np.uint64)
-    destination[len(destination) - rest_bytes :] = word[:rest_bytes]
-
-
-def _encode(block: memoryview, room: memoryview, setting: CodecSetting) -> int | None:
-    word = word_of(block)
-    if word is None:
+    address = np.frombuffer(block, np.uint8).ctypes.data
+    if _libc.memcmp(address, address + _WORD_BYTES, len(block) - _WORD_BYTES):
         return None
-    room[:WORD_BYTES] = word
-    return WORD_BYTES
+    room[:_WORD_BYTES] = block[:_WORD_BYTES]
+    return _WORD_BYTES
 
 
 def _decode(payload: memoryview, block: memoryview, setting: CodecSetting) -> None:
-    if len(payload) != WORD_BYTES:
-        raise DamagedBytesError(f"a word of {WORD_BYTES} bytes", f"{len(payload)} bytes")
-    fill_with(payload, block)
+    import numpy as np
+
+    if len(payload) != _WORD_BYTES:
+        raise DamagedBytesError(f"a word of {_WORD_BYTES} bytes", f"{len(payload)} bytes")
+    rest_bytes = len(block) % _WORD_BYTES
+    np.frombuffer(block[: len(block) - rest_bytes], np.uint64)[:] = np.frombuffer(payload, np.uint64)
+    block[len(block) - rest_bytes :] = payload[:rest_bytes]
 
 
 CONSTANT = register(Family("constant", None, _encode, _decode))

@@ -1,4 +1,4 @@
-"""What a family of codecs is: how one block is encoded, and decoded again. `families.py` imports all of them."""
+"""What a family of codecs is: how one block is encoded, and decoded again."""
 
 from __future__ import annotations
 
@@ -8,19 +8,15 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     import zstandard
 
-__all__ = ["BLOCK_BYTES", "CodecSetting", "DamagedBytesError", "Family", "Workspace", "register", "registered"]
+__all__ = ["BLOCK_BYTES", "FAMILIES", "CodecSetting", "DamagedBytesError", "Family", "Workspace", "register"]
 
 BLOCK_BYTES = 512 * 2**10
 
 
 class DamagedBytesError(Exception):
-    """Encoded bytes make no sense, or are not those that were written.
+    """Encoded bytes make no sense, or are not those that were written: both in words.
 
     Stays inside the package: the disk tier, which knows the record's key, raises `CorruptDataError` instead.
-
-    Attributes:
-        expected: the bytes that should have been there, in words.
-        found: those that were there, in words.
     """
 
     def __init__(self, expected: str, found: str) -> None:
@@ -30,11 +26,8 @@ class DamagedBytesError(Exception):
 
 
 class Workspace:
-    """The working memory and the compressors of encoding; for one thread at a time.
-
-    Attributes:
-        planes: writable uint8, shape [BLOCK_BYTES].
-    """
+    """The working memory (`planes`: writable uint8, shape [BLOCK_BYTES]) and the compressors of encoding; for one
+    thread at a time."""
 
     def __init__(self, planes: memoryview) -> None:
         self.planes = planes
@@ -42,7 +35,6 @@ class Workspace:
         self._decompressor: zstandard.ZstdDecompressor | None = None
 
     def compressor(self, level: int) -> zstandard.ZstdCompressor:
-        """The compressor of this level; made at its first use."""
         if level not in self._compressors:
             import zstandard
 
@@ -50,7 +42,6 @@ class Workspace:
         return self._compressors[level]
 
     def decompressor(self) -> zstandard.ZstdDecompressor:
-        """The decompressor; made at its first use."""
         if self._decompressor is None:
             import zstandard
 
@@ -60,13 +51,7 @@ class Workspace:
 
 
 class CodecSetting(NamedTuple):
-    """How the blocks of one record are encoded.
-
-    Attributes:
-        level: of the codec; 0: its family has no levels.
-        itemsize_bytes: bytes of an element, 1 or more.
-        workspace: not used by anyone else meanwhile.
-    """
+    """How the blocks of one record are encoded. `level`: 0: its family has none. `itemsize_bytes`: 1 or more."""
 
     level: int
     itemsize_bytes: int
@@ -91,11 +76,11 @@ class Family(NamedTuple):
     decode: Callable[[memoryview, memoryview, CodecSetting], None]
 
 
-registered: dict[str, Family] = {}
-"""The families by name; read it through `families.py`, which makes sure that it is complete."""
+FAMILIES: dict[str, Family] = {}
+"""The families by name; read it through `codec.py`, which makes sure that it is complete."""
 
 
 def register(family: Family) -> Family:
     """Make a family known by its name: to the `codec` option if it has levels, to the index and to the wire."""
-    registered[family.name] = family
+    FAMILIES[family.name] = family
     return family

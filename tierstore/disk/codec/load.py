@@ -1,7 +1,4 @@
-"""Measures how busy disk and cores are, for the choice of a codec. Pure except for `read_machine` and the cores.
-
-No call of this module waits; reading /proc/stat takes some tens of microseconds.
-"""
+"""Measures how busy disk and cores are, for the choice of a codec. No call waits."""
 
 from __future__ import annotations
 
@@ -12,11 +9,10 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 from ...base.config import allowed_cores
-from .figures import Load
+from .choice import Load
 
 __all__ = [
     "SMALLEST_TIMED_BYTES",
@@ -24,8 +20,6 @@ __all__ = [
     "LoadMeter",
     "Readings",
     "TransferClock",
-    "available_cores",
-    "quota_cores",
     "read_machine",
 ]
 
@@ -37,7 +31,6 @@ SMALLEST_TIMED_BYTES = 2**20
 _LEAST_TRANSFERS = 4
 _LEAST_BYTES = 4 * 2**20
 _MEMORY_SECONDS = 0.5
-_CGROUP = Path("/sys/fs/cgroup")
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
@@ -85,12 +78,11 @@ class TransferClock:
             yield self._new_speeds.popleft()
 
     def begin(self, direction: Direction, now: float) -> None:
-        """A transfer begins at `now`, in seconds of a steady clock."""
         self._advance(now)
         self._running[direction] += 1
 
     def end(self, direction: Direction, now: float, num_bytes: int) -> float | None:
-        """A transfer ended (0 bytes: it failed); returns the bytes per second if enough ended since the last result."""
+        """A transfer ended (0 bytes: it failed); the bytes per second if enough ended since the last result."""
         self._advance(now)
         self._running[direction] -= 1
         self._moved_bytes[direction] += num_bytes
@@ -110,13 +102,8 @@ class TransferClock:
 
 
 class Readings(NamedTuple):
-    """Clocks of the machine, in seconds.
-
-    Attributes:
-        wall: a steady clock.
-        idle: of all cores that the process may run on together; None where the kernel does not tell.
-        process: CPU time of the process, all threads.
-    """
+    """Clocks of the machine, in seconds: a steady one, the idle time of all cores that the process may run on together
+    (None where the kernel does not tell), and the CPU time of the process."""
 
     wall: float
     idle: float | None
@@ -139,12 +126,7 @@ class LoadMeter:
         self._load: Load | None = None
 
     def count(self, cpu_seconds: float, disk_seconds: float | None) -> None:
-        """A job ended.
-
-        Args:
-            cpu_seconds: how many it took.
-            disk_seconds: how many the disk would have needed for it, unencoded; None: not known.
-        """
+        """A job ended. `disk_seconds`: how many the disk would have needed for it, unencoded; None: not known."""
         self._own_seconds += cpu_seconds
         if disk_seconds is None or self._disk_seconds is None:
             self._disk_seconds = None
@@ -168,7 +150,7 @@ class LoadMeter:
 
 
 def read_machine() -> Readings:
-    """The clocks now."""
+    """The clocks now; takes some tens of microseconds."""
     return Readings(time.perf_counter(), _idle_seconds(), time.process_time())
 
 
@@ -181,43 +163,3 @@ def _idle_seconds() -> float | None:
         return sum(int(line[4]) + int(line[5]) for line in lines if line[0] in allowed) / _TICKS_PER_SECOND
     except (OSError, ValueError, IndexError):
         return None
-
-
-def available_cores() -> float:
-    """How many cores this process may use: its affinity, and its container's or service's quota."""
-    allowed = float(len(allowed_cores()))
-    return min(allowed, quota_cores() or allowed)
-
-
-def quota_cores() -> float | None:
-    """The quota by the CPU cgroups above this process (cgroups(7), version 2 and 1); None: they set none."""
-    return min(_quotas(), default=None)
-
-
-def _quotas() -> Iterator[float]:
-    for folder, files in _cpu_cgroups():
-        try:
-            quota, period = " ".join((folder / file).read_text() for file in files).split()
-            if quota not in ("max", "-1"):
-                yield int(quota) / int(period)
-        except (OSError, ValueError, ZeroDivisionError):
-            continue  # this level has no CPU controller, or is not ours to read
-
-
-def _cpu_cgroups() -> Iterator[tuple[Path, tuple[str, ...]]]:
-    """The CPU cgroups of the process and all above it, each with the names of its quota's files.
-
-    Where a container's own cgroup is mounted as the root, /proc may still show the host's path, which is missing then.
-    """
-    for controller, root, files in (
-        ("", _CGROUP, ("cpu.max",)),
-        ("cpu", _CGROUP / "cpu", ("cpu.cfs_quota_us", "cpu.cfs_period_us")),
-    ):
-        yield root, files
-        for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
-            _, controllers, group = line.split(":", 2)
-            if controller in controllers.split(","):
-                folder = root / group.lstrip("/")
-                while folder != root and folder.is_relative_to(root):
-                    yield folder, files
-                    folder = folder.parent

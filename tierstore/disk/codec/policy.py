@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from ..location import Location
+from ...base.config import available_cores
 from ..orders import ReadReport, WriteOrder, Written
 from ..tier import Kind
-from .choice import SMALLEST_PROBED_BYTES, CodecChooser
+from .choice import SMALLEST_PROBED_BYTES, UNKNOWN_LOAD, CodecChooser
 from .codec import NO_CODEC, Codec
-from .figures import UNKNOWN_LOAD
-from .load import SMALLEST_TIMED_BYTES, Direction, LoadMeter, TransferClock, available_cores, read_machine
+from .load import Direction, LoadMeter, TransferClock, read_machine
 from .probing import content_of
 
 __all__ = ["OTHER_KINDS", "CodecPolicy"]
@@ -25,14 +24,9 @@ _METER_EVERY_SECONDS = 0.1
 
 
 class CodecPolicy:
-    """A fixed codec, or the choice of one per kind of record. Lives on one loop; never blocks.
+    """A fixed codec (None: "auto"), or the choice of one per kind of record. Lives on one loop; never blocks.
 
-    Args:
-        fixed: the codec of all records; None: "auto".
-        num_at_once: how many records may be encoded at a time.
-
-    Attributes:
-        clock: takes the time of each transfer of unencoded bytes; None: the codec is fixed, so no speed is needed.
+    `clock`: takes the time of each transfer of unencoded bytes; None: the codec is fixed, so no speed is needed.
     """
 
     def __init__(self, fixed: Codec | None, num_at_once: int) -> None:
@@ -42,7 +36,6 @@ class CodecPolicy:
         self._meter = LoadMeter(available_cores(), read_machine())
         self._metered_at = time.perf_counter()
         self._load = UNKNOWN_LOAD
-        self._kinds: dict[int, Kind] = {}  # of live records, for what reading them teaches
         self._counts: dict[str, dict[str, int]] = {}
 
     def note_speed(self, direction: Direction, speed: float) -> None:
@@ -61,65 +54,37 @@ class CodecPolicy:
         itemsize_bytes = max(1, kind.itemsize_bytes)
         if self._fixed is not None:
             return WriteOrder(self._fixed, itemsize_bytes, seed, probe=False)
-        self._update_load()
+        now = time.perf_counter()
+        if now - self._metered_at >= _METER_EVERY_SECONDS:
+            self._metered_at = now
+            self._load = self._meter.update(read_machine())
         choice = self._chooser.choose(kind, num_bytes, self._load, is_space_short=is_space_short)
         return WriteOrder(choice.codec, itemsize_bytes, seed, choice.probe, choice.worst_ratio)
 
-    def learn_written(self, key: int, kind: Kind, num_bytes: int, order: WriteOrder, written: Written) -> str:
+    def learn_written(self, kind: Kind, num_bytes: int, order: WriteOrder, written: Written) -> str:
         """Take in how a write went; returns the kind's name in `choices`."""
-        name = self._count(kind, str(written.codec))
-        if self._fixed is not None:
-            return name
-        self._learn_speeds()
-        if num_bytes >= SMALLEST_PROBED_BYTES:
-            self._kinds[key] = kind
-        self._meter.count(written.cpu_seconds, self._chooser.disk_seconds(num_bytes, 0))
-        self._chooser.learn_samples(kind, num_bytes, written.samples)
-        is_value = written.value is not None  # the index writes its bytes: no transfer was paid for, or timed
-        if not is_value or order.codec != NO_CODEC:
-            self._chooser.learn_written(
-                kind, num_bytes, order.codec, written.encoded_bytes, written.cpu_seconds, written.lane_seconds
-            )
-        if not is_value and written.codec != NO_CODEC and written.encoded_bytes >= SMALLEST_TIMED_BYTES:
-            speed = written.encoded_bytes / max(written.write_seconds, 1e-9)
-            self._chooser.learn_write_speed(speed, is_lower_bound=True)
-        return name
+        if self._fixed is None:
+            self._learn_job(written.cpu_seconds, num_bytes, 0)
+            if written.samples:
+                self._chooser.learn_samples(kind, num_bytes, written.samples)
+            if order.codec != NO_CODEC:
+                self._chooser.learn_written(kind, num_bytes, order.codec, written.encoded_bytes, written.lane_seconds)
+        return self._count(kind, str(written.codec))
 
-    def learn_read(self, key: int, location: Location, report: ReadReport) -> None:
-        """Take in how a read went."""
-        if self._fixed is not None:
-            return
-        self._learn_speeds()
-        codec = Codec(location.codec, location.level)
-        self._meter.count(report.cpu_seconds, self._chooser.disk_seconds(0, location.logical_bytes))
-        is_value = location.segment is None  # read from memory: there was no transfer
-        if (kind := self._kinds.get(key)) is not None and (not is_value or codec != NO_CODEC):
-            self._chooser.learn_read(kind, location.logical_bytes, codec, report.cpu_seconds, report.lane_seconds)
-        if not is_value and codec != NO_CODEC and location.encoded_bytes >= SMALLEST_TIMED_BYTES:
-            speed = location.encoded_bytes / max(report.read_seconds, 1e-9)
-            self._chooser.learn_read_speed(speed, is_lower_bound=True)
-
-    def forget(self, key: int) -> None:
-        """The record is gone."""
-        self._kinds.pop(key, None)
+    def learn_read(self, num_bytes: int, report: ReadReport) -> None:
+        """Take in how a read went; `num_bytes`: the record's length before it was encoded."""
+        if self._fixed is None:
+            self._learn_job(report.cpu_seconds, 0, num_bytes)
 
     def choices(self) -> Mapping[str, Mapping[str, int]]:
         """How many records were stored with each codec, by kind; any thread."""
         return {kind: dict(counts) for kind, counts in list(self._counts.items())}
 
-    def _learn_speeds(self) -> None:
+    def _learn_job(self, cpu_seconds: float, written_bytes: int, read_bytes: int) -> None:
         if self.clock is not None:
             for direction, speed in self.clock.new_speeds():
-                if direction == "write":
-                    self._chooser.learn_write_speed(speed)
-                else:
-                    self._chooser.learn_read_speed(speed)
-
-    def _update_load(self) -> None:
-        now = time.perf_counter()
-        if now - self._metered_at >= _METER_EVERY_SECONDS:
-            self._metered_at = now
-            self._load = self._meter.update(read_machine())
+                self._chooser.learn_speed(direction, speed)
+        self._meter.count(cpu_seconds, self._chooser.disk_seconds(written_bytes, read_bytes))
 
     def _count(self, kind: Kind, codec: str) -> str:
         name = f"{kind.dtype} {kind.origin}".strip()[:_LONGEST_NAME] or "unknown"

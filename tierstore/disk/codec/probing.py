@@ -9,9 +9,8 @@ import time
 
 from ..scratch import Scratch
 from ..tier import Kind
-from .choice import candidates
+from .choice import Sample, candidates
 from .codec import ENCODED_BLOCK_BYTES, BlockDecoder, Codec, encode_block, is_shrinking
-from .figures import Sample
 
 __all__ = ["SAMPLE_BYTES", "content_of", "probe"]
 
@@ -48,10 +47,7 @@ def content_of(source: memoryview, kind: Kind) -> str:
 def probe(source: memoryview, itemsize_bytes: int, scratch: Scratch) -> tuple[Sample, ...]:
     """Encode and decode pieces of a record with each candidate; returns how each did, with its CPU time.
 
-    Args:
-        source: uint8, shape [n]; SAMPLE_BYTES of it, from all over it, are tried.
-        itemsize_bytes: the byte planes' stride.
-        scratch: holds the encoded and the decoded sample.
+    SAMPLE_BYTES of `source` (uint8, shape [n]), from all over it, are tried.
     """
     sample = memoryview(b"".join(_pieces(source, SAMPLE_BYTES // _NUM_PIECES, itemsize_bytes)))
     return tuple(_try(sample, codec, itemsize_bytes, scratch) for codec in candidates(itemsize_bytes))

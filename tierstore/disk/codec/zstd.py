@@ -2,10 +2,37 @@
 
 from __future__ import annotations
 
-from .byte_planes import join_planes, split_planes
 from .family import CodecSetting, DamagedBytesError, Family, Workspace, register
 
-__all__ = ["SHUFFLE_ZSTD", "ZSTD"]
+__all__ = ["SHUFFLE_ZSTD", "ZSTD", "join_planes", "split_planes"]
+
+
+def split_planes(source: memoryview, destination: memoryview, itemsize_bytes: int) -> None:
+    """Write the byte planes of `source` (uint8, shape [n]) to the first n bytes of `destination`.
+
+    Bytes after the last whole element stay at the end as they are. Plane by plane, numpy runs at 2.6-3 GB/s.
+    """
+    import numpy as np  # only where planes are used: the sidecar starts without it
+
+    count = len(source) // itemsize_bytes
+    elements = np.frombuffer(source, np.uint8, count * itemsize_bytes).reshape(count, itemsize_bytes)
+    planes = np.frombuffer(destination, np.uint8, count * itemsize_bytes).reshape(itemsize_bytes, count)
+    for index in range(itemsize_bytes):
+        planes[index] = elements[:, index]
+    destination[count * itemsize_bytes : len(source)] = source[count * itemsize_bytes :]
+
+
+def join_planes(source: memoryview, destination: memoryview, itemsize_bytes: int) -> None:
+    """Undo `split_planes`: fill `destination` (writable uint8, shape [n]) from the planes in `source`."""
+    import numpy as np
+
+    count = len(source) // itemsize_bytes
+    planes = np.frombuffer(source, np.uint8, count * itemsize_bytes).reshape(itemsize_bytes, count)
+    elements = np.frombuffer(destination, np.uint8, count * itemsize_bytes).reshape(count, itemsize_bytes)
+    for index in range(itemsize_bytes):
+        elements[:, index] = planes[index]
+    destination[count * itemsize_bytes : len(source)] = source[count * itemsize_bytes :]
+
 
 _LEVELS = range(-(2**17), 23)  # ZSTD_minCLevel() and ZSTD_maxCLevel()
 
