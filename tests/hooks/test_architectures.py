@@ -1,7 +1,7 @@
 """Architectures of transformers train to the same bits under a store as without it, and leave nothing in the store.
 
 By default each architecture runs in each mode once, and the ways of a step take turns; the rest of the products is
-marked `many`.
+marked `slow`.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ SUITE = "architectures of transformers"
 
 
 def in_turns(*choices: object) -> list[Any]:
-    """(architecture, mode, choice): one choice for each pair by default, the others marked `many`."""
+    """(architecture, mode, choice): one choice for each pair by default, the others marked `slow`."""
     return [
-        pytest.param(name, mode, choice, marks=() if (row + column) % len(choices) == turn else pytest.mark.many)
+        pytest.param(name, mode, choice, marks=() if (row + column) % len(choices) == turn else pytest.mark.slow)
         for row, name in enumerate(ALL)
         for column, mode in enumerate(MODES)
         for turn, choice in enumerate(choices)
@@ -151,7 +151,7 @@ def test_evaluation_between_training_same_bits(store: TierStore, census: Census,
     assert_same_training(store, census, name, evaluation_around_training)
 
 
-@pytest.mark.parametrize("attention", ["eager", pytest.param("sdpa", marks=pytest.mark.many)])  # as a rule it is sdpa
+@pytest.mark.parametrize("attention", ["eager", pytest.param("sdpa", marks=pytest.mark.slow)])  # as a rule it is sdpa
 @pytest.mark.parametrize("name", [name for name in ALL if ARCHITECTURES[name].attention])
 def test_attention_implementation_same_bits(store: TierStore, census: Census, name: str, attention: str) -> None:
     assert_same_training(store, census, name, backward_outside, attn_implementation=attention)

@@ -20,8 +20,8 @@ pytestmark = pytest.mark.filterwarnings("default")  # the compiler's own
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
 BACKENDS = [
     "aot_eager",
-    pytest.param("eager", marks=pytest.mark.many),  # the other backends take different code through the same hooks
-    pytest.param("inductor", marks=[needs_compiler, pytest.mark.many]),
+    pytest.param("eager", marks=pytest.mark.slow),  # the other backends take different code through the same hooks
+    pytest.param("inductor", marks=[needs_compiler, pytest.mark.slow]),
 ]
 MIB = 2**20
 
@@ -222,7 +222,7 @@ def _weights(number: int, width: int) -> list[torch.Tensor]:
     return [(torch.randn(width, width, generator=generator) / width**0.5).requires_grad_() for _ in range(number)]
 
 
-@pytest.mark.many  # by "aot_eager", which test_one_backward_graph.py runs, it is the same
+@pytest.mark.slow  # by "aot_eager", which test_one_backward_graph.py runs, it is the same
 @pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=needs_compiler)])
 def test_compiled_autograd_same_bits_in_one_graph(make_store: MakeStore, backend: str) -> None:
     weights = _weights(4, 32)

@@ -131,7 +131,7 @@ def test_default_budgets_of_all_ranks_together_within_what_is_free(trained: list
         assert 0 < sum(one[promised] for one in budgets) <= share * min(one[available] for one in budgets)
 
 
-@pytest.mark.parametrize("name", ["ddp, raises", "fsdp, killed", pytest.param("ddp, killed", marks=pytest.mark.many)])
+@pytest.mark.parametrize("name", ["ddp, raises", "fsdp, killed", pytest.param("ddp, killed", marks=pytest.mark.slow)])
 def test_rank_that_ends_in_a_step_store_of_the_other_works_on(
     store_directory: Path, tmp_path: Path, census: Census, name: str
 ) -> None:

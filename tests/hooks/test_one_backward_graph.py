@@ -100,11 +100,11 @@ def _assert_plain(loss: Loss, step: int, leaves: Tensors) -> None:
         ("eager", "after it", "64MiB", True),
         ("compiled", "after it", 0, True),
         ("compiled", "inside the scope", "64MiB", False),
-        pytest.param("eager", "inside the scope", "64MiB", True, marks=pytest.mark.many),
-        pytest.param("eager", "after it", 0, True, marks=pytest.mark.many),
-        pytest.param("compiled", "inside the scope", 0, True, marks=pytest.mark.many),
-        pytest.param("compiled", "inside the scope", "64MiB", True, marks=pytest.mark.many),
-        pytest.param("compiled", "after it", "64MiB", True, marks=pytest.mark.many),
+        pytest.param("eager", "inside the scope", "64MiB", True, marks=pytest.mark.slow),
+        pytest.param("eager", "after it", 0, True, marks=pytest.mark.slow),
+        pytest.param("compiled", "inside the scope", 0, True, marks=pytest.mark.slow),
+        pytest.param("compiled", "inside the scope", "64MiB", True, marks=pytest.mark.slow),
+        pytest.param("compiled", "after it", "64MiB", True, marks=pytest.mark.slow),
     ],
 )
 def test_one_graph_and_the_same_bits(

@@ -1,6 +1,6 @@
 """PyTorch's operator database: every differentiable operator, plainly and with everything that it saves on disk.
 
-By default each entry runs a few of its samples, in one dtype. All samples in all dtypes take minutes: `pytest -m many`.
+By default each entry runs a few of its samples, in one dtype. All samples in all dtypes take minutes: `make test-slow`.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _uninitialised_memory_filled() -> Iterator[None]:
         torch.use_deterministic_algorithms(False)
 
 
-@pytest.mark.parametrize("takes_all", [False, pytest.param(True, marks=pytest.mark.many)], ids=["few", "all"])
+@pytest.mark.parametrize("takes_all", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["few", "all"])
 @pytest.mark.parametrize("name", ENTRIES)
 def test_operator_everything_saved_on_disk_same_bits(
     name: str, takes_all: bool, store: TierStore, census: Census

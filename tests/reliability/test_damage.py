@@ -31,7 +31,7 @@ from tierstore import (
 from tierstore.disk.home import FOLDER_NAME
 from tierstore.residency.handle import Handle
 
-OFTEN = pytest.mark.parametrize("often", [False, pytest.param(True, marks=pytest.mark.many)], ids=["few", "many"])
+OFTEN = pytest.mark.parametrize("often", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["few", "many"])
 LMDB_DEATHS = frozenset({6, 7, 11})
 """SIGABRT (its own assertions), SIGBUS, SIGSEGV: how damaged pages end the process that maps them."""
 KILLED, SAID_DAMAGE = -9, 1

@@ -32,7 +32,7 @@ def check(kind: str, address: Path, seed: int, num_interrupts: int, census: Cens
     assert tally.in_forward + tally.in_backward + tally.elsewhere > num_interrupts // 2
 
 
-OFTEN = [pytest.param(seed, 250, marks=pytest.mark.many) for seed in range(10, 14)]
+OFTEN = [pytest.param(seed, 250, marks=pytest.mark.slow) for seed in range(10, 14)]
 
 
 @pytest.mark.timeout(600)

@@ -190,7 +190,7 @@ def test_client_killed_at_each_state_is_forgotten_after_the_grace_period(
             neighbour.check()
 
 
-@pytest.mark.parametrize("num_kills", [4, pytest.param(200, marks=pytest.mark.many)])
+@pytest.mark.parametrize("num_kills", [4, pytest.param(200, marks=pytest.mark.slow)])
 @pytest.mark.timeout(600)
 def test_client_killed_at_any_moment_is_forgotten(start_daemon: StartDaemon, census: Census, num_kills: int) -> None:
     steps = random.Random(num_kills)

@@ -65,8 +65,8 @@ ON_PAIRS = pytest.mark.parametrize(
     [
         pytest.param(1, "embedded", id="one drive, embedded"),
         pytest.param(2, "sidecar", id="two drives, sidecar"),
-        pytest.param(1, "sidecar", id="one drive, sidecar", marks=pytest.mark.many),
-        pytest.param(2, "embedded", id="two drives, embedded", marks=pytest.mark.many),
+        pytest.param(1, "sidecar", id="one drive, sidecar", marks=pytest.mark.slow),
+        pytest.param(2, "embedded", id="two drives, embedded", marks=pytest.mark.slow),
     ],
     indirect=True,
 )

@@ -98,7 +98,7 @@ class TestConformance(DiskConformance):
         params=[
             "divides",
             "whole",
-            *(pytest.param(each, marks=pytest.mark.many) for each in ("shuffle-zstd", "auto", "values")),
+            *(pytest.param(each, marks=pytest.mark.slow) for each in ("shuffle-zstd", "auto", "values")),
         ]
     )
     async def tier(self, request: pytest.FixtureRequest, several: SeveralDrives) -> Drives:

@@ -94,8 +94,8 @@ async def sizes_drift(load: Load, share: float, number: int) -> None:
     [
         another_length_each_step,
         some_stay_for_long,
-        pytest.param(two_graphs_at_once, marks=pytest.mark.many),
-        pytest.param(sizes_drift, marks=pytest.mark.many),
+        pytest.param(two_graphs_at_once, marks=pytest.mark.slow),
+        pytest.param(sizes_drift, marks=pytest.mark.slow),
     ],
 )
 async def test_space_stays_bounded_over_steps_of_changing_sizes_and_is_given_back(

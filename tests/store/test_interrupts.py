@@ -25,7 +25,7 @@ from tierstore.store.engine import Engine
 from tierstore.store.lifetime import watch_over
 from tierstore.tracing.recordings import Recordings
 
-STRIDES = pytest.mark.parametrize("stride", [7, pytest.param(1, marks=pytest.mark.many)])
+STRIDES = pytest.mark.parametrize("stride", [7, pytest.param(1, marks=pytest.mark.slow)])
 """Of the moments that a signal may come at: each seventh by default, and all of them when asked for."""
 
 
@@ -172,7 +172,7 @@ def _hooks_taken_off() -> Iterator[None]:
     ids=["pack", "scope left", "unpack"],
 )
 @pytest.mark.parametrize("host_bytes", ["1MiB", "0"])
-@pytest.mark.parametrize("stride", [23, pytest.param(1, marks=pytest.mark.many)])  # those few say nothing of a share
+@pytest.mark.parametrize("stride", [23, pytest.param(1, marks=pytest.mark.slow)])  # those few say nothing of a share
 def test_interrupt_where_nothing_is_half_changed_leaves_the_store_open(
     make_store: Any, function: Any, half: str, most_closed: dict[str, float], host_bytes: str, stride: int
 ) -> None:

@@ -58,7 +58,7 @@ class TestConformance(DiskConformance):
         params=[
             ("shuffle-zstd:3", 4096),
             *(
-                pytest.param(each, marks=pytest.mark.many)
+                pytest.param(each, marks=pytest.mark.slow)
                 for each in (("none", 64 * 2**10), ("none", None), ("auto", 64 * 2**10))
             ),
         ],
@@ -156,7 +156,7 @@ def write_and_kill(directory: Path, codec: str, number: int, lines: int, model: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("codec", ["none", "zstd"])
-@pytest.mark.parametrize("num_kills", [5, pytest.param(15, marks=pytest.mark.many)])
+@pytest.mark.parametrize("num_kills", [5, pytest.param(15, marks=pytest.mark.slow)])
 async def test_killed_at_any_moment_what_was_written_is_there_and_all_else_is_free(
     directory: Path, codec: str, num_kills: int
 ) -> None:
@@ -439,7 +439,7 @@ async def test_files_that_must_not_be_read_are_cleared(
 
 
 @pytest.mark.parametrize(
-    "kept", [1, 8192, -4096, *(pytest.param(each, marks=pytest.mark.many) for each in (100, 4096, 12288, -1))]
+    "kept", [1, 8192, -4096, *(pytest.param(each, marks=pytest.mark.slow) for each in (100, 4096, 12288, -1))]
 )
 async def test_truncated_index_never_gives_wrong_bytes(directory: Path, folder: Path, kept: int) -> None:
     await fill(directory)
@@ -461,7 +461,7 @@ def until_it_opens(directory: Path) -> Report:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1, 2, *(pytest.param(each, marks=pytest.mark.many) for each in range(3, 12))])
+@pytest.mark.parametrize("seed", [0, 1, 2, *(pytest.param(each, marks=pytest.mark.slow) for each in range(3, 12))])
 async def test_index_with_flipped_bytes_never_gives_wrong_bytes(directory: Path, folder: Path, seed: int) -> None:
     await fill(directory)
     steps = random.Random(seed)

@@ -70,7 +70,7 @@ async def disk(store_directory: Path) -> AsyncIterator[LocalDisk]:
 
 
 class TestConformance(DiskConformance):
-    @pytest.fixture(params=["none", *(pytest.param(codec, marks=pytest.mark.many) for codec in ("auto", "zstd"))])
+    @pytest.fixture(params=["none", *(pytest.param(codec, marks=pytest.mark.slow) for codec in ("auto", "zstd"))])
     async def tier(self, request: pytest.FixtureRequest, store_directory: Path) -> AsyncIterator[LocalDisk]:
         async with native_disk(store_directory, codec=request.param, inline_bytes=4096) as opened:
             yield opened

@@ -168,7 +168,7 @@ def on_one_drive_and_two(several: Sequence[Case]) -> list[object]:
             case,
             number,
             id=str(case) if number == 1 else f"{case}-two drives",
-            marks=() if case in usual[number] else pytest.mark.many,
+            marks=() if case in usual[number] else pytest.mark.slow,
         )
         for number in usual
         for case in several

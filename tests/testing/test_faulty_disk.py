@@ -66,7 +66,7 @@ async def open_faulty(store_directory: Path) -> AsyncIterator[OpenFaulty]:
         yield opened
 
 
-@pytest.fixture(params=[pytest.param("no fault", marks=pytest.mark.many), "late, slow and piecewise"])
+@pytest.fixture(params=[pytest.param("no fault", marks=pytest.mark.slow), "late, slow and piecewise"])
 def tier(request: pytest.FixtureRequest, open_faulty: OpenFaulty) -> DiskTier:
     return open_faulty(HARMLESS[request.param])
 
