@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ..base.address import SYSTEM_ADDRESS, find_address, start_line
-from ..errors import DaemonUnavailableError
+from ..errors import DaemonUnavailableError, ProtocolError
 from .usage import JsonOption
 
 __all__ = ["DaemonUidOption", "SocketOption", "ask_daemon", "stat"]
@@ -47,7 +47,11 @@ def stat(
 
         from ..plain_text import plain_json
 
-        print(plain_json(msgspec.json.format(state, indent=2).decode()))
+        try:
+            shown = msgspec.json.format(state, indent=2).decode()
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise ProtocolError(f"the daemon at {address}", f"a report that is not JSON ({error})") from error
+        print(plain_json(shown))
         return
     from rich.console import Console
 
