@@ -131,6 +131,7 @@ def test_run_cases_cut_short_by_the_time_for_all_is_left_out_not_failed(tmp_path
     assert outcome.left_out == {"tiny resnet: none": "no time: it was ended after 1 s, when none was left"}
 
 
+@pytest.mark.slow
 def test_run_cases_peer_that_is_broken_is_not_measured_ours_has_failed(tmp_path: Path) -> None:
     """Neither can run. The peer is not installed, or needs a device; ours gets no options."""
     peer, ours = (
@@ -162,6 +163,7 @@ def test_run_cases_that_takes_too_long_is_ended_and_told(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there they run, for minutes")
 def test_run_tests_how_each_ended_is_told(capfd: pytest.CaptureFixture[str]) -> None:
     """Without a device those marked `gpu` skip."""

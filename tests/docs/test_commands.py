@@ -152,7 +152,8 @@ def terminal(short_directory: Path) -> Terminal:
 
 def _marked(page: Path) -> object:
     is_long = any(block.before.startswith(LONG) for block in CONSOLES[page])
-    return pytest.param(page, id=name_of(page), marks=[pytest.mark.many] if is_long else [])
+    marks = [pytest.mark.many] if is_long else [pytest.mark.slow] if page.name == "fsdp2.md" else []
+    return pytest.param(page, id=name_of(page), marks=marks)
 
 
 def shortened(command: str) -> str:

@@ -207,6 +207,7 @@ def test_page_of_the_trace_loads_in_a_browser(trained: Trained, reader: Reader) 
     assert "Waiting:" in legend[1], "the page's script filled it in"
 
 
+@pytest.mark.slow
 def test_training_through_the_daemon(trained: Trained, reader: Reader) -> None:
     with reader.terminal(*SERVE) as daemon:
         try:

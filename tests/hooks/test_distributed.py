@@ -157,6 +157,7 @@ def test_rank_that_ends_in_a_step_store_of_the_other_works_on(
     census.count(SUITE, "ranks lost")
 
 
+@pytest.mark.slow
 def test_example_runs(store_directory: Path, tmp_path: Path) -> None:
     found = launch([str(ROOT / "examples" / "distributed.py"), str(store_directory)], store_directory, tmp_path)
     assert found.returncode == 0, found.err

@@ -30,6 +30,8 @@ LIMIT_SECONDS = 240.0
 
 Report = dict[str, Any]
 
+pytestmark = pytest.mark.slow
+
 
 class Played(NamedTuple):
     """What came of the launch.

@@ -152,6 +152,7 @@ def test_fabric(tmp_path: Path, store_directory: Path) -> None:
     assert run(offloads=True) == run(offloads=False)
 
 
+@pytest.mark.slow
 def test_two_ranks_with_stores_of_their_own_and_with_a_daemon(
     store_directory: Path, tmp_path: Path, start_daemon: StartDaemon
 ) -> None:

@@ -46,6 +46,7 @@ def test_row_is_broken_where_a_test_fails(
     assert ((row.passed, row.skipped, row.failed), row.is_broken) == (counts, is_broken)
 
 
+@pytest.mark.slow
 def test_run_that_ends_early_is_broken(tmp_path: Path) -> None:
     row = outcome_with(Path(sys.executable), tmp_path / "row.xml", [str(tmp_path / "none.py")])
     assert row.is_broken

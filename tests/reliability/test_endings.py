@@ -37,6 +37,7 @@ def outcomes(kind: str, address: Path) -> dict[str, tuple[int, str]]:
 EXPECTED = {name: (code, "") for name, (code, _) in ENDINGS.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "directories", ["one drive", pytest.param("two drives", marks=pytest.mark.many)], indirect=True
 )
@@ -45,6 +46,7 @@ def test_exit_with_an_embedded_store_in_use_is_quiet_and_leaves_nothing(director
     assert outcomes("embedded", directories) == EXPECTED
 
 
+@pytest.mark.slow
 def test_exit_with_a_daemon_s_store_in_use_is_quiet_and_ends_the_session(start_daemon: StartDaemon) -> None:
     daemon = start_daemon(codec="none", disk_bytes="64MiB", grace_seconds=0.1)
     assert outcomes("sidecar", daemon.socket) == EXPECTED

@@ -46,6 +46,7 @@ def run_soak(*arguments: str, path: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_short_soak_ends_where_it_began(short_path: Path) -> None:
     """Two rounds: a quiet one, and one in which the daemon is killed."""
     run = run_soak("--rounds", "2", "--episodes", "14", "--trainers", "2", "--seed", "5", path=short_path)
