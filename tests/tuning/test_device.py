@@ -18,7 +18,7 @@ from tests.tuning.conftest import HARDWARE
 from tierstore import ConfigError, TierStore, tiered_offload
 from tierstore.hardware import AcceleratorLink, Hardware, hardware_text
 from tierstore.hooks import owners, recorded
-from tierstore.residency import graph_times, parts
+from tierstore.residency import graph_times, guard
 from tierstore.residency.device import DeviceTier
 from tierstore.simulator.rank import Rank
 from tierstore.tracing import recorder
@@ -64,8 +64,8 @@ def accelerator(monkeypatch: pytest.MonkeyPatch) -> Make:
             return round(engine.host_seconds * 1e9)
 
         small = {"flight_bytes": SAVED_BYTES // 16, "reload_bytes": SAVED_BYTES // 16}
-        monkeypatch.setattr(parts, "AcceleratorCopies", lambda: engine)
-        monkeypatch.setattr(parts, "DeviceTier", partial(DeviceTier, **small))
+        monkeypatch.setattr(guard, "AcceleratorCopies", lambda: engine)
+        monkeypatch.setattr(guard, "DeviceTier", partial(DeviceTier, **small))
         monkeypatch.setattr(sys.modules["tierstore.simulator.simulate"], "Rank", partial(Rank, **small))
         monkeypatch.setattr(owners, "time", SimpleNamespace(perf_counter_ns=now))
         monkeypatch.setattr(graph_times, "perf_counter", lambda: 0.0)  # the host takes no time
