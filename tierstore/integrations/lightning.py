@@ -41,7 +41,7 @@ class TierStoreCallback(Callback):  # type: ignore[misc]
         where: a directory on the drive, a daemon's socket or a TOML file: the store is opened when `fit` begins, and
             closed when it ends, by an exception too. Or an open `TierStore`, which stays open. See `TrainingPlan`.
         limit: for the peak of a step, such as "6GiB": `plan_memory` decides by the first batch what is kept, stored and
-            computed again, and prints the plan. `training_step` is called for it thirty to ninety times, and must
+            computed again, and prints the plan. `training_step` is called for it up to 15 times, and must
             leave backward to Lightning. None: everything is stored.
         store_options: arguments of `TierStore`, or of `TierStore.connect`.
         **offload_options: arguments of `tiered_offload`; not together with `limit`.

@@ -149,7 +149,7 @@ class Training:
     ) -> T:
         """Compute a loss, and store what that saves, or follow the plan.
 
-        The first call that has a loss makes the plan, by thirty to ninety steps.
+        The first call that has a loss makes the plan, by up to 15 steps.
 
         Args:
             compute: computes the loss of a batch, with the model.
