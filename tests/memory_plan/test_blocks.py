@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tierstore.memory_plan.blocks import blocks_of
-from tierstore.memory_plan.call_tree import CallNode
+from tierstore.memory_plan.call_tree import CallNode, blocks_of
 
 _NAMES = iter(range(10**6))
 

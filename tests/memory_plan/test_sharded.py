@@ -41,6 +41,7 @@ def test_each_action_around_sharded_blocks_has_the_same_bits(store_directory: Pa
     ]
 
 
+@pytest.mark.slow
 def test_ranks_whose_blocks_communicate_do_the_same(store_directory: Path) -> None:
     """One has room for everything. If it kept what the other computes again, that one would wait for it for ever."""
     assert printed_by("communicating", store_directory, "unequal-limits") == [

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from tests.hooks.programs import SIDE, all_bits, forget_after_error, grads
+from tests.inspect_store import inspect
 from tests.memory_plan.blocks import KEEP, RECOMPUTE, Chain, Mlp, Normed, planned, step, the_batch
 from tierstore import ConfigError, TierStore
 from tierstore.hooks.in_place import around_calls_of
@@ -265,74 +266,24 @@ def test_timeline_leaves_no_hooks_on_what_a_block_returns(store: TierStore, fail
     assert not model.shared._backward_hooks
 
 
-class GivenSteps:
-    """Steps that were measured before. With each, the store returns 3 MiB."""
-
-    def __init__(self, *steps: MeasuredStep) -> None:
-        self._steps = list(steps)
-        self.num_returned_mib = 7
-
-    def take(self, _: object) -> MeasuredStep:
-        self.num_returned_mib += 3
-        return self._steps.pop(0)
-
-    def flush(self) -> None:
-        pass
-
-    def stats(self) -> SimpleNamespace:
-        return SimpleNamespace(returned_bytes=self.num_returned_mib * 2**20)
-
-
 class OfADevice(ResidentMeter):
     is_of_host = False
 
 
-def trials_of(given: GivenSteps, meter: ResidentMeter) -> Trials:
-    model = Chain(Mlp)
-    trials = Trials(model, lambda: step(model), given, meter, 2**40)  # type: ignore[arg-type]
-    trials.steps = given  # type: ignore[assignment]
-    return trials
-
-
 @pytest.mark.parametrize(("meter", "returned_mib"), [(ResidentMeter(), 12), (OfADevice(), 0)])
-def test_trial_is_the_median_of_steps_and_tells_what_was_returned(meter: ResidentMeter, returned_mib: int) -> None:
-    """The first step, which is unlike the others, counts for the peak alone."""
-    given = GivenSteps(*(MeasuredStep(seconds, peak) for seconds, peak in [(9.0, 50), (3.0, 10), (1.0, 20), (2.0, 30)]))
-    assert trials_of(given, meter).take_four({}) == MeasuredStep(2.0, 50, returned_mib * 2**20)
-
-
-@pytest.mark.parametrize(
-    ("peaks", "peak"),
-    [
-        ([100, 102, 104, 104.5, 999], 104.5),
-        ([100, 110, 120, 130, 140, 140, 999], 140),
-        ([100, 110, 120, 130, 140, 150, 160, 170, 999], 170),
-    ],
-    ids=["settled", "settles later", "never settles"],
-)
-def test_trial_of_a_decision_goes_on_while_its_peak_still_rises(
-    store: TierStore, peaks: list[float], peak: float
+def test_trial_is_the_median_of_steps_and_tells_what_was_returned(
+    store: TierStore, meter: ResidentMeter, returned_mib: int
 ) -> None:
-    given = GivenSteps(*(MeasuredStep(1.0, int(10 * each)) for each in peaks))
-    trials = trials_of(given, ResidentMeter())
-    trials.store = store
-    prices = Prices({}, [], StepCosts(0.0, 0.0, 0), {}, {}, {}, 0, 1, False)
-    with trials:
-        assert trials.take(Decision({}, 0, 0.0, 0), prices).peak_bytes == 10 * peak
+    """The first step, which is unlike the others, counts for the peak alone. With each, the store returns 3 MiB."""
+    measured = [(9.0, 50), (3.0, 10), (1.0, 20), (2.0, 30)]
 
+    def take(_: object) -> MeasuredStep:
+        inspect(store).returner.returned_bytes += 3 * 2**20
+        return MeasuredStep(*measured.pop(0))
 
-def test_trial_that_all_ranks_take_has_four_steps() -> None:
-    given = GivenSteps(*(MeasuredStep(1.0, peak) for peak in (100, 110, 120, 130, 140)))
-    assert trials_of(given, ResidentMeter()).take_four({}).peak_bytes == 130
-
-
-def test_decisions_take_two_steps_by_turns_and_the_second_counts(store: TierStore) -> None:
-    """Who went first goes last in the next turn."""
-    given = GivenSteps(*(MeasuredStep(float(number), 100 - number) for number in range(12)))
-    trials = trials_of(given, ResidentMeter())
-    trials.store = store
-    prices = Prices({}, [], StepCosts(0.0, 0.0, 0), {}, {}, {}, 0, 1, False)
-    with trials:
-        one, other = trials.take_by_turns([Decision({}, 0, 0.0, 0), Decision({}, 0, 0.0, 0)], prices)
-    assert [(step.seconds, step.peak_bytes) for step in one] == [(1, 100), (7, 94), (9, 92)]
-    assert [(step.seconds, step.peak_bytes) for step in other] == [(3, 98), (5, 96), (11, 90)]
+    model = Chain(Mlp)
+    with Trials(model, lambda: step(model), store, meter, 2**40) as trials:
+        trials.steps = SimpleNamespace(take=take)  # type: ignore[assignment]
+        prices = Prices({}, [], StepCosts(0.0, 0.0, 0), {}, {}, {}, 0, 1, False)
+        found = trials.take(Decision({}, 0, 0.0, 0), prices, 4)
+    assert found == MeasuredStep(2.0, 50, returned_mib * 2**20)

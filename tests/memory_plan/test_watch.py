@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,12 +14,9 @@ import torch
 from tests.conftest import MakeStore
 from tests.existing import set_existing
 from tests.hooks.programs import all_bits, grads
-from tests.inspect_store import inspect
 from tests.memory_plan.planned_model import WIDTH, Model, far_above, loss_of, planned_by
 from tierstore import MemoryPlan, TierStore, TierStoreWarning, plan_memory
-from tierstore.memory_plan import watch as subject
 from tierstore.memory_plan.choice import Corrected
-from tierstore.memory_plan.menu import Action
 from tierstore.memory_plan.meter import ResidentMeter
 from tierstore.memory_plan.watch import Expected, StepWatch
 
@@ -227,51 +222,6 @@ def test_peak_above_the_limit_other_actions_and_the_same_bits(
     watch.end()
 
 
-@pytest.mark.parametrize("is_short", [True, False])
-def test_where_memory_is_returned_other_actions_change_no_peak(
-    corrected: Corrected, make_store: MakeStore, is_short: bool
-) -> None:
-    """Then it is the limit that says how much is resident, and not what is alive."""
-    model, store = Model(), make_store(host_bytes="64MiB")
-    plan = planned_by(corrected, store)
-    live = plan._live
-    assert live is not None
-    limit_bytes = live.decision.peak_bytes + 49 * MIB
-    set_existing(live.corrected, _limit_bytes=limit_bytes)
-    watch, calls = watched(plan, store, model, Told(limit_bytes + MIB), limit_bytes=limit_bytes, peak_bytes=1)
-    for _ in range(5):
-        loss = loss_of(model)
-        inspect(store).returner.returned_bytes += is_short * MIB
-        loss.backward()
-    assert {call.action.kind for call in calls.values()} != {"keep"}
-    assert (store.stats().memory_plan["predicted_peak_bytes"] == limit_bytes) == is_short
-    watch.end()
-
-
-@pytest.mark.parametrize(("expected_seconds", "kind"), [(1.0, "keep"), (2.0, "recompute")])
-def test_where_steps_take_what_was_expected_prices_overrule_no_trial(
-    corrected: Corrected, store: TierStore, monkeypatch: pytest.MonkeyPatch, expected_seconds: float, kind: str
-) -> None:
-    """Steps take a second. By the prices, to compute everything again takes a tenth of that. The peak was another."""
-    clock = itertools.count()
-    monkeypatch.setattr(subject, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
-    model = Model()
-    plan = planned_by(corrected, store)
-    live = plan._live
-    assert live is not None
-    prices = live.corrected.prices
-    free = {
-        name: [replace(one, seconds=0.0) for one in own if one.action == Action("recompute")]
-        for name, own in prices.options.items()
-    }
-    live.corrected.prices = prices._replace(options=free, costs=replace(prices.costs, step_seconds=0.1))
-    watch, calls = watched(plan, store, model, Told(99 * MIB), peak_bytes=MIB, step_seconds=expected_seconds)
-    train(model, 5)
-    assert store.stats().memory_plan["num_corrections"] == 1
-    assert {call.action.kind for call in calls.values()} == {kind}
-    watch.end()
-
-
 def test_peak_above_the_limit_and_nothing_takes_less_is_told_once(easy: MemoryPlan, store: TierStore) -> None:
     model = Model()
     live = easy._live
@@ -304,8 +254,6 @@ def test_reserve_is_counted_once(easy: MemoryPlan, store: TierStore) -> None:
         reserve_bytes=reserve_bytes,
     )
     train(model, 5)
-    assert store.stats().memory_plan["num_corrections"] == 0, "it may have been a busy moment"
-    train(model, 4)
     assert store.stats().memory_plan["num_corrections"] == 1
     assert live.corrected.offset_bytes == 0
     assert {call.action.kind for call in calls.values()} == {"keep"}

@@ -144,9 +144,8 @@ class Training:
     ) -> T:
         """Compute a loss, and store what that saves, or follow the plan, which the first call that has a loss makes.
 
-        That takes thirty to ninety steps, and leaves room for state that the `optimizers` do not have yet. `loss_of`
-        takes the loss out of what `compute` returns; None: the batch has none. Raises what `compute` and `plan_memory`
-        raise.
+        That takes up to 15 steps, and leaves room for state that the `optimizers` do not have yet. `loss_of` takes the
+        loss out of what `compute` returns; None: the batch has none. Raises what `compute` and `plan_memory` raise.
         """
         if self._limit is not None and self.plan is None:
             with suppress(_NoLossError):

@@ -93,6 +93,11 @@ class Contents(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     num_calls: int = 1
     staging_bytes: int = 0
 
+    @property
+    def is_needed(self) -> bool:
+        """Whether anything is done."""
+        return any(block.action != "keep" for block in self.blocks)
+
 
 def contents_of(
     choice: TriedDecision, corrected: Corrected, limit_bytes: int, reserve_bytes: int, tier: str

@@ -90,7 +90,7 @@ def options_of(calls: Sequence[RecordedCall], recompute_seconds: float, min_byte
         if held and any(call.kind != calls[0].kind for call in calls):
             break
         needed, seconds = dict(inputs), recompute_seconds
-        recorded_seconds = sum(operator.seconds for call in calls for operator in call.operators)
+        recorded_seconds = sum(call.seconds for call in calls)
         for call in calls:
             for output in held:
                 operator = call.operators[output.number]
@@ -117,11 +117,10 @@ def _stored(action: Action, needed: Mapping[int, int], seconds: float, min_bytes
 
 def _prefixes(call: RecordedCall) -> list[tuple[HeldOutput, ...]]:
     """Sets of operators to hold: those that take most time for their bytes first, one more in each set."""
-    whole_seconds = sum(operator.seconds for operator in call.operators)
     worth = [
         (operator.seconds / max(sum(operator.outputs.values()), 1), index)
         for index, operator in enumerate(call.operators)
-        if operator.can_be_held and operator.seconds >= _LEAST_SHARE * whole_seconds
+        if operator.can_be_held and operator.seconds >= _LEAST_SHARE * call.seconds
     ]
     ranked = [index for _, index in sorted(worth, reverse=True)]
     step = max(-(-len(ranked) // _MOST_PREFIXES), 1)

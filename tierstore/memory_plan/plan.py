@@ -22,6 +22,7 @@ from .choice import Corrected, TriedDecision
 from .contents import FORMAT, BlockPlan, Contents, Predicted, contents_of
 from .decision import Decision
 from .meter import Meter, meter_of
+from .views import draw_plan, plan_text
 from .watch import Expected, StepWatch
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class _Live(NamedTuple):
     corrected: Corrected
     decision: Decision
     store: TierStore
+    num_steps: int = 0
 
 
 class MemoryPlan:
@@ -54,6 +56,7 @@ class MemoryPlan:
         staging_bytes: the store's staging window while the plan is applied: 32 MiB if nothing fits within the limit
             otherwise; None: as the store was opened.
         is_needed: False: everything fits, and nothing is done.
+        num_steps: how many steps planning has taken; 0 for a plan from a file.
     """
 
     def __init__(self, contents: Contents, live: _Live | None) -> None:
@@ -73,10 +76,11 @@ class MemoryPlan:
         reserve_bytes: int,
         meter: Meter,
         store: TierStore,
+        num_steps: int = 0,
     ) -> MemoryPlan:
         """The plan of a choice."""
         contents = contents_of(choice, corrected, limit_bytes, reserve_bytes, meter.unit)
-        return cls(contents, _Live(corrected, choice.decision, store))
+        return cls(contents, _Live(corrected, choice.decision, store, num_steps))
 
     @property
     def limit_bytes(self) -> int:
@@ -104,6 +108,11 @@ class MemoryPlan:
         return 0.0 if self._live is None else self._live.corrected.decision_seconds
 
     @property
+    def num_steps(self) -> int:
+        """How many steps planning has taken; 0 for a plan from a file."""
+        return 0 if self._live is None else self._live.num_steps
+
+    @property
     def tier(self) -> str:
         """What is limited, in words."""
         return self._contents.tier
@@ -116,15 +125,15 @@ class MemoryPlan:
     @property
     def is_needed(self) -> bool:
         """Whether anything is done. If not, everything fits."""
-        return any(block.action != "keep" for block in self.blocks)
+        return self._contents.is_needed
 
     # --- in place --------------------------------------------------------------------------------------------------
 
     def apply(self, model: nn.Module, *, store: TierStore | None = None) -> nn.Module:
         """Do what the plan says in each call of the model, in place. Types, keys and attributes stay as they are.
 
-        The first steps are measured. If their peak misses the prediction by more than 3 %, or their time by more than
-        5 %, a plan made in this process decides again before the next step; `store.stats().memory_plan` tells.
+        The first steps are measured; `store.stats().memory_plan` tells. If they exceed the limit, a plan made in this
+        process decides again before the next step.
 
         Args:
             model: the model that was planned, or one with the same modules.
@@ -271,9 +280,7 @@ class MemoryPlan:
     # --- for people ------------------------------------------------------------------------------------------------
 
     def __str__(self) -> str:
-        from .views import plan_text
-
-        return plan_text(self)
+        return plan_text(self._contents)
 
     def __repr__(self) -> str:
         return f"<MemoryPlan for {len(self.blocks)} blocks within {self.limit_bytes} bytes>"
@@ -291,11 +298,9 @@ class MemoryPlan:
             ConfigError: matplotlib is not installed, or the plan was loaded from a file, which has no prices.
             OSError: the file cannot be written.
         """
-        from .views import draw_plan
-
         if self._live is None:
             raise ConfigError("plot", "a plan from a file", "it has no prices: draw the plan that plan_memory returns")
-        figure = draw_plan(self, self._live.corrected)
+        figure = draw_plan(self._contents, self._live.corrected)
         if file is not None:
             figure.savefig(file)
         return figure

@@ -10,13 +10,13 @@ from torch import nn
 from ..base.config import SizeLike, format_bytes, parse_size
 from ..errors import ConfigError, ConfigTypeError
 from ..store.tier_store import TierStore
-from .agreement import agreed
-from .choice import Corrected, TriedDecision, choose
+from .choice import Corrected, TriedDecision, choose, with_margin
 from .decision import Decision
+from .guard import LimitReachedError
 from .meter import Meter, meter_of
 from .plan import MemoryPlan
 from .prices import Trials, measure_prices
-from .ranks import are_several
+from .ranks import agreed, are_several
 from .steps import MeasuredStep
 
 __all__ = ["plan_memory"]
@@ -38,8 +38,9 @@ def plan_memory(
         print(plan)
         plan.apply(model)
 
-    Takes thirty to ninety steps of forward and backward, each within the limit as far as that is possible, and leaves
-    the model as it was: gradients, buffers and random generators are put back. The decision itself takes seconds.
+    Takes at most 15 steps of forward and backward, and leaves the model as it was: gradients, buffers and random
+    generators are put back. Everything is stored at first, and an operator that would take more than the limit is not
+    run (one process on the CPU; ranks of several have to take the same steps). The decision itself takes seconds.
 
     Args:
         model: the model; nothing of it may be offloaded yet. On the CPU or one accelerator.
@@ -69,13 +70,18 @@ def plan_memory(
     limit_bytes, reserve_bytes = parse_size(limit, "limit"), parse_size(reserve, "reserve")
     usable_bytes = limit_bytes - reserve_bytes
     meter = _checked_meter_of(model, limit)
-    with Trials(model, run, store, meter, usable_bytes) as trials:
-        prices, measured = measure_prices(trials)
-        corrected = Corrected(prices, usable_bytes)
-        choice = _choose(trials, corrected, usable_bytes, measured)
+    try:
+        with Trials(model, run, store, meter, usable_bytes) as trials:
+            prices, measured = measure_prices(trials)
+            corrected = Corrected(prices, usable_bytes)
+            choice = _choose(trials, corrected, usable_bytes, measured)
+            least_bytes = corrected.least_bytes() if choice is None else 0
+    except LimitReachedError as reached:
+        choice, least_bytes = None, with_margin(reached.nbytes)
     if choice is None:
-        raise ConfigError("limit", limit, _why_not(corrected, reserve_bytes, meter))
-    return MemoryPlan.of(choice, corrected, limit_bytes, reserve_bytes, meter, store)
+        least = format_bytes(least_bytes + reserve_bytes)
+        raise ConfigError("limit", limit, f"it cannot fit: the least is {least} of {meter.unit}")
+    return MemoryPlan.of(choice, corrected, limit_bytes, reserve_bytes, meter, store, trials.steps.num_taken)
 
 
 def _checked_meter_of(model: nn.Module, limit: SizeLike) -> Meter:
@@ -96,9 +102,3 @@ def _choose(
         return None if decision is None else TriedDecision.untried(decision)
     known = [TriedDecision(decision, step) for decision, step in measured]
     return choose(trials, corrected, limit_bytes, known)
-
-
-def _why_not(corrected: Corrected, reserve_bytes: int, meter: Meter) -> str:
-    least = corrected.least()
-    least_bytes = 0 if least is None else corrected.needed_bytes(least) + reserve_bytes
-    return f"it cannot fit: the least is {format_bytes(least_bytes)} of {meter.unit}"

@@ -1,16 +1,29 @@
-"""What the ranks of a training tell each other while they plan blocks that exchange data between them."""
+"""What the ranks of a training tell each other while they plan blocks that exchange data between them.
+
+If one rank computes such a block again and another does not, the first waits for what nobody sends. So all of them
+measure the same steps, and take one decision: the fastest that fits everywhere. They do not correct it later.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
 from ..errors import ConfigError
+from .decision import Decision
+from .menu import Action
 from .recording import RecordedCall
 
-__all__ = ["are_several", "gathered", "share_differences"]
+if TYPE_CHECKING:
+    from .choice import Corrected
+
+__all__ = ["agreed", "are_several", "share_differences"]
+
+_EVERYWHERE = (Action("keep"), Action("store"), Action("recompute", stores=True), Action("recompute"))
+"""Proposed beside what each rank has decided: other ways depend on times, so not all ranks may have them."""
 
 
 def are_several() -> bool:
@@ -18,7 +31,7 @@ def are_several() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
-def gathered(told: Any) -> list[Any]:
+def _gathered(told: Any) -> list[Any]:
     """What each rank tells. Each of them has to call; waits for all."""
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, told)
@@ -34,7 +47,7 @@ def share_differences(calls: Sequence[RecordedCall]) -> None:
     Raises:
         ConfigError: in all ranks: they have other blocks.
     """
-    of_ranks = gathered([(call.name, call.differs) for call in calls])
+    of_ranks = _gathered([(call.name, call.differs) for call in calls])
     names = [[name for name, _ in told] for told in of_ranks]
     if any(others != names[0] for others in names):
         raise ConfigError(
@@ -44,3 +57,22 @@ def share_differences(calls: Sequence[RecordedCall]) -> None:
         reasons = [differs for _, differs in told if differs]
         if reasons and not call.differs:
             call.differs = f"in another rank, {reasons[0]}"
+
+
+def agreed(corrected: Corrected, own: Decision | None) -> Decision | None:
+    """The decision that all ranks take. Each of them has to call; waits for all.
+
+    Args:
+        corrected: this rank's prices.
+        own: this rank's decision; None: nothing fits here.
+
+    Returns:
+        The decision, by this rank's prices. None, in all ranks: nothing fits everywhere.
+    """
+    decisions = [own, *map(corrected.prices.uniform, _EVERYWHERE)]
+    proposals = _gathered([decision.actions for decision in decisions if decision is not None])
+    candidates = [corrected.fitting(actions) for of_rank in proposals for actions in of_rank]
+    seconds_of_ranks = _gathered([math.inf if one is None else one.step_seconds for one in candidates])
+    slowest = [max(seconds) for seconds in zip(*seconds_of_ranks, strict=True)]
+    best = min(range(len(slowest)), key=slowest.__getitem__)
+    return None if math.isinf(slowest[best]) else candidates[best]

@@ -24,12 +24,13 @@ from ..residency.layout import memory_at
 from ..residency.torch_names import TorchDispatchMode, storage_address, top_hooks, tree_leaves
 from .call_tree import Storages, storages_among
 from .generators import BufferValues, Generators
+from .guard import LimitReachedError
 from .looking import TooMuchError
 from .module_state import ModuleState, is_managed
 
-__all__ = ["BlockRecorder", "BlockRecording", "Operator", "RecordedCall"]
+__all__ = ["TOO_LARGE", "BlockRecorder", "BlockRecording", "Operator", "RecordedCall"]
 
-
+TOO_LARGE = "that takes more memory than the limit"
 _COMMUNICATING = {"c10d", "_c10d_functional", "_c10d_functional_autograd", "c10d_functional"}
 """The namespaces of operators that exchange data between processes."""
 
@@ -76,6 +77,11 @@ class RecordedCall:
     buffers: Sequence[str] = ()
     evaluates: Sequence[str] = ()
     communicates: bool = False
+
+    @property
+    def seconds(self) -> float:
+        """How long its operators take."""
+        return sum(operator.seconds for operator in self.operators)
 
     @property
     def kind(self) -> tuple[object, ...]:
@@ -196,6 +202,8 @@ class BlockRecorder:
                 _collecting(self._storages, call.__self__) as second,  # type: ignore[attr-defined]
             ):
                 result = call(*args, **kwargs)
+        except LimitReachedError:
+            return TOO_LARGE
         except Exception as error:  # noqa: BLE001 - told as the reason why the block stays as it is
             return f"a second call failed: {type(error).__name__}"
         finally:

@@ -42,6 +42,9 @@ class Steps:
         run: computes the loss.
         meter: of the tier that is limited.
 
+    Attributes:
+        num_taken: how many steps were taken.
+
     Raises:
         ConfigError: something is called after each gradient of a parameter, such as an optimizer.
     """
@@ -50,6 +53,7 @@ class Steps:
         for name, parameter in model.named_parameters():
             _refuse_hooks("model", name, parameter)
         self._model, self._run, self._meter = model, run, meter
+        self.num_taken = 0
         self._restorers = restorers_of(model)
 
     def take(
@@ -72,6 +76,7 @@ class Steps:
             ConfigError: `run` computes no loss; or something is called after each gradient of a leaf that it reaches.
         """
         with self._left_as_found() as gradients, with_calls(self._model, around), timeline or nullcontext():
+            self.num_taken += 1
             self._meter.reset()
             began = time.perf_counter()
             with scope or nullcontext():

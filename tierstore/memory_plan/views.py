@@ -15,9 +15,7 @@ from rich.text import Text
 from ..base.config import format_bytes
 from ..errors import ConfigError
 from .choice import Corrected
-from .contents import BlockPlan, Predicted
-from .decision import decide
-from .plan import MemoryPlan
+from .contents import BlockPlan, Contents, Predicted
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,39 +26,39 @@ _WIDTH = 80
 _NUM_POINTS = 9
 
 
-def plan_text(plan: MemoryPlan) -> str:
+def plan_text(contents: Contents) -> str:
     """The plan in at most 80 columns."""
-    lines = [Text(f"Plan for {format_bytes(plan.limit_bytes)} of {plan.tier}")]
-    if not plan.is_needed:
+    lines = [Text(f"Plan for {format_bytes(contents.limit_bytes)} of {contents.tier}")]
+    if not contents.is_needed:
         lines.append(Text("It fits: nothing to do."))
-    parts: list[Text | Table] = [*lines, Text(), _strategies(plan)]
-    if plan.is_needed:
-        parts += [Text(), _blocks(plan.blocks)]
+    parts: list[Text | Table] = [*lines, Text(), _strategies(contents)]
+    if contents.is_needed:
+        parts += [Text(), _blocks(contents.blocks)]
     out = io.StringIO()
-    Console(file=out, width=_WIDTH, color_system=None).print(Group(*parts, *_remarks(plan)))
+    Console(file=out, width=_WIDTH, color_system=None).print(Group(*parts, *_remarks(contents)))
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 
-def _remarks(plan: MemoryPlan) -> list[Text]:
+def _remarks(contents: Contents) -> list[Text]:
     """How large the store's window is if that is not as usual, and why some are never computed again."""
     remarks = []
-    if plan.staging_bytes is not None:
-        remarks.append(Text(f"The store moves at most {format_bytes(plan.staging_bytes)} at a time meanwhile."))
+    if contents.staging_bytes:
+        remarks.append(Text(f"The store moves at most {format_bytes(contents.staging_bytes)} at a time meanwhile."))
     names: dict[str, list[str]] = {}
-    for block in plan.blocks:
+    for block in contents.blocks:
         if block.differs:
             names.setdefault(block.differs, []).append(block.name or "the model")
     remarks += (Text(f"Never recomputed, as {reason}: {', '.join(several)}.") for reason, several in names.items())
     return remarks
 
 
-def _strategies(plan: MemoryPlan) -> Table:
+def _strategies(contents: Contents) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column("")
     for heading in ("peak", "step", "fits"):
         table.add_column(heading, justify="right")
-    for name, predicted in {"this plan": plan.predicted, **plan.strategies}.items():
-        table.add_row(name, *_cells(predicted), "yes" if predicted.peak_bytes <= plan.limit_bytes else "no")
+    for name, predicted in {"this plan": contents.predicted, **contents.strategies}.items():
+        table.add_row(name, *_cells(predicted), "yes" if predicted.peak_bytes <= contents.limit_bytes else "no")
     return table
 
 
@@ -95,7 +93,7 @@ def _what(block: BlockPlan) -> str:
     return f"recompute{held}" + (" in the store" if block.held and block.stores else ", store inputs" * block.stores)
 
 
-def draw_plan(plan: MemoryPlan, corrected: Corrected) -> Figure:
+def draw_plan(contents: Contents, corrected: Corrected) -> Figure:
     """The step's time against the limit. See `MemoryPlan.plot`."""
     if find_spec("matplotlib") is None:
         raise ConfigError("plot", "a figure", "matplotlib is not installed (pip install matplotlib)")
@@ -103,34 +101,36 @@ def draw_plan(plan: MemoryPlan, corrected: Corrected) -> Figure:
 
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.add_subplot()
-    points = _curve(plan, corrected)
+    points = _curve(contents, corrected)
     (curve,) = axes.plot([x for x, _ in points], [y for _, y in points], marker=".", label="plan, by its limit")
-    right = max(plan.limit_bytes, *(each.peak_bytes for each in plan.strategies.values())) / 2**30 * 1.05
-    for name, predicted in plan.strategies.items():  # the same step within any limit that it fits into
+    right = max(contents.limit_bytes, *(each.peak_bytes for each in contents.strategies.values())) / 2**30 * 1.05
+    for name, predicted in contents.strategies.items():  # the same step within any limit that it fits into
         axes.plot([predicted.peak_bytes / 2**30, right], [predicted.step_seconds] * 2, "o-", markevery=[0], label=name)
-    own = plan.predicted
+    own = contents.predicted
     axes.plot([own.peak_bytes / 2**30], [own.step_seconds], "D", color=curve.get_color(), label="this plan")
-    axes.axvline(plan.limit_bytes / 2**30, color="grey", linestyle=":", label="limit")
-    axes.set_xlabel(f"limit: {plan.tier} (GiB)")
+    axes.axvline(contents.limit_bytes / 2**30, color="grey", linestyle=":", label="limit")
+    axes.set_xlabel(f"limit: {contents.tier} (GiB)")
     axes.set_ylabel("step (seconds)")
-    axes.set_title(f"This plan: {own.step_seconds:.3g} s a step within {format_bytes(plan.limit_bytes)}", loc="left")
+    axes.set_title(
+        f"This plan: {own.step_seconds:.3g} s a step within {format_bytes(contents.limit_bytes)}", loc="left"
+    )
     axes.set_ylim(bottom=0)
     axes.legend(frameon=False)
     return figure
 
 
-def _curve(plan: MemoryPlan, corrected: Corrected) -> list[tuple[float, float]]:
+def _curve(contents: Contents, corrected: Corrected) -> list[tuple[float, float]]:
     """Limits in GiB and the seconds of a step that are predicted for a plan within each."""
     prices = corrected.prices
-    least = corrected.least()
+    least = prices.decide(None, is_narrow=True)
     if least is None:
         return []
-    most_bytes = plan.strategies["keep everything"].peak_bytes
+    most_bytes = contents.strategies["keep everything"].peak_bytes
     points = []
     for place in range(_NUM_POINTS):
         limit_bytes = least.peak_bytes + (most_bytes - least.peak_bytes) * place // (_NUM_POINTS - 1)
         for is_narrow in (False, True):
-            decision = decide(prices.options, prices.moments, prices.costs, limit_bytes, is_narrow=is_narrow)
+            decision = prices.decide(limit_bytes, is_narrow=is_narrow)
             if decision is not None:
                 points.append((limit_bytes / 2**30, decision.step_seconds))
                 break

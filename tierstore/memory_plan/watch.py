@@ -20,7 +20,7 @@ from ..residency.torch_names import current_backward, tree_leaves
 from ..returning.advice import stacklevel_of_user
 from ..store.tier_store import TierStore
 from .applied import PlannedCalls
-from .choice import PEAK_MISS, TIME_MISS, Corrected
+from .choice import Corrected
 from .decision import Decision
 from .meter import Meter
 from .steps import MeasuredStep
@@ -32,6 +32,8 @@ T = TypeVar("T")
 _NUM_WATCHED = 3
 """Steps measured after each decision, beside the first one, in which the store still learns its order."""
 _MOST_CORRECTIONS = 3
+_PEAK_MISS, _TIME_MISS = 0.03, 0.05
+"""Misses of a prediction by more than these shares are corrected."""
 _EVERY = 50
 """Later, one step in so many is measured."""
 
@@ -53,20 +55,6 @@ class Expected(NamedTuple):
     decision: Decision | None
     reserve_bytes: int = 0
     num_calls: int = 1
-
-
-class _Step(NamedTuple):
-    """What a step was measured to need.
-
-    Attributes:
-        waited_seconds: how long the training waited for the store in it.
-        is_short: memory was returned to the system, since it was short.
-    """
-
-    seconds: float
-    peak_bytes: int
-    waited_seconds: float
-    is_short: bool = False
 
 
 class StepWatch:
@@ -96,8 +84,8 @@ class StepWatch:
         self._store, self._corrected = store, corrected
         self._num_steps = 0
         self._num_corrections = 0
-        self._has_warned = self._was_slow = False
-        self._measured: list[_Step] = []
+        self._has_warned = False
+        self._measured: list[MeasuredStep] = []
         self._now: _Running | None = None
         self._is_inside = False
         self._tell(None)
@@ -150,7 +138,7 @@ class StepWatch:
         self._correct()
         self._num_steps += 1
         is_measured = 1 < self._num_steps <= 1 + _NUM_WATCHED or self._num_steps % _EVERY == 0
-        self._now = _Running(self._meter if is_measured and self._meter.can_reset else None, self._store)
+        self._now = _Running(self._meter if is_measured and self._meter.can_reset else None)
 
     def _drop(self) -> None:
         """Look at nothing more of the step."""
@@ -159,54 +147,52 @@ class StepWatch:
             now.stop()
 
     def _correct(self) -> None:
-        """Decide again if the steps measured since the last decision have missed the prediction."""
-        corrected, decision = self._corrected, self._expected.decision
+        """Tell if the steps measured since the last decision have missed the prediction; decide again if they exceed
+        the limit."""
+        corrected, expected, decision = self._corrected, self._expected, self._expected.decision
         if corrected is None or decision is None or len(self._measured) < _NUM_WATCHED:
             return
         peak_bytes = max(measured.peak_bytes for measured in self._measured)
         seconds = statistics.median_low(measured.seconds for measured in self._measured)
-        waited_seconds = statistics.median_low(measured.waited_seconds for measured in self._measured)
-        is_short = any(measured.is_short for measured in self._measured)
         self._measured.clear()
-        expected = self._expected
-        is_slow = abs(seconds / expected.step_seconds - 1) > TIME_MISS
-        is_large = abs(peak_bytes / expected.peak_bytes - 1) > PEAK_MISS
-        if is_slow and not is_large and not self._was_slow:
-            self._was_slow, self._num_steps = True, 0  # it may be a busy moment: measure again
-            return
-        self._was_slow = False
-        if not (is_slow or is_large) or self._num_corrections >= _MOST_CORRECTIONS:
+        is_missed = (
+            abs(seconds / expected.step_seconds - 1) > _TIME_MISS
+            or abs(peak_bytes / expected.peak_bytes - 1) > _PEAK_MISS
+        )
+        if not is_missed or self._num_corrections >= _MOST_CORRECTIONS:
             return
         self._num_corrections += 1
-        corrected.learn_step(
-            decision, MeasuredStep(seconds, peak_bytes - expected.reserve_bytes), expected.step_seconds, waited_seconds
-        )
-        again = corrected.decide()
-        if again is None and peak_bytes > expected.limit_bytes and not self._has_warned:
-            self._has_warned = True
-            warnings.warn(
-                f"a step took {format_bytes(peak_bytes)}, more than the limit of {format_bytes(expected.limit_bytes)}, "
-                "and the memory plan has no decision that takes less",
-                TierStoreWarning,
-                stacklevel=stacklevel_of_user(),
-            )
-        is_gain = again is not None and is_slow and again.step_seconds <= (1 - TIME_MISS) * seconds
-        if again is None or (not is_gain and peak_bytes <= expected.limit_bytes):
-            # Only what is expected was wrong. If the time was right, trials have overruled what the prices prefer.
-            again = decision
-        if not again.does_the_same(decision):
+        again: Decision | None = decision
+        if peak_bytes > expected.limit_bytes:
+            corrected.learn_peak(decision, MeasuredStep(seconds, peak_bytes - expected.reserve_bytes))
+            again = corrected.decide()
+            if again is None:
+                self._warn(peak_bytes)
+        if again is not None and not again.does_the_same(decision):
             for name, option in again.chosen.items():
                 self._calls[name].action = option.action
             if self._store is not None and self._meter.is_of_host:
                 self._store.plans.keep_within(self, expected.limit_bytes, 0, again.staging_bytes)
             self._num_steps, seconds = 0, again.step_seconds
-            # Its allocators will keep as much beside what is alive as they did before, or all that they may.
-            more_bytes = 0 if is_short else again.peak_bytes - decision.peak_bytes
-            peak_bytes = min(peak_bytes + more_bytes, expected.limit_bytes)
-        self._expected = expected._replace(peak_bytes=peak_bytes, step_seconds=seconds, decision=again)
-        self._tell(_Step(seconds, peak_bytes, waited_seconds))
+            peak_bytes = min(again.peak_bytes + corrected.offset_bytes + expected.reserve_bytes, expected.limit_bytes)
+        self._expected = expected._replace(
+            peak_bytes=peak_bytes, step_seconds=seconds, decision=decision if again is None else again
+        )
+        self._tell(MeasuredStep(seconds, peak_bytes))
 
-    def _tell(self, measured: _Step | None) -> None:
+    def _warn(self, peak_bytes: int) -> None:
+        if self._has_warned:
+            return
+        self._has_warned = True
+        limit = format_bytes(self._expected.limit_bytes)
+        warnings.warn(
+            f"a step took {format_bytes(peak_bytes)}, more than the limit of {limit}, "
+            "and the memory plan has no decision that takes less",
+            TierStoreWarning,
+            stacklevel=stacklevel_of_user(),
+        )
+
+    def _tell(self, measured: MeasuredStep | None) -> None:
         if self._store is None:
             return
         expected = self._expected
@@ -226,7 +212,6 @@ class _Running:
 
     Args:
         meter: None: nothing is measured.
-        store: tells how long the training waited, and what was returned; None: there is none.
 
     Attributes:
         num_calls: of the model so far.
@@ -237,17 +222,16 @@ class _Running:
     _last: ClassVar[weakref.ref[_Running] | None] = None
     """Who has reset the peak last. Meters of one process share it, so what an earlier step measures says nothing."""
 
-    def __init__(self, meter: Meter | None, store: TierStore | None) -> None:
+    def __init__(self, meter: Meter | None) -> None:
         self.num_calls = 0
         self.has_ended = False
-        self.measured: _Step | None = None
-        self._meter, self._store = meter, store
+        self.measured: MeasuredStep | None = None
+        self._meter = meter
         self._hooks: list[RemovableHandle] = []
         self._backward = -1
         if meter is not None:
             _Running._last = weakref.ref(self)
             meter.reset()
-        self._waited_seconds, self._returned_bytes = self._of_store()
         self._began = time.perf_counter()
 
     def watch_backward(self, result: object) -> None:
@@ -271,17 +255,7 @@ class _Running:
         self.has_ended = True
         if self._meter is not None and _Running._last is not None and _Running._last() is self:
             peak_bytes = self._meter.peak()  # waits for the device
-            seconds = time.perf_counter() - self._began
-            waited_seconds, returned_bytes = self._of_store()
-            is_short = self._meter.is_of_host and returned_bytes > self._returned_bytes
-            self.measured = _Step(seconds, peak_bytes, waited_seconds - self._waited_seconds, is_short)
-
-    def _of_store(self) -> tuple[float, int]:
-        """So far: seconds that the training has waited for the store, and memory that was returned to the system."""
-        if self._store is None or self._meter is None:
-            return 0.0, 0
-        stats = self._store.stats()
-        return sum(stats.stall_seconds.values()), stats.returned_bytes
+            self.measured = MeasuredStep(time.perf_counter() - self._began, peak_bytes)
 
 
 class _WatchedCalls:

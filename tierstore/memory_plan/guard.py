@@ -1,0 +1,97 @@
+"""Ends a step before an operator takes more memory than the limit, so that the kernel does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..residency.torch_names import TorchDispatchMode, tree_leaves, tree_map_only
+from .meter import Meter
+
+__all__ = ["LimitReachedError", "MemoryGuard"]
+
+_CONVOLUTION = "convolution"
+"""Their kernels copy inputs and outputs to another layout."""
+_MOST_BESIDE = 2.0
+_OF_OTHERS_BYTES = 32 * 2**20
+"""So much may come from elsewhere meanwhile: the store's staging window, code that runs for the first time."""
+
+
+class LimitReachedError(Exception):
+    """What comes next takes more memory than the limit. Stays inside the package.
+
+    Attributes:
+        nbytes: that are needed.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        super().__init__(f"{nbytes} bytes are needed")
+        self.nbytes = nbytes
+
+
+class MemoryGuard(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Raises LimitReachedError before an operator that would take more than the limit.
+
+    It foresees the operator's results, and beside them as much as its kind has taken before, for its bytes.
+
+    Args:
+        meter: of the memory that is limited. Its peak is reset.
+        limit_bytes: for the peak.
+        tidy: makes room. Is called before an operator is refused.
+    """
+
+    def __init__(self, meter: Meter, limit_bytes: int, tidy: Callable[[], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._meter, self._limit_bytes, self._tidy = meter, limit_bytes, tidy
+        self._beside: dict[str, float] = {}
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result_bytes = _result_bytes(func, args, kwargs or {})
+        if result_bytes == 0:
+            return func(*args, **(kwargs or {}))
+        touched_bytes = result_bytes + _bytes_among((args, kwargs))
+        kind = func.overloadpacket.__name__
+        share = self._beside.get(kind, float(_CONVOLUTION in kind))
+        level = self._level_below(result_bytes + int(share * touched_bytes) + _OF_OTHERS_BYTES)
+        self._meter.reset()
+        result = func(*args, **(kwargs or {}))
+        more_bytes = self._meter.peak() - level - result_bytes - _OF_OTHERS_BYTES
+        self._beside[kind] = max(self._beside.get(kind, share), min(more_bytes / touched_bytes, _MOST_BESIDE))
+        return result
+
+    def _level_below(self, more_bytes: int) -> int:
+        level = self._meter.level()
+        if level + more_bytes > self._limit_bytes:
+            self._tidy()
+            level = self._meter.level()
+        if level + more_bytes > self._limit_bytes:
+            raise LimitReachedError(level + more_bytes)
+        return level
+
+
+def _result_bytes(func: Any, args: Any, kwargs: dict[str, Any]) -> int:
+    """Of the new tensors that an operator will make, found out by calling it on tensors without data."""
+    schema = func._schema
+    if not any(result.alias_info is None for result in schema.returns):
+        return 0
+    bare_kwargs = tree_map_only(torch.Tensor, _without_data, kwargs)
+    if any(argument.name == "device" for argument in schema.arguments):
+        bare_kwargs["device"] = torch.device("meta")
+    try:
+        return _bytes_among(func(*tree_map_only(torch.Tensor, _without_data, args), **bare_kwargs))
+    except Exception:  # noqa: BLE001 - not all operators can be called so
+        return _bytes_among((args, kwargs))
+
+
+def _without_data(value: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+
+
+def _bytes_among(values: Any) -> int:
+    return sum(leaf.numel() * leaf.itemsize for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor))
