@@ -14,10 +14,23 @@ import highspy
 
 from .menu import Action, Option
 
-__all__ = ["NARROW_BYTES", "Decision", "Moment", "StepCosts", "decide", "decision_of"]
+__all__ = [
+    "LEAST_MARGIN",
+    "NARROW_BYTES",
+    "Decision",
+    "Moment",
+    "StepCosts",
+    "decide",
+    "decision_of",
+    "margin_of",
+    "with_margin",
+]
 
 NARROW_BYTES = 32 * 2**20
 """A narrow staging window of a store. What is larger passes through it alone, which is slow."""
+LEAST_MARGIN = 1 / 50
+"""The share of a limit that is left free at least."""
+_LEAST_MARGIN_BYTES = 16 * 2**20
 _SOLVER_SECONDS = 8.0
 _GAP = 1e-3
 _LATER = 1e-3
@@ -154,6 +167,16 @@ def _stored(chosen: Mapping[str, Option]) -> dict[int, int]:
     for option in chosen.values():
         stored |= option.stored
     return stored
+
+
+def with_margin(peak_bytes: int, share: float = LEAST_MARGIN) -> int:
+    """The least limit under which a step with this peak is tried. `share`: of that limit, which is left free."""
+    return peak_bytes + margin_of(share, int(peak_bytes / (1 - share)))
+
+
+def margin_of(share: float, limit_bytes: int) -> int:
+    """What is left free of a limit: that share, or a little."""
+    return max(_LEAST_MARGIN_BYTES, int(share * limit_bytes))
 
 
 class _Program:

@@ -28,7 +28,7 @@ from ..hooks.offload import tiered_offload
 from ..store.tier_store import TierStore
 from .applied import BlockTraits, PlannedCalls
 from .call_tree import CallTree, Storages, blocks_of
-from .decision import NARROW_BYTES, Decision, Moment, StepCosts, decide, decision_of
+from .decision import NARROW_BYTES, Decision, Moment, StepCosts, decide, decision_of, with_margin
 from .guard import LimitReachedError, MemoryGuard
 from .menu import Action, Option, options_of
 from .meter import Meter
@@ -237,7 +237,7 @@ def _with_times(
     again_seconds = {name: sum(call.seconds for call in several) for name, several in calls.items()}
     prices = prices._replace(options=_options(calls, again_seconds, recording, prices.min_bytes))
     least = prices.decide(None, is_narrow=True)
-    if trials.guards_memory and least is not None and least.peak_bytes > trials.limit_bytes:
+    if trials.guards_memory and least is not None and with_margin(least.peak_bytes) > trials.limit_bytes:
         raise LimitReachedError(least.peak_bytes)
     steps: dict[str, MeasuredStep] = {}
     narrow: dict[Action, bool] = {}
@@ -259,7 +259,7 @@ def _within(trials: Trials, prices: Prices, action: Action) -> Decision | None:
     ways = [prices.uniform(action, is_narrow=is_narrow) for is_narrow in (False, True)]
     if not trials.guards_memory:
         return ways[0]
-    return next((decision for decision in ways if decision.peak_bytes <= trials.limit_bytes), None)
+    return next((decision for decision in ways if with_margin(decision.peak_bytes) <= trials.limit_bytes), None)
 
 
 def _costs(prices: Prices, steps: Mapping[str, MeasuredStep], again_seconds: Mapping[str, float]) -> StepCosts:
