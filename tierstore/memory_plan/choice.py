@@ -40,7 +40,6 @@ class TriedDecision(NamedTuple):
 
     @classmethod
     def untried(cls, decision: Decision) -> TriedDecision:
-        """A decision that is believed."""
         return cls(decision, MeasuredStep(decision.step_seconds, decision.peak_bytes))
 
 

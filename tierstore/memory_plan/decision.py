@@ -56,7 +56,6 @@ class Moment:
     stored_bytes: int = 0
 
     def bytes_for(self, option: Option) -> int:
-        """The most that is used if this is done with the block."""
         return self.stored_bytes if option.action.kind == "store" else self.bytes
 
 
@@ -78,7 +77,6 @@ class StepCosts:
 
     @property
     def narrow(self) -> StepCosts:
-        """With a narrow staging window."""
         return replace(self, store_bytes=self.store_bytes - self.spared_bytes, spared_bytes=0)
 
 
@@ -110,7 +108,6 @@ class Decision:
 
     @property
     def actions(self) -> dict[str, Action]:
-        """What is done with each block."""
         return {name: option.action for name, option in self.chosen.items()}
 
 
@@ -145,7 +142,6 @@ def decision_of(
 
 
 def _peak_of(chosen: Mapping[str, Option], moments: Iterable[Moment], costs: StepCosts) -> int:
-    """The most memory that is used at a moment."""
     peak_bytes = 0
     for moment in moments:
         kept: dict[int, int] = {}
@@ -157,7 +153,6 @@ def _peak_of(chosen: Mapping[str, Option], moments: Iterable[Moment], costs: Ste
 
 
 def _seconds_of(chosen: Mapping[str, Option], costs: StepCosts) -> float:
-    """How long a step takes."""
     added_seconds = sum(option.seconds for option in chosen.values())
     return costs.step_seconds + added_seconds + costs.store_seconds * sum(_stored(chosen).values())
 

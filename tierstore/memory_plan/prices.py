@@ -75,11 +75,9 @@ class Prices(NamedTuple):
     communicates: bool
 
     def decide(self, limit_bytes: int | None, *, is_narrow: bool = False) -> Decision | None:
-        """As `decision.decide`."""
         return decide(self.options, self.moments, self.costs, limit_bytes, is_narrow=is_narrow)
 
     def decision_for(self, actions: Mapping[str, Action], *, is_narrow: bool = False) -> Decision | None:
-        """The decision for an action of each block; None: a block does not have it."""
         chosen = {}
         for name, several in self.options.items():
             option = next((option for option in several if option.action == actions[name]), None)
@@ -139,13 +137,11 @@ class Trials:
         self.meter.tidy()
 
     def store_bytes(self) -> int:
-        """Memory of the limited kind that the store holds for itself now."""
         return self.store.residency.slab.mapped_bytes if self.meter.is_of_host else 0
 
     def calls_of(
         self, actions: Mapping[str, Action], traits: Mapping[str, BlockTraits], min_bytes: int, prefetch: str
     ) -> dict[str, PlannedCalls]:
-        """What the calls of each block go through."""
         scope = ModuleScope(self.store, min_bytes=min_bytes, prefetch=prefetch)
         return {
             name: PlannedCalls(action, traits[name], scope if action.uses_store else None)
@@ -153,7 +149,6 @@ class Trials:
         }
 
     def take(self, decision: Decision, prices: Prices, num_steps: int) -> MeasuredStep:
-        """A trial of the decision."""
         return self.take_timed(decision, prices, num_steps)[0]
 
     def take_timed(self, decision: Decision, prices: Prices, num_steps: int) -> tuple[MeasuredStep, dict[str, float]]:
@@ -368,5 +363,4 @@ def _options(
 
 
 def _bytes_of_store(store: TierStore) -> int:
-    """Memory that the store itself needs."""
     return store.staging_bytes + _SCRATCH_BYTES
