@@ -12,7 +12,7 @@ _NAMES = iter(range(10**6))
 def call(name: str, nbytes: int = 0, *inside: CallNode) -> CallNode:
     """A call that saves a storage of its own, and those of the calls inside it."""
     saved = {next(_NAMES): nbytes} if nbytes else {}
-    return CallNode(name, not inside, {}, saved, list(inside))
+    return CallNode(name, not inside, saved, list(inside))
 
 
 def layers(path: str, num_layers: int, nbytes: int) -> list[CallNode]:

@@ -6,7 +6,7 @@ again while the tree lives.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,29 +76,20 @@ class CallNode:
     Attributes:
         name: the module's, as in `named_modules`.
         is_leaf: the module has no members.
-        inputs: storages of its arguments: names and sizes.
         saved: storages that autograd saved in it, but not in calls inside it.
         calls: the calls inside it, in order.
     """
 
     name: str
     is_leaf: bool
-    inputs: dict[int, int] = field(default_factory=dict)
     saved: dict[int, int] = field(default_factory=dict)
     calls: list[CallNode] = field(default_factory=list)
 
     def all_saved(self) -> dict[int, int]:
-        """Storages that autograd saved in it and in calls inside it."""
         found = dict(self.saved)
         for call in self.calls:
             found |= call.all_saved()
         return found
-
-    def walk(self) -> Iterator[CallNode]:
-        """This call and all inside it."""
-        yield self
-        for call in self.calls:
-            yield from call.walk()
 
 
 class CallTree:
@@ -135,27 +126,23 @@ class CallTree:
             self._open[-1].saved[name] = self._storages.nbytes[name]
         return True
 
-    def begin(self, name: str, *, is_leaf: bool, arguments: Any) -> None:
-        """A module is called."""
-        call = CallNode(name, is_leaf, storages_among(arguments, self._storages))
+    def begin(self, name: str, *, is_leaf: bool) -> None:
+        call = CallNode(name, is_leaf)
         if self._open[-1] is self.root and not name and torch.is_grad_enabled():
             self.num_calls += 1
         self._open[-1].calls.append(call)
         self._open.append(call)
 
     def end(self) -> None:
-        """The module that was called last returns."""
         self._open.pop()
 
 
 class _Watch:
-    """Tells a tree of a module's calls. An `Around`."""
-
     def __init__(self, tree: CallTree, name: str, *, is_leaf: bool) -> None:
         self._tree, self._name, self._is_leaf = tree, name, is_leaf
 
     def run(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self._tree.begin(self._name, is_leaf=self._is_leaf, arguments=(args, kwargs))
+        self._tree.begin(self._name, is_leaf=self._is_leaf)
         try:
             return call(*args, **kwargs)
         finally:

@@ -6,18 +6,17 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from .decision import Decision
+from .decision import LEAST_MARGIN, Decision, margin_of, with_margin
 from .menu import Action
 from .prices import Prices, Trials
 from .steps import MeasuredStep
 
 __all__ = ["Corrected", "TriedDecision", "choose"]
 
-_MARGINS = (1 / 16, 1 / 50)
+_MARGINS = (1 / 16, LEAST_MARGIN)
 """The share of a limit that a decision leaves free; the second only if nothing else fits. Allocators keep freed memory
 until it is short, so a step takes all of the limit, whatever is alive. The thread that returns what is freed needs some
 tens of milliseconds on a busy machine, in which a training may take 100 MiB."""
-_LEAST_MARGIN_BYTES = 16 * 2**20
 _MOST, _WHOLE, _LESS = 0.94, 1.0, 0.8
 """Shares of the limit to decide for. Heaps have holes, up to a third of what is alive. So the whole limit is used only
 if less does not do, or if no memory had to be returned to the system. Where some had to be, to get it back may cost
@@ -41,7 +40,6 @@ class TriedDecision(NamedTuple):
 
     @classmethod
     def untried(cls, decision: Decision) -> TriedDecision:
-        """A decision that is believed."""
         return cls(decision, MeasuredStep(decision.step_seconds, decision.peak_bytes))
 
 
@@ -75,9 +73,9 @@ class Corrected:
         share = self.share if share is None else share
         ways = [(margin, False) for margin in _MARGINS]
         if share >= _WHOLE and prices.costs.spared_bytes:
-            ways.append((min(_MARGINS), True))
+            ways.append((LEAST_MARGIN, True))
         for margin, is_narrow in ways:
-            target_bytes = int(share * self._limit_bytes) - _margin(margin, self._limit_bytes) - self.offset_bytes
+            target_bytes = int(share * self._limit_bytes) - margin_of(margin, self._limit_bytes) - self.offset_bytes
             decision = decision or prices.decide(target_bytes, is_narrow=is_narrow)
         self.decision_seconds += time.perf_counter() - began
         return decision
@@ -121,7 +119,7 @@ def choose(
         known: single strategies that were measured before. They are the choice if nothing else stays within the limit.
     """
     keep = corrected.prices.uniform(Action("keep"))
-    if keep.peak_bytes + _margin(max(_MARGINS), limit_bytes) <= limit_bytes:  # else the kernel may kill the trial
+    if keep.peak_bytes + margin_of(_MARGINS[0], limit_bytes) <= limit_bytes:  # else the kernel may kill the trial
         tried = TriedDecision(keep, trials.take(keep, corrected.prices, _NUM_KEEP))
         corrected.learn_peak(keep, tried.measured)
         if tried.measured.peak_bytes <= limit_bytes:
@@ -151,12 +149,3 @@ def _next_share(choice: TriedDecision, limit_bytes: int) -> float:
     if choice.measured.peak_bytes > limit_bytes:
         return choice.share
     return _LESS if choice.measured.returned_bytes else _WHOLE
-
-
-def with_margin(peak_bytes: int) -> int:
-    """The least limit under which a step with this peak is tried."""
-    return peak_bytes + _margin(min(_MARGINS), int(peak_bytes / (1 - min(_MARGINS))))
-
-
-def _margin(share: float, limit_bytes: int) -> int:
-    return max(_LEAST_MARGIN_BYTES, int(share * limit_bytes))

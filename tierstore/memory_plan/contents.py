@@ -57,11 +57,9 @@ class BlockPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def traits(self) -> BlockTraits:
-        """What planning has found out of the block."""
         return BlockTraits(self.buffers, self.evaluates)
 
     def as_action(self) -> Action:
-        """The same as an `Action`."""
         held = tuple(HeldOutput(number, name) for number, name in self.held)
         return Action(self.action, held, self.stores)  # type: ignore[arg-type]
 
@@ -95,7 +93,6 @@ class Contents(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def is_needed(self) -> bool:
-        """Whether anything is done."""
         return any(block.action != "keep" for block in self.blocks)
 
 

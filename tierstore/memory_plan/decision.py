@@ -14,10 +14,23 @@ import highspy
 
 from .menu import Action, Option
 
-__all__ = ["NARROW_BYTES", "Decision", "Moment", "StepCosts", "decide", "decision_of"]
+__all__ = [
+    "LEAST_MARGIN",
+    "NARROW_BYTES",
+    "Decision",
+    "Moment",
+    "StepCosts",
+    "decide",
+    "decision_of",
+    "margin_of",
+    "with_margin",
+]
 
 NARROW_BYTES = 32 * 2**20
 """A narrow staging window of a store. What is larger passes through it alone, which is slow."""
+LEAST_MARGIN = 1 / 50
+"""The share of a limit that is left free at least."""
+_LEAST_MARGIN_BYTES = 16 * 2**20
 _SOLVER_SECONDS = 8.0
 _GAP = 1e-3
 _LATER = 1e-3
@@ -43,7 +56,6 @@ class Moment:
     stored_bytes: int = 0
 
     def bytes_for(self, option: Option) -> int:
-        """The most that is used if this is done with the block."""
         return self.stored_bytes if option.action.kind == "store" else self.bytes
 
 
@@ -65,7 +77,6 @@ class StepCosts:
 
     @property
     def narrow(self) -> StepCosts:
-        """With a narrow staging window."""
         return replace(self, store_bytes=self.store_bytes - self.spared_bytes, spared_bytes=0)
 
 
@@ -97,7 +108,6 @@ class Decision:
 
     @property
     def actions(self) -> dict[str, Action]:
-        """What is done with each block."""
         return {name: option.action for name, option in self.chosen.items()}
 
 
@@ -132,7 +142,6 @@ def decision_of(
 
 
 def _peak_of(chosen: Mapping[str, Option], moments: Iterable[Moment], costs: StepCosts) -> int:
-    """The most memory that is used at a moment."""
     peak_bytes = 0
     for moment in moments:
         kept: dict[int, int] = {}
@@ -144,7 +153,6 @@ def _peak_of(chosen: Mapping[str, Option], moments: Iterable[Moment], costs: Ste
 
 
 def _seconds_of(chosen: Mapping[str, Option], costs: StepCosts) -> float:
-    """How long a step takes."""
     added_seconds = sum(option.seconds for option in chosen.values())
     return costs.step_seconds + added_seconds + costs.store_seconds * sum(_stored(chosen).values())
 
@@ -154,6 +162,16 @@ def _stored(chosen: Mapping[str, Option]) -> dict[int, int]:
     for option in chosen.values():
         stored |= option.stored
     return stored
+
+
+def with_margin(peak_bytes: int, share: float = LEAST_MARGIN) -> int:
+    """The least limit under which a step with this peak is tried. `share`: of that limit, which is left free."""
+    return peak_bytes + margin_of(share, int(peak_bytes / (1 - share)))
+
+
+def margin_of(share: float, limit_bytes: int) -> int:
+    """What is left free of a limit: that share, or a little."""
+    return max(_LEAST_MARGIN_BYTES, int(share * limit_bytes))
 
 
 class _Program:

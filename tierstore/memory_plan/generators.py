@@ -29,15 +29,12 @@ class GeneratorState(NamedTuple):
 
     @classmethod
     def now(cls, get: Callable[[], Any], set_: Callable[[Any], object]) -> Self:
-        """As it is now."""
         return cls(get, set_, get())
 
     def again(self) -> Self:
-        """The state that it has now."""
         return self.now(self.get, self.set)
 
     def restore(self) -> None:
-        """Set it to this state."""
         self.set(self.state)
 
 
@@ -64,7 +61,6 @@ class Generators(NamedTuple):
 
     @classmethod
     def now(cls, devices: Collection[torch.device] = ()) -> Self:
-        """Their states now: of Python and of NumPy, and of torch on these devices."""
         states = [
             GeneratorState.now(random.getstate, random.setstate),
             GeneratorState.now(np.random.get_state, np.random.set_state),
@@ -79,11 +75,9 @@ class Generators(NamedTuple):
         return cls(states)
 
     def again(self) -> Self:
-        """The states that the same generators have now."""
         return type(self)([state.again() for state in self.states])
 
     def restore(self) -> None:
-        """Set all to these states."""
         for state in self.states:
             state.restore()
 
@@ -106,7 +100,6 @@ class BufferValues(NamedTuple):
     @classmethod
     @torch.no_grad()
     def of(cls, module: nn.Module) -> Self:
-        """The values of all now."""
         buffers = dict(module.named_buffers())
         return cls(list(buffers), [buffer.clone() for buffer in buffers.values()])
 

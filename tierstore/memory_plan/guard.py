@@ -14,6 +14,7 @@ __all__ = ["LimitReachedError", "MemoryGuard"]
 
 _CONVOLUTION = "convolution"
 """Their kernels copy inputs and outputs to another layout."""
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _MOST_BESIDE = 2.0
 _OF_OTHERS_BYTES = 32 * 2**20
 """So much may come from elsewhere meanwhile: the store's staging window, code that runs for the first time."""
@@ -80,11 +81,11 @@ def _result_bytes(func: Any, args: Any, kwargs: dict[str, Any]) -> int:
     schema = func._schema
     if not any(result.alias_info is None for result in schema.returns):
         return 0
-    bare_kwargs = tree_map_only(torch.Tensor, _without_data, kwargs)
-    if any(argument.name == "device" for argument in schema.arguments):
-        bare_kwargs["device"] = torch.device("meta")
     try:
-        return _bytes_among(func(*tree_map_only(torch.Tensor, _without_data, args), **bare_kwargs))
+        bare_args, bare_kwargs = tree_map_only(torch.Tensor, _without_data, (args, kwargs))
+        if any(argument.name == "device" for argument in schema.arguments):
+            bare_kwargs["device"] = torch.device("meta")
+        return _bytes_among(func(*bare_args, **bare_kwargs))
     except Exception:  # noqa: BLE001 - not all operators can be called so
         return _bytes_among((args, kwargs))
 
@@ -94,4 +95,9 @@ def _without_data(value: torch.Tensor) -> torch.Tensor:
 
 
 def _bytes_among(values: Any) -> int:
-    return sum(leaf.numel() * leaf.itemsize for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor))
+    """Of plain tensors; one that is expanded takes no more than its storage."""
+    return sum(
+        min(leaf.numel() * leaf.itemsize, leaf.untyped_storage().nbytes())
+        for leaf in tree_leaves(values)
+        if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided and type(leaf) in _PLAIN
+    )

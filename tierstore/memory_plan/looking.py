@@ -42,8 +42,6 @@ class TooMuchError(Exception):
 
 
 class _Same:
-    """An object, equal to itself alone."""
-
     __slots__ = ("value",)
 
     def __init__(self, value: object) -> None:
@@ -70,7 +68,6 @@ class _Version(NamedTuple):
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> _Version:
-        """As it is now."""
         if tensor.is_inference():
             return cls(tensor, None, None)
         found = storage_of(tensor.detach()) if type(tensor.data) is torch.Tensor else None
@@ -171,7 +168,6 @@ class Looks:
 
 
 def _attributes_of(value: object) -> Iterator[tuple[str, object]]:
-    """The attributes of an instance, in `__dict__` and in slots."""
     yield from list(getattr(value, "__dict__", {}).items())
     for kind in type(value).__mro__:
         slots = kind.__dict__.get("__slots__", ())

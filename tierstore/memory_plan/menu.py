@@ -47,7 +47,6 @@ class Action(NamedTuple):
 
     @property
     def uses_store(self) -> bool:
-        """Whether anything goes to the store."""
         return self.kind == "store" or self.stores
 
     def __str__(self) -> str:

@@ -76,7 +76,6 @@ class ModuleState:
 
     @property
     def evaluates(self) -> tuple[str, ...]:
-        """Which of its modules were in evaluation mode."""
         return tuple(member.path for member in self._members if not member.module.training)
 
     def check(self) -> None:
@@ -126,7 +125,6 @@ class ModuleState:
             yield
 
     def _attributes_for(self, member: _Member) -> dict[str, Any]:
-        """A `__dict__` that the second computation may write to."""
         now, attributes = vars(member.module), dict(member.attributes)
         for name, value in member.attributes.items():
             if name in _OF_TORCH and isinstance(value, (dict, set)):
@@ -140,7 +138,6 @@ class ModuleState:
         return attributes
 
     def _look(self) -> Looks:
-        """At the block, its members, and modules in their attributes."""
         looks = Looks()
         found = [(path, module) for path, module in self._module.named_modules()]
         while found:
@@ -158,7 +155,6 @@ class ModuleState:
         return looks
 
     def _look_again(self) -> Looks | None:
-        """At the same values; None: there is too much by now."""
         looks = Looks()
         try:
             for member in self._members:
@@ -179,8 +175,6 @@ class ModuleState:
 
 
 class _Name(NamedTuple):
-    """Where something was found, for messages."""
-
     path: str
     name: str
 

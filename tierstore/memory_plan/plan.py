@@ -34,8 +34,6 @@ T = TypeVar("T")
 
 
 class _Live(NamedTuple):
-    """What a plan knows that was made in this process."""
-
     corrected: Corrected
     decision: Decision
     store: TierStore
@@ -78,7 +76,6 @@ class MemoryPlan:
         store: TierStore,
         num_steps: int = 0,
     ) -> MemoryPlan:
-        """The plan of a choice."""
         contents = contents_of(choice, corrected, limit_bytes, reserve_bytes, meter.unit)
         return cls(contents, _Live(corrected, choice.decision, store, num_steps))
 

@@ -10,8 +10,8 @@ from torch import nn
 from ..base.config import SizeLike, format_bytes, parse_size
 from ..errors import ConfigError, ConfigTypeError
 from ..store.tier_store import TierStore
-from .choice import Corrected, TriedDecision, choose, with_margin
-from .decision import Decision
+from .choice import Corrected, TriedDecision, choose
+from .decision import Decision, with_margin
 from .guard import LimitReachedError
 from .meter import Meter, meter_of
 from .plan import MemoryPlan

@@ -28,7 +28,7 @@ from ..hooks.offload import tiered_offload
 from ..store.tier_store import TierStore
 from .applied import BlockTraits, PlannedCalls
 from .call_tree import CallTree, Storages, blocks_of
-from .decision import NARROW_BYTES, Decision, Moment, StepCosts, decide, decision_of
+from .decision import NARROW_BYTES, Decision, Moment, StepCosts, decide, decision_of, with_margin
 from .guard import LimitReachedError, MemoryGuard
 from .menu import Action, Option, options_of
 from .meter import Meter
@@ -75,11 +75,9 @@ class Prices(NamedTuple):
     communicates: bool
 
     def decide(self, limit_bytes: int | None, *, is_narrow: bool = False) -> Decision | None:
-        """As `decision.decide`."""
         return decide(self.options, self.moments, self.costs, limit_bytes, is_narrow=is_narrow)
 
     def decision_for(self, actions: Mapping[str, Action], *, is_narrow: bool = False) -> Decision | None:
-        """The decision for an action of each block; None: a block does not have it."""
         chosen = {}
         for name, several in self.options.items():
             option = next((option for option in several if option.action == actions[name]), None)
@@ -139,13 +137,11 @@ class Trials:
         self.meter.tidy()
 
     def store_bytes(self) -> int:
-        """Memory of the limited kind that the store holds for itself now."""
         return self.store.residency.slab.mapped_bytes if self.meter.is_of_host else 0
 
     def calls_of(
         self, actions: Mapping[str, Action], traits: Mapping[str, BlockTraits], min_bytes: int, prefetch: str
     ) -> dict[str, PlannedCalls]:
-        """What the calls of each block go through."""
         scope = ModuleScope(self.store, min_bytes=min_bytes, prefetch=prefetch)
         return {
             name: PlannedCalls(action, traits[name], scope if action.uses_store else None)
@@ -153,7 +149,6 @@ class Trials:
         }
 
     def take(self, decision: Decision, prices: Prices, num_steps: int) -> MeasuredStep:
-        """A trial of the decision."""
         return self.take_timed(decision, prices, num_steps)[0]
 
     def take_timed(self, decision: Decision, prices: Prices, num_steps: int) -> tuple[MeasuredStep, dict[str, float]]:
@@ -237,7 +232,7 @@ def _with_times(
     again_seconds = {name: sum(call.seconds for call in several) for name, several in calls.items()}
     prices = prices._replace(options=_options(calls, again_seconds, recording, prices.min_bytes))
     least = prices.decide(None, is_narrow=True)
-    if trials.guards_memory and least is not None and least.peak_bytes > trials.limit_bytes:
+    if trials.guards_memory and least is not None and with_margin(least.peak_bytes) > trials.limit_bytes:
         raise LimitReachedError(least.peak_bytes)
     steps: dict[str, MeasuredStep] = {}
     narrow: dict[Action, bool] = {}
@@ -259,7 +254,7 @@ def _within(trials: Trials, prices: Prices, action: Action) -> Decision | None:
     ways = [prices.uniform(action, is_narrow=is_narrow) for is_narrow in (False, True)]
     if not trials.guards_memory:
         return ways[0]
-    return next((decision for decision in ways if decision.peak_bytes <= trials.limit_bytes), None)
+    return next((decision for decision in ways if with_margin(decision.peak_bytes) <= trials.limit_bytes), None)
 
 
 def _costs(prices: Prices, steps: Mapping[str, MeasuredStep], again_seconds: Mapping[str, float]) -> StepCosts:
@@ -368,5 +363,4 @@ def _options(
 
 
 def _bytes_of_store(store: TierStore) -> int:
-    """Memory that the store itself needs."""
     return store.staging_bytes + _SCRATCH_BYTES

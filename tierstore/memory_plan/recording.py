@@ -80,7 +80,6 @@ class RecordedCall:
 
     @property
     def seconds(self) -> float:
-        """How long its operators take."""
         return sum(operator.seconds for operator in self.operators)
 
     @property
@@ -115,7 +114,6 @@ class BlockRecording:
         self._arguments.append((call, counters, _versions_of(counters)))
 
     def end(self) -> None:
-        """Forward is over: nothing may be changed in place any more."""
         for call, counters, versions in self._arguments:
             if not call.differs and _versions_of(counters) != versions:
                 call.differs = "its arguments are changed after the call"
@@ -188,7 +186,6 @@ class BlockRecorder:
         before: Generators,
         checksums: list[object],
     ) -> str:
-        """Why the call must not be made again; "": it gives the same bits."""
         if _versions_of((args, kwargs)) != input_versions:
             return "its forward changes its arguments"
         if state.changed() is not None:
@@ -242,7 +239,6 @@ class _Collected:
             self.num_operators = self.count()
 
     def checksums_with(self, result: Any) -> list[object]:
-        """Of all saved tensors, each as it was saved, and of the result."""
         results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         return [*self._checksums, *map(_checksum, results)]
 
@@ -314,7 +310,6 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _changed(func: Any, args: Any, kwargs: Any, names: Storages) -> dict[int, int]:
-    """Storages of the arguments that the operator writes to, by its schema."""
     written = []
     for position, argument in enumerate(func._schema.arguments):
         if argument.is_write:

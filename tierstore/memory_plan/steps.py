@@ -117,14 +117,12 @@ class _Gradients:
         self._taken: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
 
     def take(self, leaves: Iterable[torch.Tensor]) -> None:
-        """Take theirs away, until `put_back`."""
         for leaf in leaves:
             if id(leaf) not in self._taken:
                 self._taken[id(leaf)] = leaf, leaf.grad
                 leaf.grad = None
 
     def put_back(self) -> None:
-        """Give each leaf the one that it had, in the place of what it has."""
         for leaf, gradient in self._taken.values():
             leaf.grad = gradient
 
@@ -219,31 +217,26 @@ class StepTimeline:
             hook.remove()
 
     def around(self, name: str, through: Around) -> Around:
-        """Tell this timeline of the calls that go through `through`."""
         return _TimedCalls(self, name, through)
 
     def begin_forward(self, name: str) -> int:
-        """A block is called. Returns the call's number."""
         number = len(self.names)
         self.names.append(name)
         self._next(self.forward_bytes, number)
         return number
 
     def watch(self, result: object, number: int) -> None:
-        """Have `begin_backward` called when the gradient of a result of the call is known."""
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
                 self._hooks.append(leaf.register_hook(lambda _: self.begin_backward(number)))  # type: ignore[no-untyped-call]
 
     def begin_backward(self, number: int) -> None:
-        """The gradient of a result of the call is known."""
         if number not in self.backward_bytes:
             self.order.append(number)
             self.backward_bytes[number] = 0
             self._next(self.backward_bytes, number)
 
     def end(self) -> None:
-        """The step is over."""
         self._next({}, 0)
 
     def _next(self, moment: dict[int, int], number: int) -> None:
@@ -258,8 +251,6 @@ class StepTimeline:
 
 
 class _TimedCalls:
-    """Tells a timeline of calls. An `Around`."""
-
     def __init__(self, timeline: StepTimeline, name: str, through: Around) -> None:
         self._timeline, self._name, self._through = timeline, name, through
         self._is_inside = False

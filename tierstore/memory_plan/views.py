@@ -94,7 +94,7 @@ def _what(block: BlockPlan) -> str:
 
 
 def draw_plan(contents: Contents, corrected: Corrected) -> Figure:
-    """The step's time against the limit. See `MemoryPlan.plot`."""
+    """See `MemoryPlan.plot`."""
     if find_spec("matplotlib") is None:
         raise ConfigError("plot", "a figure", "matplotlib is not installed (pip install matplotlib)")
     from matplotlib.figure import Figure
@@ -120,7 +120,6 @@ def draw_plan(contents: Contents, corrected: Corrected) -> Figure:
 
 
 def _curve(contents: Contents, corrected: Corrected) -> list[tuple[float, float]]:
-    """Limits in GiB and the seconds of a step that are predicted for a plan within each."""
     prices = corrected.prices
     least = prices.decide(None, is_narrow=True)
     if least is None:

@@ -91,11 +91,9 @@ class StepWatch:
         self._tell(None)
 
     def around(self, through: Around | None) -> Around:
-        """What the model's own calls go through; `through`: what they would go through without this."""
         return _WatchedCalls(self, through)
 
     def end(self) -> None:
-        """The plan is removed."""
         self._drop()
         if self._store is not None:
             self._store.plans.tell(self, {})
@@ -129,7 +127,6 @@ class StepWatch:
         return result
 
     def _begin(self) -> None:
-        """The step before this one is over."""
         now = self._now
         if now is not None and now.measured is not None and now.num_calls == self._expected.num_calls:
             self._measured.append(now.measured)
@@ -141,7 +138,6 @@ class StepWatch:
         self._now = _Running(self._meter if is_measured and self._meter.can_reset else None)
 
     def _drop(self) -> None:
-        """Look at nothing more of the step."""
         now, self._now = self._now, None
         if now is not None:
             now.stop()
@@ -235,13 +231,11 @@ class _Running:
         self._began = time.perf_counter()
 
     def watch_backward(self, result: object) -> None:
-        """Take note of the end of each backward that comes by a result of forward."""
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
                 self._hooks.append(leaf.register_hook(self._queue))  # type: ignore[no-untyped-call]
 
     def stop(self) -> None:
-        """Take note of nothing more."""
         while self._hooks:
             self._hooks.pop().remove()
 
@@ -259,8 +253,6 @@ class _Running:
 
 
 class _WatchedCalls:
-    """The model's own calls. An `Around`."""
-
     def __init__(self, watch: StepWatch, through: Around | None) -> None:
         self._watch, self._through = watch, through
 
