@@ -184,8 +184,9 @@ class Machine:
         self.terms.append(getattr(VIEWS[step.view](self._one(step.left)), step.name)().sum())
 
     def edit(self, step: Step) -> None:
-        with torch.no_grad() if step.flag else nullcontext():
-            EDITS[step.name](VIEWS[step.view](self._one(step.left)))
+        tensor = self._one(step.left)
+        with torch.no_grad() if step.flag or tensor.is_leaf else nullcontext():
+            EDITS[step.name](VIEWS[step.view](tensor))
 
     # --- what is dropped
 

@@ -53,20 +53,24 @@ KIB = 2**10
 _NUMBER, _FLAG = st.integers(0, 31), st.booleans()
 
 
-def _steps(kind: str, names: Sequence[str] = ("",), views: Sequence[str] = ("whole",)) -> st.SearchStrategy[Step]:
-    return st.builds(Step, st.just(kind), st.sampled_from(names), st.sampled_from(views), _NUMBER, _NUMBER, _FLAG)
+def _steps(kinds: str, names: Sequence[str] = ("",), views: Sequence[str] = ("whole",)) -> st.SearchStrategy[Step]:
+    kind, name, view = (st.sampled_from(each) for each in (kinds.split(), names, views))
+    return st.builds(Step, kind, name, view, _NUMBER, _NUMBER, _FLAG)
 
 
 _COMPUTE = _steps("operation", sorted(OPERATIONS))
-_READ = _steps("read", ["sin", "square", "exp"], sorted(VIEWS))
 _EDIT = _steps("edit", sorted(EDITS), sorted(VIEWS))
 _USE = _steps("backward", BACKWARDS)
-_DROP = [_steps(kind) for kind in ("forget", "hide", "collect", "clear", "drop")]
-_OTHER = [_steps(kind) for kind in ("look", "use_gradient", "settle", "enter", "leave")]
 _STEP = st.one_of(
-    _COMPUTE, _COMPUTE, _steps("chain"), _steps("meet"), _READ, _EDIT, st.one_of(_DROP), st.one_of(_OTHER),
-    _steps("root"), _USE,
-)  # fmt: skip
+    *[_COMPUTE] * 4,
+    _steps("chain meet"),
+    _steps("read", ["sin", "square", "exp"], sorted(VIEWS)),
+    *[_EDIT] * 2,
+    _steps("forget hide collect clear drop"),
+    _steps("look use_gradient settle enter leave"),
+    _steps("root"),
+    *[_USE] * 2,
+)
 
 
 class Known(NamedTuple):
