@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.conftest import MakeStore
 from tests.gpu.device import make_windows_small
 from tests.gpu.seen_copies import SeenCopies
+from tests.hooks.late_copies import LateCopies
 from tests.hooks.programs import forget_after_error
 from tests.inspect_store import inspect
 from tierstore import TierStore, tiered_offload
@@ -200,6 +201,16 @@ def test_part_of_a_storage_comes_back_at_the_address_it_had_modulo_the_allocator
     store.flush()
     assert torch.equal(store.get(handle), whole[200:])
     assert handle.record.first_byte == 512
+
+
+def test_part_of_a_storage_that_is_asked_for_while_it_is_copied_out_is_that_part(make_store: MakeStore) -> None:
+    with LateCopies() as late:
+        store = make_store(copies=late, host_bytes="1GiB")
+        whole = torch.randn(4096)
+        handle = store.put(whole[200:])
+        store.stats()
+        assert torch.equal(store.get(handle), whole[200:])
+        assert (late.num_out, late.num_in) == (1, 0)
 
 
 @pytest.mark.parametrize("num_tensors", [1, 3])

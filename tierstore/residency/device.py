@@ -174,6 +174,8 @@ class _Streams:
         source = record.source
         unclaim(record)
         self._lent_views.let_go(record)
+        if record.span is not None:
+            record.first_byte = record.span[0]  # not before: until now the source is over the whole storage
         if source is not None:
             source.data = self.empty_on(source.device)
 

@@ -75,8 +75,8 @@ class StoreMemory:
         source = record.source
         if source is None:
             raise RuntimeError(f"handle {record.key}: offloaded after its release")
-        record.first_byte, end = _cut_span(record, source)
-        record.nbytes = end - record.first_byte
+        first, end = _cut_span(record, source)
+        record.nbytes = end - first
         record.slot = self._slots.allocate(record.nbytes)
 
     def prepare_read(self, record: Record) -> None:
