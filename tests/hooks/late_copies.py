@@ -69,7 +69,7 @@ class _LateCopy:
     def __init__(self, copies: LateCopies, source: torch.Tensor | _Block, target: torch.Tensor | _Block) -> None:
         self._copies = copies
         self._source, self._target = source, target
-        self._num_queries = 0
+        self._num_queries, self._is_made = 0, False
         with copies.lock:
             copies.stream.append(self)
 
@@ -77,11 +77,11 @@ class _LateCopy:
         self._num_queries += 1
         if self._num_queries >= _NUM_QUERIES:
             self.synchronize()
-        return self not in self._copies.stream
+        return self._is_made
 
     def synchronize(self) -> None:
         with self._copies.lock:
-            while self in self._copies.stream:
+            while not self._is_made:
                 self._copies.stream.popleft().make()
 
     def make(self) -> None:
@@ -92,3 +92,4 @@ class _LateCopy:
         else:
             with torch.no_grad():
                 target.copy_(source)
+        self._is_made = True

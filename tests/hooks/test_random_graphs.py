@@ -47,6 +47,7 @@ from tierstore.rules import windows
 from tierstore.testing import SimulatedCopies
 
 KIB = 2**10
+pytestmark = pytest.mark.timeout(900)  # hypothesis makes a failing program short for up to five minutes
 
 # --- the programs
 
