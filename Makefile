@@ -35,14 +35,14 @@ help:                   ## print this list
 demo: $(RUNTIME)        ## train a small language model with and without the store
 	$(BIN)/tierstore demo
 
-test: $(DEV)            ## run the test suite (12 minutes on two cores)
-	@echo "The tests take about 12 minutes on two cores that do nothing else; make test-all takes about 30."
+test: $(DEV)            ## run the test suite (16 minutes on two cores)
+	@echo "The tests take about 16 minutes on two cores that do nothing else; make test-all takes about twice as long."
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
-test-slow: $(DEV)       ## run the tests that make test leaves out (18 minutes)
+test-slow: $(DEV)       ## run the tests that make test leaves out (as long again)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "slow and not many"
 
-test-all: test test-slow  ## run both (30 minutes)
+test-all: test test-slow  ## run both
 
 check: $(DEV)           ## check style, types, directions of imports, documentation
 	$(BIN)/ruff check .
