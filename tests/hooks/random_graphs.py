@@ -29,11 +29,15 @@ NO_ROOM = "no room on the device"
 
 
 class _Thief(torch.autograd.Function):
-    """Gives what it saved as its gradient: autograd may keep it, and add to it."""
+    """Gives what it saved as its gradient: autograd may keep it, and add to it.
+
+    What it saves requires no gradient: otherwise hooks that do nothing may already differ from no hooks, since autograd
+    gives a function that saved a leaf the leaf itself, and adds to no leaf, but with hooks gives it a new tensor.
+    """
 
     @staticmethod
     def forward(context: Any, tensor: Tensor) -> Tensor:  # type: ignore[override]
-        context.save_for_backward(tensor)
+        context.save_for_backward(tensor + 0)
         return tensor * 1
 
     @staticmethod
@@ -111,7 +115,7 @@ class Step(NamedTuple):
     @property
     def needs_shared_memory(self) -> bool:
         """Whether PyTorch lets a change be seen, that no version counter tells of, or hands out what was saved."""
-        return self.name in ("rrelu", "thief") or (self.kind == "edit" and self.view in ("data", "unsafe chunk"))
+        return self.name in ("rrelu", "thief") or self.view in ("data", "unsafe chunk")
 
 
 class _EndedError(Exception):

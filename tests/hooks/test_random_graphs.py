@@ -191,8 +191,7 @@ class Bench:
 COUNTED = ("spilled_bytes", "restored_bytes", "offloaded_bytes", "reloaded_bytes")
 
 
-# On the accelerator two of many runs failed, for a reason that is not known yet: the test's copies, or the product.
-@pytest.fixture(scope="module", params=["host", pytest.param("accelerator", marks=pytest.mark.many)])
+@pytest.fixture(scope="module", params=["host", "accelerator"])
 def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, census: Census) -> Iterator[Bench]:
     before = set(threading.enumerate())
     bench = Bench(tmp_path_factory.mktemp("drive"), request.param)
