@@ -94,6 +94,12 @@ class Down(Generic[R]):
         self.uses_staging = held_bytes <= limit_bytes and windows.may_stay_noted(nbytes)
         return not self.uses_staging
 
+    def must_act(self) -> bool:
+        """Whether a pack on a device, which there is room for, has something else to do first."""
+        device = self.device
+        is_short = self.pending.must_be_examined or self.blocked or self.spill_error is not None
+        return bool(is_short or device.flights or device.busy)
+
     def charge_noted(self, nbytes: int) -> None:
         self.windows.charge_noted(nbytes)
         self._memory.trim()
