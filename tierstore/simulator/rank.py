@@ -87,8 +87,8 @@ class Rank:
             case Compute(seconds):
                 yield self._clock.work(self._compute, seconds)
             case Pack(index):
-                if log.fresh and log.saved[index].node != log.fresh_node:
-                    self._settle_fresh(log)
+                if not (log.has_left_over and log.saved[index].on_device):  # else `_book` does it
+                    self._settle_earlier(log, index)
                 yield from self._pack_on_device(log, index) if log.saved[index].on_device else self._note(log, index)
             case Unpack(index):
                 yield from self._unpack(log, index)
@@ -117,6 +117,10 @@ class Rank:
         if len(log.let_go) == len(log.saved):
             self._memory.ended.append(log)
 
+    def _settle_earlier(self, log: GraphLog, index: int) -> None:
+        if log.fresh and log.saved[index].node != log.fresh_node:
+            self._settle_fresh(log)
+
     def _settle_fresh(self, log: GraphLog) -> None:
         self._drain()
         self.rules.pending.settle(log.fresh)
@@ -125,12 +129,15 @@ class Rank:
     def _book(self, log: GraphLog, index: int, *, follows_plan: bool) -> Process:
         """See `OffloadScope._book` and `Residency.save`."""
         record = self._memory.join(log, index)
+        is_new = record is None
         if record is None:
             self._drain()
-            if log.tracked and not log.tracks:
-                log.newest_node = log.saved[index].node
-                self._memory.book_tracked(log)
             record = log.make_record(index)
+        if log.has_left_over:
+            log.newest_node = log.saved[index].node
+            self._memory.book_tracked(log)
+            self._settle_earlier(log, index)
+        if is_new:
             self.ledger.register(record)
             self.rules.relieve(NUM_EXAMINED_PER_PACK)
             try:

@@ -151,6 +151,11 @@ class GraphLog:
         del self.charged[root]
         return self.saved[index].nbytes
 
+    @property
+    def has_left_over(self) -> bool:
+        """Whether tensors are still tracked that were not settled when there was no more room for them."""
+        return bool(self.tracked) and not self.tracks
+
     def is_claimed(self, index: int) -> bool:
         return self.root_of(index) in self._by_root
 
