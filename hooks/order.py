@@ -22,6 +22,7 @@ from tierstore.rules.coverage import Coverage
 from tierstore.rules.graph_order import Budgets, GraphOrder, Packs
 from tierstore.rules.lookahead import LearnedOrders
 from tierstore.rules.plan import Plan
+from tierstore.rules.rules import NUM_PASSED
 from tierstore.rules.state import State
 from tierstore.store.tier_store import TierStore
 
@@ -72,19 +73,22 @@ class PackLog(NotedLog):
             store.host_bytes + store.staging_bytes,
         )
         self._asked_for = self._order.asked_for
+        self.tracks = bool(options.device_bytes)
+        self._num_passed = 0  # tracked tensors that backward has asked for
         self._times: GraphTimes | None = None
         self._region_bytes = store.host_bytes or store.staging_bytes  # one node may save that much unnoticed
         self._large_nodes: dict[int, int] = {}  # bytes of the nodes that have saved more than that
 
     # --- forward ------------------------------------------------------------------------------------------------
 
-    def follow_plan(self, index: int) -> None:
-        """Compare pack `index` with the graphs that are known, and choose the plan to follow.
+    def follow_plan(self, index: int, node: int, nbytes: int) -> None:
+        """Compare pack `index`, of autograd node `node`, with the graphs that are known; choose the plan to follow.
 
-        To be called for the first pack of a log, and for each next one as long as there is a plan.
+        To be called for the first pack of a log, and for each next one as long as there is a plan: after the pack, or
+        before it where the plan decides whether the tensor is tracked.
         """
         order = self._order
-        if order.follow(index, self.nodes[index] - self.nodes[0], self.sizes[index]):
+        if order.follow(index, node - self.nodes[0] if index else 0, nbytes):
             if self._coverage is not None:
                 self._keep_uncovered(self._coverage, order.predicted, index)
             self.plan = order.plan
@@ -120,6 +124,15 @@ class PackLog(NotedLog):
         if self._large_nodes:
             warn_if_region(self._large_nodes.pop(self.nodes[index], None), self._region_bytes)
 
+    def pass_by(self, index: int, device: torch.device) -> None:
+        """Backward gets tracked tensor `index`: see NOTE [Tracked, then booked] in `tracked.py`."""
+        self.residency.asked_on(device)
+        order = self._order
+        if order.is_followed:
+            if not self._num_passed % NUM_PASSED:
+                self.residency.pass_by(order.lookahead, order.reload_ahead, index)
+            self._num_passed += 1
+
     def fetch(self, index: int, layout: Layout) -> torch.Tensor:
         """Saved tensor `index`, which has a record, in that geometry. Waits only if its bytes are not in memory.
 
@@ -138,8 +151,7 @@ class PackLog(NotedLog):
 
     def give(self, index: int, layout: Layout) -> torch.Tensor:
         """The same for a traced graph: noted or not. `layout` has no lazy bits."""
-        reference = self.noted.get(index)
-        noted = None if reference is None else reference()
+        noted = self.find(index)
         return self.fetch(index, layout) if noted is None else alias_of(noted.unpack(), noted.layout)
 
     def _start(self) -> None:
@@ -161,15 +173,19 @@ class PackLog(NotedLog):
         """Copies of the lists, as far as packs are complete: another thread may be in one; its record comes last."""
         num_packs = len(self.records)
         records = self.records[:num_packs]
-        return Packs(self.nodes[:num_packs], self.sizes[:num_packs], records, self._storages(records))
+        on_device = [
+            index in self.tracked if record is None else record.device is not None
+            for index, record in enumerate(records)
+        ]
+        return Packs(self.nodes[:num_packs], self.sizes[:num_packs], records, self._storages(records), on_device)
 
     def _storages(self, records: Sequence[Record | None]) -> list[int]:
         """For each pack, the number of its storage: packs of one storage have the same, unless they are dead."""
         numbers = [-1 - index if record is None else record.key for index, record in enumerate(records)]
-        for index, reference in list(self.noted.items()):
+        for reference in self.unbooked():
             noted = reference()
-            if noted is not None and index < len(numbers):
-                numbers[index] = -noted.storage_id  # an address, so it is none of the numbers above
+            if noted is not None and noted.index < len(numbers):
+                numbers[noted.index] = -noted.storage_id  # an address, so it is none of the numbers above
         return numbers
 
 

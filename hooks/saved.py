@@ -56,6 +56,8 @@ class SavedTensor(NotedTensor):
         else:
             check_unchanged(alias, self.version)
             log.asked_for(self.index)
+            if self.device is not None:
+                log.pass_by(self.index, self.device)
         itself = None if self.itself is None else self.itself()  # NOTE [Stolen gradients] in `handing_out.py`
         if itself is None or (itself.requires_grad and not is_same_view(itself, alias)):
             return alias

@@ -1,9 +1,9 @@
 """One entry of `tiered_offload`: it packs what autograd saves.
 
 What is not worth storing stays where it is, as a `Kept` (`select.py`). Otherwise a `SavedTensor` (`saved.py`) goes into
-the graph. In host memory the tensor is at first only *noted* (`Residency.note`), which costs least. On an accelerator,
-or over restored bytes, it gets its record at once (`OffloadScope._book`): the first has to leave soon, the second may
-share a record that there is.
+the graph. At first the tensor is only *noted* (`Residency.note`), which costs least; on an accelerator it is *tracked*
+(`Residency.track`). If it has to leave the accelerator soon, or lies over restored bytes, it gets its record at once
+(`OffloadScope._book`): the second may share a record that there is.
 
 NOTE [Not before the kernel]
 Autograd saves some tensors *before* the kernel that fills them has run (the noise of `rrelu`), and it saves every
@@ -33,7 +33,7 @@ import torch
 from tierstore.residency.capture import is_capturing
 from tierstore.residency.handle import Handle, Record
 from tierstore.residency.layout import Layout, is_foreign, layout_of, storage_of
-from tierstore.residency.ownership import records_over
+from tierstore.residency.ownership import CLAIMS_ATTRIBUTE, records_over
 from tierstore.residency.residency import Residency
 from tierstore.residency.torch_names import sequence_nr
 from tierstore.residency.uncompiled import uncompiled
@@ -50,7 +50,10 @@ Select = Callable[[torch.Tensor], bool]
 
 
 class OffloadScope:
-    """One entry of `tiered_offload`. Only the thread that has entered calls it."""
+    """One entry of `tiered_offload`. Only the thread that has entered calls it.
+
+    `tracks`: whether tensors on accelerators may be tracked.
+    """
 
     def __init__(self, store: TierStore, limits: SmallLimits, select: Select | None, options: LogOptions) -> None:
         self._store = store
@@ -62,7 +65,10 @@ class OffloadScope:
         self._fresh: list[Record] = []  # booked, saved by the newest node: see NOTE [Not before the kernel]
         self._fresh_node = -1
         self._residency = store.residency
+        self.tracks = True
         self._note = store.residency.note  # bound once: each pack needs them
+        self._track = store.residency.track
+        self._fits_on_device = store.residency.fits_on_device
         self._device_of = store.residency.device_of
         self._keys = store.keys
 
@@ -88,8 +94,8 @@ class OffloadScope:
         is_plain = storage.resizable() and not storage.is_shared()
         if not is_plain and is_foreign(storage):
             return self.keep(tensor, "alive elsewhere")
-        is_in_host_memory = self._device_of(tensor) is None
-        if not is_in_host_memory and is_capturing(tensor.device):
+        device = self._device_of(tensor)
+        if device is not None and is_capturing(tensor.device):
             return self.keep(tensor, "unsupported")
         if attributes_of(tensor) is not None and not tensor.requires_grad:  # NOTE [The same object] in saved.py
             return self.keep(tensor, "unsupported")
@@ -101,18 +107,39 @@ class OffloadScope:
             log = self._begin_log(node)
         reference = weakref.ref(root)
         itself = reference if base is None else None if tensor.requires_grad else weakref.ref(tensor)
-        if not (is_plain and is_in_host_memory):
-            return self._book(tensor, reference, itself, node)
+        is_foreseen = device is not None and log.tracks and self.tracks
+        if not (self._may_track(log, storage, node, nbytes) if is_foreseen else is_plain and device is None):
+            return self._book(tensor, reference, itself, node, follows_plan=not is_foreseen)
         if self._fresh and node != self._fresh_node:
             self._settle_fresh()
         alias, key = tensor.detach(), next(self._keys)
         saved = SavedTensor(alias, version, reference, address, storage._cdata, key, log, itself)
-        self._note(saved, node, nbytes)
+        if device is None:
+            self._note(saved, node, nbytes)
+        else:
+            self._track(saved, node, nbytes, device)
         if log.keeps_layouts:  # asked only now: NOTE [Layouts for traces] in living.py
             saved.layout = layout_of(tensor)
-        if log.plan is not None or saved.index == 0:
-            log.follow_plan(saved.index)
+        if device is None and (log.plan is not None or saved.index == 0):
+            log.follow_plan(saved.index, node, nbytes)
         return saved
+
+    def _may_track(self, log: PackLog, storage: torch.UntypedStorage, node: int, nbytes: int) -> bool:
+        """Whether the next tensor, on an accelerator, is to be tracked; else it is to be booked."""
+        if not log.nodes:
+            self._residency.settle()  # orders learned from earlier logs are needed for this one
+        if log.plan is not None or not log.nodes:
+            index = len(log.nodes)
+            log.follow_plan(index, node, nbytes)
+            if log.plan is not None and log.plan.leaves(index):
+                return False
+        if CLAIMS_ATTRIBUTE in storage.__dict__:
+            return False  # it may share that record
+        if self._fits_on_device(nbytes) or storage._cdata in log.storages:
+            return True
+        if self._fresh and node != self._fresh_node:
+            self._settle_fresh()
+        return self._residency.find_room_to_track(log, node, nbytes)
 
     def _stays_as_small(self, nbytes: int) -> bool:
         """Whether a storage of fewer than `min_bytes` stays. Counts it, for those that follow in the same graph."""
@@ -151,6 +178,8 @@ class OffloadScope:
         root: weakref.ref[torch.Tensor],
         itself: weakref.ref[torch.Tensor] | None,
         node: int,
+        *,
+        follows_plan: bool,
     ) -> SavedTensor:
         layout, log, residency = layout_of(tensor), self._log, self._residency
         fresh = self._fresh if node != self._fresh_node else []
@@ -169,8 +198,9 @@ class OffloadScope:
         saved = kind(None, tensor._version, root, 0, 0, record.key, log, itself)
         if isinstance(saved, RejoinedTensor):
             saved.guard(tensor, layout)
-        if log.plan is not None or index == 0:
-            log.follow_plan(index)
+        if follows_plan and (log.plan is not None or index == 0):
+            log.follow_plan(index, node, log.sizes[index])
+        if log.plan is not None:
             log.place(record, index)
         saved.begin_booked(index, handle, layout)
         return saved

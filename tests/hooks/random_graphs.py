@@ -319,6 +319,7 @@ def _on_threads(actions: Sequence[Callable[[], object]]) -> object:
             found[number] = _attempt(actions[number])
         except _EndedError:
             found[number] = NO_ROOM
+        forget_after_error()  # or the thread's own queue lets go only after `join`
 
     threads = [threading.Thread(target=run, args=(number,)) for number in range(len(actions))]
     for thread in threads:

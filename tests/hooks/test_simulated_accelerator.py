@@ -25,8 +25,10 @@ from tests.inspect_store import inspect
 from tierstore import TierStore, tiered_offload
 from tierstore.residency.copies import Marker
 from tierstore.residency.graph_times import GraphTimes
+from tierstore.residency.memory import StoreMemory
 from tierstore.residency.slab import Slab
 from tierstore.rules.coverage import Coverage
+from tierstore.rules.device import DeviceRules
 from tierstore.testing import SimulatedCopies
 
 
@@ -397,6 +399,38 @@ def test_device_lost_next_call_raises_and_close_returns(make_store: MakeStore) -
             loss.backward()
         store.close()
         forget_after_error()
+
+
+@pytest.mark.parametrize(("owner", "move"), [(StoreMemory, "prepare_offload"), (DeviceRules, "reload")])
+def test_graph_that_garbage_collection_finds_when_its_tensor_is_about_to_move_is_let_go(
+    make_store: MakeStore, copies: SimulatedCopies, monkeypatch: pytest.MonkeyPatch, owner: type, move: str
+) -> None:
+    """The collector may run at any moment, on any thread."""
+    store, garbage, do_move = make_store(copies=copies, host_bytes="1GiB"), [], getattr(owner, move)
+    num_collected = 0
+
+    def collect_and_move(*args: Any, **options: Any) -> Any:
+        nonlocal num_collected
+        num_collected += len(garbage)
+        garbage.clear()
+        return do_move(*args, **options)
+
+    monkeypatch.setattr(owner, move, collect_and_move)
+    leaf = torch.randn(64, 64, requires_grad=True)
+    for _ in range(3):
+        with tiered_offload(store, min_bytes=0, device_bytes=0):
+            other = leaf.exp().square().sum()
+            if move == "prepare_offload":
+                garbage.append(other)
+                del other
+            loss = leaf.sin().exp().sum()
+        if move == "reload":
+            garbage.append(other)
+            del other
+        loss.backward()
+        del loss
+    assert num_collected == 3
+    assert store.stats().live_handles == 0
 
 
 class HeldCopies(SimulatedCopies):

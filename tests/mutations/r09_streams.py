@@ -51,6 +51,23 @@ MUTATIONS = {
             "AcceleratorCopies.copy_out", "copying.record_event", "stream.record_event"
         ),
     },
+    "test_copied_from_the_stream_that_packed_and_kept_for_the_one_that_unpacked": {
+        "the stream that gets a tracked tensor is known": drop("PackLog.pass_by", "self.residency.asked_on(device)"),
+        "what was tracked is copied from the stream that packed it": replace(
+            "HandleFactory.of_noted", "noted.stream", "'another'"
+        ),
+    },
+    "test_shortage_of_one_graph_books_others_too": {
+        "where a device is short of room, what is tracked is booked": drop(
+            "Residency.find_room_to_track", "self._booking.book_tracked()"
+        ),
+    },
+    "test_less_may_stay_from_now_on_books_what_is_tracked": {
+        "so it is where less may stay from now on": drop("Residency.keep_on_device", "self._booking.book_tracked()"),
+    },
+    "test_dropped_graph_gives_the_room_back": {
+        "the room of what was tracked is given back": drop("NotedTensors.drop_ended", "self.tracked.end(remains)"),
+    },
     "test_pinning_pages_are_neither_given_back_nor_moved_meanwhile": {
         "pages of which the driver is being told stay where they are": drop(
             "Slab.begin_to_pin", "self._pinned_for = device"
@@ -67,7 +84,7 @@ MUTATIONS = {
         ),
     },
     "test_offload_copies_what_the_kernel_wrote_and_then_lets_go": {
-        "what copies have finished with is noticed": drop("DeviceRules.is_busy", "self._flights"),
+        "what copies have finished with is noticed": drop("DeviceRules.is_busy", "self.flights"),
     },
     "test_device_full_nothing_is_copied_ahead_for_the_rest_of_that_backward": {
         "a device that has no room is not asked for any again in that backward": drop(
@@ -109,7 +126,7 @@ MUTATIONS = {
         "a finalizer parks what is being copied": after(
             "DeviceRules.release",
             "self.unload(record)",
-            "self._flights = deque(flight for flight in self._flights if flight.record is not record)",
+            "self.flights = deque(flight for flight in self.flights if flight.record is not record)",
         ),
     },
     "test_spill_waits_for_the_copy_that_fills_its_slot": {

@@ -695,6 +695,6 @@ def test_any_interleaving_brings_back_the_bytes(accelerator: Accelerator, seed: 
         drop(number)
     for stream in accelerator.streams():
         stream.synchronize()
-    _poll_until(tier, lambda: not tier._busy and not tier._flights)
+    _poll_until(tier, lambda: not tier.is_busy)
     assert tier.held_bytes == 0
     assert accelerator.held_bytes == 0

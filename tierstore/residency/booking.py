@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from ..rules.ledger import Ledger
@@ -17,8 +19,15 @@ __all__ = ["Booking"]
 class Booking:
     """All records of a store, and the saved tensors that have none yet."""
 
-    def __init__(self, ledger: Ledger[Record], noted: NotedTensors, lent_views: LentViews) -> None:
+    def __init__(
+        self,
+        ledger: Ledger[Record],
+        noted: NotedTensors,
+        lent_views: LentViews,
+        begin_to_pin: Callable[[torch.device], None],
+    ) -> None:
         self.noted = noted
+        self._begin_to_pin = begin_to_pin
         self._records = ledger.records
         self._pending = ledger.pending
         self._counters = ledger.counters
@@ -31,6 +40,11 @@ class Booking:
         if self.noted.num_bytes:
             for noted in self.noted.take():
                 self._book(noted)
+
+    def book_tracked(self, of: NotedLog | None = None) -> None:
+        """Book what is tracked and settled, of one log or of all: NOTE [Tracked, then booked] in `tracked.py`."""
+        for tracked in self.noted.take_tracked(of):
+            self._book(tracked)
 
     def book_one(self, noted: NotedTensor) -> None:
         """Its bytes may be read from now on."""
@@ -62,6 +76,8 @@ class Booking:
         log = noted.log
         handle = log.maker.handle_for(noted)
         record = handle.record
+        if record.device is not None:
+            self._begin_to_pin(record.device)
         log.place(record, noted.index)
         self._records[record.key] = record
         self._pending.settle((record,))

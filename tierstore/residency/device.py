@@ -31,6 +31,7 @@ import torch
 
 from ..rules.device import CopyBack, CopyOut, DeviceRules
 from ..rules.device_window import FLIGHT_BYTES, RELOAD_BYTES, DeviceWindow
+from ..rules.windows import Window
 from .copies import Copies, Marker
 from .graph_times import GraphTimes
 from .handle import Record
@@ -48,7 +49,8 @@ def _is_fast(slot: Slot) -> bool:
 class DeviceTier(DeviceRules[Record]):
     """The saved tensors on accelerators: the rules over real copies. Guarded by the store's lock.
 
-    `note_copy` is told of the slot of each copy; it returns False if later copies will be faster.
+    `note_copy` is told of the slot of each copy; it returns False if later copies will be faster. `resident` counts the
+    bytes that stay.
     """
 
     def __init__(
@@ -58,9 +60,10 @@ class DeviceTier(DeviceRules[Record]):
         reload_bytes: int = RELOAD_BYTES,
         lent_views: LentViews | None = None,
         note_copy: Callable[[Slot], bool] = _is_fast,
+        resident: Window | None = None,
     ) -> None:
         self.streams = _Streams(copies, LentViews() if lent_views is None else lent_views, note_copy)
-        super().__init__(self.streams, DeviceWindow[Record](0, flight_bytes, reload_bytes))
+        super().__init__(self.streams, DeviceWindow[Record](0, flight_bytes, reload_bytes, resident))
 
     def keep(self, limit_bytes: int) -> None:
         """Set how many bytes may stay. Times that are being taken are spoilt: they began under another limit."""
@@ -90,13 +93,18 @@ class _Streams:
         return self._empty[device]
 
     def note_stream(self, record: Record) -> None:
-        record.stream = self._current_stream(record)
+        record.stream = self.note_current(_device_of(record))
 
-    def _current_stream(self, record: Record) -> Any:
-        device = _device_of(record)
-        stream = self._copies.current_stream(device)
-        self._streams[device].add(stream)
+    def note_current(self, device: torch.device) -> Any:
+        """The stream that this thread works on there. It is one of those that pack or unpack."""
+        stream, known = self._copies.current_stream(device), self._streams[device]
+        if stream not in known:
+            known.add(stream)
         return stream
+
+    def knows_current(self, device: torch.device) -> bool:
+        """Whether that stream was noted before. Any thread, without the lock."""
+        return self._copies.current_stream(device) in self._streams[device]
 
     # --- times --------------------------------------------------------------------------------------------------
 
@@ -180,7 +188,7 @@ class _Streams:
             source.data = self.empty_on(source.device)
 
     def asked_on(self, record: Record) -> Any:
-        stream = self._current_stream(record)
+        stream = self.note_current(_device_of(record))
         if (times := self._open_times()) is not None:
             times.asked_for(stream)
         return stream

@@ -26,7 +26,7 @@ from ..plain_text import plain
 from ..rules.counters import STALL_CAUSES
 from ..rules.ledger import Ledger
 from ..rules.rules import Rules
-from ..rules.windows import HostWindows
+from ..rules.windows import HostWindows, Window
 from .booking import Booking
 from .copies import AcceleratorCopies, Copies
 from .device import DeviceTier
@@ -107,6 +107,7 @@ class Guard:
         closed: the error that says why the store cannot be used any more; None: it can.
         slab: host memory for restored bytes, and for copies from accelerators.
         note_release: takes a record whose handle has died. Any thread, without the lock.
+        fits_on_device: whether so many bytes more may stay on devices. Without the lock, it may be out of date.
         device_of: the accelerator that a tensor lives on; None: it is in host memory. Any thread, without the lock.
     """
 
@@ -124,19 +125,23 @@ class Guard:
         self._title = plain(f"the store at {name}")
         self._engine = engine
         windows = HostWindows(host_bytes, staging_bytes, grows=staging_grows)
-        self._noted = NotedTensors(windows)
+        resident = Window(0)
+        self._noted = NotedTensors(windows, resident)
         self._ledger = ledger = Ledger[Record](windows, self._noted, is_sole_owner)
         self._counters = ledger.counters
         self._lent_views = lent_views = LentViews()
         size_bytes = host_bytes + staging_bytes
         self._slots = slots = Slots(windows, size_bytes, ledger.uncharged_bytes, counters=ledger.counters)
         self.slab = slots.slab
-        self._booking = Booking(ledger, self._noted, lent_views)
-        self._devices = DeviceTier(copies or AcceleratorCopies(), lent_views=lent_views, note_copy=slots.note_copy)
+        self._booking = Booking(ledger, self._noted, lent_views, slots.slab.begin_to_pin)
+        self._devices = DeviceTier(
+            copies or AcceleratorCopies(), lent_views=lent_views, note_copy=slots.note_copy, resident=resident
+        )
         self._memory = StoreMemory(self._booking, slots, self._devices, lent_views)
         self.rules = Rules[Record](ledger, self._memory, self._devices, engine, engine.disk_budget_bytes)
         self.note_release = self.rules.released.append
         self.device_of = self._devices.streams.device_of
+        self.fits_on_device = self._devices.window.fits
         self._begin_lock()
         self.closed: StoreClosedError | None = None
         self._interrupted_wait: BaseException | None = None

@@ -91,6 +91,24 @@ class HandingOut(Guard):
                 self._go_ahead()
                 is_changing = False  # noqa: F841
 
+    def asked_on(self, device: torch.device) -> None:
+        """Backward is given a tracked tensor on this thread: note the stream that will use it."""
+        streams = self._devices.streams
+        if not streams.knows_current(device):
+            with self.lock:
+                streams.note_current(device)
+
+    @whole
+    def pass_by(self, ahead: Lookahead[Record], reload_ahead: Lookahead[Record], index: int) -> None:
+        """Backward has asked for tracked tensors, of which pack `index` is the last. Does not wait."""
+        with self.lock:
+            if self.closed is None:
+                self._drain()
+                is_changing = True
+                if self.rules.pass_by(ahead, reload_ahead, index):
+                    self._progress.notify_all()
+                is_changing = False  # noqa: F841
+
     @whole
     def prefetch(self, records: Iterable[Record]) -> None:
         """Fetch the records, in this order, as far as there is room, and go on as room is freed. Does not wait."""

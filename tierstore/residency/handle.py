@@ -121,6 +121,9 @@ class Record(Remains["Handle"]):
     def is_alive(self) -> bool:
         return self() is not None
 
+    def keep_alive(self) -> Handle | None:
+        return self()
+
     @property
     def has_device_bytes(self) -> bool:
         """Whether the source carries the bytes; on a device, it drops them when they have been copied out."""

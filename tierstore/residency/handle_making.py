@@ -70,6 +70,7 @@ class HandleFactory:
         handle = Handle(owner, alias_of(alias, layout))
         handle.record = record = Record(handle, self._note_release, noted.key, nbytes, noted.address, layout, kind)
         record.version = noted.version
+        record.device, record.stream = noted.device, noted.stream
         record.root = noted.root
         record.residency = self._residency
         claim(record, alias.untyped_storage())

@@ -168,7 +168,7 @@ class StoreMemory:
 
     def has_changed(self) -> bool:
         self._lent_views.take_back()
-        return bool(self._noted.ended or self._slots.has_returned)
+        return bool(self._noted.ended or self._noted.tracked.dead or self._slots.has_returned)
 
     def catch_up(self) -> None:
         self._noted.drop_ended()

@@ -10,7 +10,7 @@ A noted tensor is *booked*, that is, it gets a record, when the count says that 
 ended and somebody else also holds its storage, or when somebody asks for its handle or for exact figures. The tensors
 of one log are booked in the order of packing. Views of one storage then share a record, as if each had been booked when
 it was packed. The store ignores a tensor that dies before it is booked. Its bytes stay in the count until its log dies,
-or until `NotedTensors.take` finds it dead.
+or until `NotedTensors.take` finds it dead. On an accelerator a tensor is *tracked* in the same way: see `tracked.py`.
 
 The packed object drops its alias only after the record has an alias of its own. A thread that read the alias just
 before, to give it to autograd, counts as one more owner of the storage while it uses it.
@@ -21,16 +21,18 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 
 from ..base.remains import Remains
-from ..rules.windows import HostWindows
+from ..rules.windows import HostWindows, Window
 from .handle import Handle, Record
 from .layout import Layout, layout_of
 from .torch_names import storage_use_count
+from .tracked import TrackedBytes, TrackedReference
 
 if TYPE_CHECKING:
     from ..rules.plan import Plan
@@ -58,13 +60,14 @@ class NotedTensor:
         key: the key that its record will have.
         itself: the saved tensor, for as long as it lives, if backward is to get that very object.
         joined: it was counted as a view of a storage that another tensor has brought in.
+        device: the accelerator that the tensor lives on; None: host memory. `stream`: its stream that packed it.
         handle, layout: set when it is booked; until then `handle` is None. Where the log keeps layouts, that is set
             before.
     """
 
     __slots__ = (
         "__weakref__", "address", "alias", "device", "handle", "index", "itself", "joined", "key", "layout", "log",
-        "root", "storage_id", "version",
+        "root", "storage_id", "stream", "version",
     )  # fmt: skip
 
     layout: Layout
@@ -91,6 +94,7 @@ class NotedTensor:
         self.itself = itself
         self.joined = False
         self.device: torch.device | None = None
+        self.stream: Any = None
         self.handle: Handle | None = None
 
     def unpack(self) -> torch.Tensor:
@@ -120,7 +124,9 @@ class NotedLog:
         is_settled: the kernel of the newest node has run too.
         sizes: bytes of each tensor's storage.
         records: the record of each tensor; None while it is only noted.
-        noted: the tensors that are only noted, dead ones included, by index.
+        noted: the tensors in host memory that are only noted, dead ones included, by index.
+        tracked: likewise, those on accelerators. `storages`: what is charged for them: see `TrackedBytes`.
+        tracks: tensors on accelerators may still be tracked.
         remains: outlives the log; from it the store learns that the log has died.
         first_key: key of the first tensor's record.
         num_surveyed: how many tensors, from the first on, were checked for other owners of their storage.
@@ -139,6 +145,9 @@ class NotedLog:
         self.sizes: list[int] = []
         self.records: list[Record | None] = []
         self.noted: dict[int, weakref.ref[NotedTensor]] = {}
+        self.tracked: dict[int, TrackedReference[NotedTensor]] = {}
+        self.storages: dict[int, list[int]] = {}
+        self.tracks = False
         self.remains = begin(self)
         self.newest_node = -1
         self.is_settled = False
@@ -173,8 +182,16 @@ class NotedLog:
         """Saved tensor `index`, for a traced graph: noted or not, in that geometry, which has no lazy bits."""
         raise NotImplementedError
 
+    def find(self, index: int) -> NotedTensor | None:
+        """The saved tensor of that index, if it lives and has no record."""
+        reference = self.noted.get(index) or self.tracked.get(index)
+        return None if reference is None else reference()
+
+    def unbooked(self) -> list[weakref.ref[NotedTensor]]:
+        return [*list(self.noted.values()), *list(self.tracked.values())]
+
     def lay_out(self) -> None:
-        for reference in list(self.noted.values()):
+        for reference in self.unbooked():
             noted = reference()
             alias = None if noted is None else noted.alias
             if noted is not None and alias is not None:
@@ -185,13 +202,13 @@ class NotedLog:
         if len(self.nodes) < self._look_at:
             return False
         self._look_at = 2 * len(self.nodes)
-        num_noted = sum(1 for reference in list(self.noted.values()) if reference() is not None)
+        num_noted = sum(1 for reference in self.unbooked() if reference() is not None)
         num_booked = sum(1 for record in list(self.records) if record is not None and record.source is not None)
         return 2 * (num_noted + num_booked) < len(self.nodes)
 
-    def settled(self) -> Iterator[tuple[int, NotedTensor | None]]:
-        """Yield (index, tensor) for noted tensors that may be read; None: it has died. May be removed meanwhile."""
-        for index, reference in list(self.noted.items()):
+    def settled(self, among: Mapping[int, weakref.ref[NotedTensor]]) -> Iterator[tuple[int, NotedTensor | None]]:
+        """Yield (index, tensor) for tensors `among` these that may be read; None: it has died. May be removed then."""
+        for index, reference in list(among.items()):
             if self.is_settled or self.nodes[index] != self.newest_node:
                 yield index, reference()
 
@@ -200,7 +217,7 @@ class NotedLog:
             if not self.is_settled and self.nodes[index] == self.newest_node:
                 return
             self.num_surveyed = index + 1
-            noted = self.noted[index]() if index in self.noted else None
+            noted = self.find(index)
             if noted is not None:
                 yield noted
 
@@ -211,11 +228,13 @@ class LogRemains(Remains[NotedLog]):
     `then`: called when the store accounts for the log's death, under the store's lock.
     """
 
-    __slots__ = ("noted", "number", "sizes", "then")
+    __slots__ = ("noted", "number", "sizes", "storages", "then", "tracked")
 
     def __init__(self, log: NotedLog, note_death: Callable[[LogRemains], None]) -> None:
         self.number = log.number
         self.noted = log.noted
+        self.tracked = log.tracked
+        self.storages = log.storages
         self.sizes = log.sizes
         self.then: Callable[[], None] | None = None
 
@@ -224,19 +243,21 @@ class LogRemains(Remains[NotedLog]):
 
 
 class NotedTensors:
-    """All tensors that a store has only noted. Guarded by the store's lock.
+    """All tensors that a store has only noted or tracked. Guarded by the store's lock.
 
     Attributes:
         num_bytes: noted bytes, an upper bound: dead tensors that were not found yet are included.
+        tracked: bytes of tracked tensors.
         ended: remains of logs that have died, see NOTE [No finalizers] in `remains.py`.
     """
 
-    def __init__(self, windows: HostWindows) -> None:
+    def __init__(self, windows: HostWindows, resident: Window) -> None:
         self._windows = windows
         self.num_bytes = 0
+        self.tracked = TrackedBytes(resident)
         self.ended: deque[LogRemains] = deque()
         self._begun: set[LogRemains] = set()  # keeps the remains of every log alive
-        self._logs: dict[int, LogRemains] = {}  # logs with noted tensors, by number
+        self._logs: dict[int, LogRemains] = {}  # logs with noted or tracked tensors, by number
 
     def begin(self, log: NotedLog) -> LogRemains:
         remains = LogRemains(log, self.ended.append)
@@ -244,9 +265,9 @@ class NotedTensors:
         return remains
 
     def add(self, noted: NotedTensor, node: int, nbytes: int) -> None:
-        """Note a tensor that autograd node `node` saved. Every pack calls it."""
+        """Note or track a tensor that autograd node `node` saved. Every pack calls it."""
         log = noted.log
-        if not log.noted:
+        if not (log.noted or log.tracked):
             self.drop_ended()
             self._logs[log.number] = log.remains
         nodes = log.nodes
@@ -256,33 +277,49 @@ class NotedTensors:
         log.is_settled = False
         nodes.append(node)
         log.sizes.append(nbytes)
-        log.noted[index] = weakref.ref(noted)
         log.records.append(None)
-        self.num_bytes += nbytes
+        if noted.device is None:
+            log.noted[index] = weakref.ref(noted)
+            self.num_bytes += nbytes
+        else:
+            self.tracked.add(noted, log, index, noted.storage_id, nbytes)
 
     def drop_ended(self) -> None:
-        """Stop counting the noted bytes of dead logs, and call their `then`."""
+        """Stop counting the bytes of dead logs, and of tracked tensors that are dead; call the `then` of dead logs."""
         while self.ended:
             remains = self.ended.popleft()
             self._begun.discard(remains)
             self._logs.pop(remains.number, None)
             self.num_bytes -= sum(remains.sizes[index] for index in remains.noted)
+            if remains.storages:
+                self.tracked.end(remains)
             self._windows.keep_noted(self.num_bytes)
             if remains.then is not None:
                 remains.then()
+        if self.tracked.dead:
+            for log in self.tracked.drop_dead(self._logs):
+                self._strike_out(log)
 
     def take(self) -> Iterator[NotedTensor]:
-        """Remove and yield every settled tensor that is alive; dead ones are removed too."""
-        for reference in list(self._logs.values()):
-            log = reference()
-            if log is not None:
-                yield from self._take_from(log)
+        """Remove and yield every settled tensor in host memory that is alive; dead ones are removed too."""
+        for log in self._living_logs():
+            for index, noted in log.settled(log.noted):
+                self._forget(log, index)
+                if noted is not None:
+                    yield noted
 
-    def _take_from(self, log: NotedLog) -> Iterator[NotedTensor]:
-        for index, noted in log.settled():
-            self._forget(log, index)
-            if noted is not None:
-                yield noted
+    def take_tracked(self, of: NotedLog | None = None) -> list[NotedTensor]:
+        """The same for those on accelerators, of one log or of all, those saved first first."""
+        taken = []
+        for log in self._living_logs() if of is None else (of,):
+            for index, tracked in log.settled(log.tracked):
+                self._untrack(log, index)
+                if tracked is not None:
+                    taken.append(tracked)
+        return sorted(taken, key=attrgetter("key"))
+
+    def _living_logs(self) -> list[NotedLog]:
+        return [log for reference in list(self._logs.values()) if (log := reference()) is not None]
 
     @staticmethod
     def by_storage(log: NotedLog) -> Iterator[tuple[list[NotedTensor], bool]]:
@@ -295,25 +332,35 @@ class NotedTensors:
             yield group, storage_use_count(storage_id) == len(group) + 1
 
     def remove(self, noted: NotedTensor) -> None:
-        self._forget(noted.log, noted.index)
+        if noted.device is None:
+            self._forget(noted.log, noted.index)
+        else:
+            self._untrack(noted.log, noted.index)
 
     def _forget(self, log: NotedLog, index: int) -> None:
         self.num_bytes -= log.forget(index)
         if self._windows.noted_bytes:
             self._windows.keep_noted(self.num_bytes)
-        if not log.noted:
-            del self._logs[log.number]
+        self._strike_out(log.remains)
+
+    def _untrack(self, log: NotedLog, index: int) -> None:
+        self.tracked.remove(log, index)
+        self._strike_out(log.remains)
+
+    def _strike_out(self, log: LogRemains) -> None:
+        if not (log.noted or log.tracked):
+            self._logs.pop(log.number, None)
 
     def living(self) -> Iterator[NotedTensor]:
-        for reference in list(self._logs.values()):
-            log = reference()
-            if log is not None:
-                for tensor in list(log.noted.values()):
-                    noted = tensor()
-                    if noted is not None:
-                        yield noted
+        for log in self._living_logs():
+            for reference in log.unbooked():
+                noted = reference()
+                if noted is not None:
+                    yield noted
 
     def give_up(self) -> None:
+        for remains in self._logs.values():
+            self.tracked.end(remains)
         for noted in self.living():
             if noted.alias is not None:
                 noted.layout = layout_of(noted.alias)  # a trace may still look at it

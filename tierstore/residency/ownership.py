@@ -20,6 +20,7 @@ from .handle import Handle, Record
 from .torch_names import storage_address, storage_use_count
 
 __all__ = [
+    "CLAIMS_ATTRIBUTE",
     "Claims",
     "claim",
     "claims_of",
@@ -32,7 +33,8 @@ __all__ = [
 Claims = list["weakref.ref[Record]"]
 """The records, of any store, that hold or held an alias of one storage."""
 
-_ATTRIBUTE = "_tierstore_claims"
+CLAIMS_ATTRIBUTE = "_tierstore_claims"
+"""Of the Python object of a storage that a record, dead or alive, was made of."""
 _unshared = torch.empty(0)
 _NUM_REFERENCES_UNSHARED = getrefcount(_unshared.untyped_storage())
 """References to a living storage's Python object, as `is_sole_owner` counts them, when nobody else refers to it."""
@@ -40,16 +42,16 @@ _NUM_REFERENCES_UNSHARED = getrefcount(_unshared.untyped_storage())
 
 def claims_of(storage: torch.UntypedStorage) -> Claims:
     """Any thread."""
-    claims: Claims = storage.__dict__.get(_ATTRIBUTE, [])
+    claims: Claims = storage.__dict__.get(CLAIMS_ATTRIBUTE, [])
     return claims
 
 
 def claim(record: Record, storage: torch.UntypedStorage) -> None:
     """The record's source is an alias of `storage`."""
     attributes = storage.__dict__
-    claims: Claims | None = attributes.get(_ATTRIBUTE)
+    claims: Claims | None = attributes.get(CLAIMS_ATTRIBUTE)
     if claims is None:
-        claims = attributes[_ATTRIBUTE] = []
+        claims = attributes[CLAIMS_ATTRIBUTE] = []
     elif len(claims) > 8:
         claims[:] = [ref for ref in claims if _num_aliases(ref, claims)]
     claims.append(weakref.ref(record))

@@ -69,6 +69,49 @@ class Residency(HandingOut):
             self.end_interrupted(error)
             raise
 
+    def track(self, tracked: NotedTensor, node: int, nbytes: int, device: torch.device) -> None:
+        """The same for a tensor on an accelerator that has room: see NOTE [Tracked, then booked] in `tracked.py`."""
+        try:
+            if self._lock_is_mine() or (len(LOCKS) > 1 and holds_any_lock()):  # as `lock` does
+                self._refuse_handler()
+            with self._lock:
+                if self.closed is not None:
+                    self._check_open()
+                rules = self.rules
+                tracked.log.newest_node = node
+                device_rules = rules.device
+                must_act: object = rules.pending.must_be_examined or rules.blocked or rules.spill_error is not None
+                must_act = must_act or device_rules.flights or device_rules.busy  # as `rules.must_act`, without a call
+                if must_act:
+                    self._relieve()
+                is_changing = True
+                tracked.device, tracked.stream = device, self._devices.streams.note_current(device)
+                counters = self._counters
+                counters.packed_tensors += 1
+                counters.packed_bytes += nbytes
+                self._noted.add(tracked, node, nbytes)
+                if must_act:
+                    device_rules.bound_flight()
+                is_changing = False  # noqa: F841 - `is_half_changed` reads it
+        except BaseException as error:  # as in `note`
+            self.end_interrupted(error)
+            raise
+
+    @whole
+    def find_room_to_track(self, log: NotedLog, node: int, nbytes: int) -> bool:
+        """Node `node` will save a tensor. If dead ones give it no room, the log tracks no more. Does not wait."""
+        with self.lock:
+            if self.closed is None:
+                self._drain()
+                if self._devices.window.fits(nbytes):
+                    return True
+                is_changing = True
+                log.newest_node = node
+                log.tracks = False
+                self._booking.book_tracked()
+                is_changing = False  # noqa: F841
+            return False
+
     @whole
     def save(self, record: Record, log: NotedLog, node: int, fresh: list[Record], *, is_new: bool = True) -> int:
         """Enter a record that autograd node `node` saved as the next of the log; returns its index there.
@@ -86,6 +129,9 @@ class Residency(HandingOut):
             self._check_open()
             self._drain()
             is_changing = True
+            if log.tracked and not log.tracks:
+                log.newest_node = node
+                self._booking.book_tracked(log)
             self.rules.pending.settle(fresh)
             fresh.clear()
             if is_new:
@@ -150,6 +196,8 @@ class Residency(HandingOut):
             if self.closed is None:
                 self._drain()
                 is_changing = True
+                if log.tracked and not (log.tracks and self._devices.window.fits(0)):
+                    self._booking.book_tracked(log)
                 self.rules.relieve(None)
                 self._booking.survey(log)
                 self.rules.pending.survey()
@@ -269,7 +317,7 @@ class Residency(HandingOut):
 
     def has_any(self) -> bool:
         """Any thread, without the lock: it may be out of date."""
-        return bool(self._ledger.records or self._noted.num_bytes)
+        return bool(self._ledger.records or self._noted.num_bytes or self._devices.held_bytes)
 
     @property
     def disk_bytes(self) -> int:
@@ -288,6 +336,7 @@ class Residency(HandingOut):
             self._lent_views.take_back(None)
             self._drain()
             if self.closed is None:
+                self._booking.book_tracked()
                 self.rules.examine()
                 self._engine.hurry()
             is_changing = False  # noqa: F841
@@ -331,6 +380,8 @@ class Residency(HandingOut):
         """Let the last `device_bytes` that are saved stay on the accelerator from now on. Spoils times being taken."""
         with self.lock:
             self._devices.keep(device_bytes)
+            if not self._devices.window.fits(0):
+                self._booking.book_tracked()
 
     @whole
     def time_graph(self, record: Record) -> GraphTimes:

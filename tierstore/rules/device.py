@@ -96,6 +96,7 @@ class DeviceRules(Generic[R]):
 
     Attributes:
         window: how much may stay, be on its way out, and be copied back ahead.
+        flights, busy: copies that are not known to be over: those that still hold device memory, and the others.
         peak_bytes: the most device memory that only the store held at once, since `begin_peak`.
     """
 
@@ -103,11 +104,11 @@ class DeviceRules(Generic[R]):
         self._memory = memory
         self.window = window
         self.peak_bytes = 0
-        self._flights: deque[_Flight[R]] = deque()
+        self.flights: deque[_Flight[R]] = deque()
         self._reloaded: OrderedDict[int, _Reload[R]] = OrderedDict()
         self._asked_last = 0  # key of the record that was handed over last; it may be in use right now
         self._num_ahead = 0  # those in `_reloaded` that nobody has asked for yet
-        self._busy: deque[tuple[CopyEnd, Callable[[], None]]] = deque()
+        self.busy: deque[tuple[CopyEnd, Callable[[], None]]] = deque()
         self._may_ask = True
 
     @property
@@ -121,53 +122,54 @@ class DeviceRules(Generic[R]):
     def begin_peak(self) -> None:
         self.peak_bytes = self.used_bytes
 
-    def _note_peak(self) -> None:
+    def note_peak(self) -> None:
         if (used_bytes := self.used_bytes) > self.peak_bytes:
             self.peak_bytes = used_bytes
 
     @property
     def is_busy(self) -> bool:
-        return bool(self._flights or self._busy)
+        return bool(self.flights or self.busy)
 
     def hold(self, record: R) -> None:
         """The record is ours alone now, and stays on the device until it is chosen to leave."""
         record.move(State.DEVICE)
         if self.window.hold(record):
-            self._bound_flight()  # room that was lent to copies is needed now
-        self._note_peak()
+            self.bound_flight()  # room that was lent to copies is needed now
+        self.note_peak()
 
     def offload(self, record: R) -> None:
         self.window.leave(record)
         copy = self._memory.copy_out(record)
         record.move(State.OFFLOADING)
-        self._flights.append(_Flight(record, copy))
+        self.flights.append(_Flight(record, copy))
         self.window.in_flight.charge(copy.nbytes)
-        self._note_peak()
-        self._bound_flight()
+        self.note_peak()
+        self.bound_flight()
 
-    def _bound_flight(self) -> None:
+    def bound_flight(self) -> None:
+        """Have copies out release their memory, if they hold more than there is room for."""
         if self.window.flies_too_much():
             self.poll()
-        while self.window.flies_too_much() and len(self._flights) > 1:
+        while self.window.flies_too_much() and len(self.flights) > 1:
             self._land_early()
 
     def _land_early(self) -> None:
         """Have the stream that packed wait for the oldest copy out, and release its device memory."""
-        flight = self._flights.popleft()
+        flight = self.flights.popleft()
         self._memory.wait_where_packed(flight.record, flight.copy.end)
         self._land(flight)
-        self._busy.append((flight.copy.end, partial(_arrive, flight.record)))
+        self.busy.append((flight.copy.end, partial(_arrive, flight.record)))
 
     def poll(self) -> None:
         """Release the memory of copies that are over. (The event of a device cannot be awaited, so it is polled.)"""
         if not self._may_ask:
             return
-        while self._flights and self._flights[0].copy.end.query():
-            flight = self._flights.popleft()
+        while self.flights and self.flights[0].copy.end.query():
+            flight = self.flights.popleft()
             self._land(flight)
             _arrive(flight.record)
-        while self._busy and self._busy[0][0].query():
-            self._busy.popleft()[1]()
+        while self.busy and self.busy[0][0].query():
+            self.busy.popleft()[1]()
 
     def _land(self, flight: _Flight[R]) -> None:
         self.window.in_flight.discharge(flight.copy.nbytes)
@@ -189,7 +191,7 @@ class DeviceRules(Generic[R]):
             return False
         self._reloaded[record.key] = _Reload(record, copy)
         self.window.reloaded.charge(record.nbytes)
-        self._note_peak()
+        self.note_peak()
         self._num_ahead += 1
         while self.window.reloads_too_much() and len(self._reloaded) > 2:  # one in use, and the next
             oldest = [reload.record for reload in islice(self._reloaded.values(), _MOST_COMPARED)]
@@ -220,7 +222,7 @@ class DeviceRules(Generic[R]):
 
         A block goes back to its own stream. That stream is made to wait for the copy, so its next user comes after it.
         """
-        while self._flights:
+        while self.flights:
             self._land_early()
         for reload in list(self._reloaded.values()):
             if reload.memory is not None:
@@ -270,21 +272,21 @@ class DeviceRules(Generic[R]):
         if self._may_ask and end.query():
             then()
         else:
-            self._busy.append((end, then))
+            self.busy.append((end, then))
 
     def stop_asking(self) -> None:
         """Query no event any more: the store is closed, and a failed device raises. The engine waits for the copies."""
         self._may_ask = False
 
     def under_way(self) -> Sequence[Any]:
-        return [flight.copy.end for flight in self._flights] + [end for end, _ in self._busy]
+        return [flight.copy.end for flight in self.flights] + [end for end, _ in self.busy]
 
     def finish(self) -> None:
         """Release everything: all copies are over, or the device has failed and they never will be."""
-        while self._flights:
-            self.window.in_flight.discharge(self._flights.popleft().copy.nbytes)
-        while self._busy:
-            self._busy.popleft()[1]()
+        while self.flights:
+            self.window.in_flight.discharge(self.flights.popleft().copy.nbytes)
+        while self.busy:
+            self.busy.popleft()[1]()
 
 
 def _arrive(record: RuledRecord) -> None:

@@ -33,18 +33,29 @@ RELOAD_BYTES = 256 * 2**20
 class DeviceWindow(Generic[R]):
     """The records that are ours alone and stay on a device, and the number of bytes that are being copied.
 
-    `resident` counts the bytes that stay; its limit is the last scope's `device_bytes`. `in_flight` and `reloaded`
+    `resident` counts the bytes that stay, also those of tracked tensors, which are no records; its limit is the last
+    scope's `device_bytes`. `in_flight` and `reloaded`
     count those that are being copied out, and were copied back; their limits leave out the room that they are lent.
     """
 
     def __init__(
-        self, limit_bytes: int = 0, flight_bytes: int = FLIGHT_BYTES, reload_bytes: int = RELOAD_BYTES
+        self,
+        limit_bytes: int = 0,
+        flight_bytes: int = FLIGHT_BYTES,
+        reload_bytes: int = RELOAD_BYTES,
+        resident: Window | None = None,
     ) -> None:
-        self.resident = Window(limit_bytes)
+        self.resident = resident or Window(limit_bytes)
         self.in_flight = Window(flight_bytes)
         self.reloaded = Window(reload_bytes)
         self._resident: OrderedDict[int, tuple[R, int]] = OrderedDict()  # with its bytes; saved first, first
         self._leaving: OrderedDict[int, R] = OrderedDict()  # those of `_resident` that the plan sends away
+
+    def fits(self, nbytes: int) -> bool:
+        """Whether `nbytes` more may stay, so that nothing has to leave for them."""
+        room = (self.resident.limit_bytes or 0) - self.resident.used_bytes - nbytes
+        reloaded = self.reloaded
+        return room >= 0 and (reloaded.used_bytes <= (reloaded.limit_bytes or 0) or room >= _lent(reloaded))
 
     def hold(self, record: R) -> bool:
         """Count the record as staying. False: the plan sends it away at once."""

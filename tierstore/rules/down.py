@@ -94,6 +94,12 @@ class Down(Generic[R]):
         self.uses_staging = held_bytes <= limit_bytes and windows.may_stay_noted(nbytes)
         return not self.uses_staging
 
+    def must_act(self) -> bool:
+        """Whether a pack on a device, which there is room for, has something else to do first."""
+        device = self.device
+        is_short = self.pending.must_be_examined or self.blocked or self.spill_error is not None
+        return bool(is_short or device.flights or device.busy)
+
     def charge_noted(self, nbytes: int) -> None:
         self.windows.charge_noted(nbytes)
         self._memory.trim()
@@ -176,8 +182,8 @@ class Down(Generic[R]):
         if record.device is None:
             record.move(State.HOST)
             self.windows.charge(record, window)
-        else:
-            self._offload(record, window)
+        elif not self._offload(record, window):
+            return False
         self._eviction.add_dirty(record)
         if window is staging:
             self._queue_spill(record)
@@ -192,12 +198,17 @@ class Down(Generic[R]):
         victim = None if self.windows.host.fits(record.nbytes) else self._eviction.next_dirty()
         return victim is not None and record.worth < victim.worth
 
-    def _offload(self, record: R, window: Window) -> None:
+    def _offload(self, record: R, window: Window) -> bool:
+        """False: the record has just died, and will be released."""
+        alive = record.keep_alive()
+        if alive is None:
+            return False
         self._memory.prepare_offload(record)
         self.windows.charge(record, window)
         self.device.offload(record)
         self.counters.offloaded_bytes += record.nbytes
         self.observer.offloaded(record.key, record.nbytes)
+        return True
 
     def _hand_back(self, record: R) -> None:
         """Return a record to PENDING: somebody else holds its storage again, so its removal would free nothing."""

@@ -34,13 +34,14 @@ class Packs(NamedTuple, Generic[R]):
     """The packs of a graph, in order: lists of the same length.
 
     `sizes`: bytes of each tensor's storage. `records`: None while a tensor is only noted. `storages`: a number for each
-    storage: packs of one storage have the same, unless they are dead.
+    storage: packs of one storage have the same, unless they are dead. `on_device`: whether it is on an accelerator.
     """
 
     nodes: Sequence[int]
     sizes: Sequence[int]
     records: Sequence[R | None]
     storages: Sequence[int]
+    on_device: Sequence[bool]
 
 
 class _TraceSoFar(NamedTuple):
@@ -143,8 +144,7 @@ def _trace_so_far(packs: Packs[R], signatures: Sequence[int], known: Trace | Non
         return _TraceSoFar(known.signatures, known.records, sizes, known.on_device)
     first: dict[int, int] = {}
     indices = [first.setdefault(storage, index) for index, storage in enumerate(packs.storages)]
-    on_device = [record is not None and record.device is not None for record in packs.records]
-    return _TraceSoFar(signatures, indices, sizes, on_device)
+    return _TraceSoFar(signatures, indices, sizes, packs.on_device)
 
 
 def _signatures(nodes: Sequence[int], sizes: Sequence[int]) -> Iterator[int]:

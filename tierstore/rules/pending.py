@@ -50,7 +50,8 @@ class Pending(Generic[R]):
     def share(self, record: R) -> None:
         record.shared = True
         self._shared[record.key] = record
-        self.must_be_examined |= record.place is Place.DISK
+        is_to_go = record.place is Place.DISK or (record.place is Place.HOST and record.device is not None)
+        self.must_be_examined |= is_to_go
         self.num_bytes += record.nbytes
 
     def survey(self) -> None:

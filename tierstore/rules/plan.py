@@ -37,6 +37,9 @@ class Place(enum.Enum):
     DISK = "disk"
 
 
+_OFF_DEVICE = frozenset({Place.HOST, Place.DISK})
+
+
 def add_pack(signature: int, node: int, nbytes: int) -> int:
     """The signature of some packs (0: none) and one more, of `nbytes`, by number `node` counted from the first node."""
     return hash((signature, node, nbytes))
@@ -106,6 +109,10 @@ class Plan:
         self.worths = worths
         self.places = places
         self.is_needed = is_needed
+
+    def leaves(self, index: int) -> bool:
+        """Whether the record of pack `index` is to leave its device."""
+        return index < len(self.places) and self.places[self.trace.records[index]] in _OFF_DEVICE
 
     def place(self, record: RuledRecord, index: int, first_key: int) -> None:
         """Set worth and place of the record of pack `index`. A view of an earlier pack changes nothing.

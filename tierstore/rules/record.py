@@ -45,6 +45,12 @@ class RuledRecord(Protocol):
     @property
     def is_alive(self) -> bool: ...
 
+    def keep_alive(self) -> object | None:
+        """What keeps the record alive for as long as the caller has it; None: it has died.
+
+        Garbage collection may run, and let go of a graph, at any moment.
+        """
+
     @property
     def has_device_bytes(self) -> bool: ...
 

@@ -22,7 +22,10 @@ from .record import R
 from .state import State
 from .up import Up
 
-__all__ = ["Rules"]
+__all__ = ["NUM_PASSED", "Rules"]
+
+NUM_PASSED = 8
+"""Tracked tensors that backward asks for between two calls of `pass_by`."""
 
 
 class Rules(Up[R]):
@@ -86,6 +89,18 @@ class Rules(Up[R]):
                 reload_ahead.asked_for(index)
                 self.reload_ahead(reload_ahead)
         self.used(record)
+
+    def pass_by(self, ahead: Lookahead[R], reload_ahead: Lookahead[R], index: int) -> bool:
+        """Backward has asked for pack `index`, which is tracked: bring back what comes next.
+
+        True: a write was cancelled.
+        """
+        ahead.asked_for(index)
+        reload_ahead.asked_for(index)
+        self.ahead = ahead
+        has_cancelled = self.go_ahead()
+        self.reload_ahead(reload_ahead)
+        return has_cancelled
 
     def go_ahead(self) -> bool:
         """Restore what will be asked for next, unless a pack waits: a prefetch would take the room it waits for.

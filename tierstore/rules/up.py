@@ -136,7 +136,8 @@ class Up(Down[R]):
             self._reload(record, ahead, must=True)
 
     def _reload(self, record: R, ahead: Lookahead[R] | None, *, must: bool = False) -> bool:
-        if record.device is None or not record.is_alive or record.slot is None or record.has_device_bytes:
+        alive = record.keep_alive()
+        if alive is None or record.device is None or record.slot is None or record.has_device_bytes:
             return True
         if not self.device.reload(record, must=must, next_rank=None if ahead is None else ahead.next_rank):
             return False

@@ -23,6 +23,7 @@ class SimulatedMemory:
     Attributes:
         num_bytes: noted bytes, dead tensors included until their log ends.
         ended: logs of graphs that are gone.
+        dead: tracked tensors that the graph has let go of, and that nobody has accounted for yet.
         log: of the graph that packs now.
         ledger: receives the records that are booked.
     """
@@ -32,6 +33,7 @@ class SimulatedMemory:
     def __init__(self, windows: HostWindows, device: DeviceRules[SimulatedRecord]) -> None:
         self.num_bytes = 0
         self.ended: deque[GraphLog] = deque()
+        self.dead: deque[tuple[GraphLog, int]] = deque()
         self.log: GraphLog | None = None
         self.ledger = Ledger[SimulatedRecord](windows, self, lambda record: record.log.is_sole_owner(record))
         self._device = device
@@ -40,11 +42,24 @@ class SimulatedMemory:
     # --- noted tensors and their booking ------------------------------------------------------------------------------
 
     def note(self, log: GraphLog, index: int) -> None:
-        if not log.noted:
-            self._drop_ended()
+        self._begin(log)
         log.note(index)
         self.num_bytes += log.saved[index].nbytes
         self.ledger.counters.packed_tensors += 1
+
+    def _begin(self, log: GraphLog) -> None:
+        if not (log.noted or log.tracked):
+            self._drop_ended()
+
+    def track(self, log: GraphLog, index: int) -> None:
+        self._begin(log)
+        if log.track(index):
+            self._device.window.resident.charge(log.saved[index].nbytes)
+        self.ledger.counters.packed_tensors += 1
+
+    def book_tracked(self, log: GraphLog) -> None:
+        for index in log.settled(log.tracked):
+            self._book(log, index)
 
     def join_if_booked(self, log: GraphLog, index: int) -> None:
         if log.unread_record_of(index) is not None:
@@ -59,18 +74,21 @@ class SimulatedMemory:
 
     def book_settled(self) -> None:
         if self.log is not None:
-            for index in self.log.settled():
+            for index in self.log.settled(self.log.noted):
                 self._book(self.log, index)
 
     def survey(self, log: GraphLog) -> None:
         """What others hold is booked, so that it is known to be."""
-        for index in log.settled():
+        for index in log.settled({**log.noted, **log.tracked}):
             if index not in log.let_go and (log.is_held(index) or log.has_record_in_place(index)):
                 self._book(log, index)
 
     def _book(self, log: GraphLog, index: int) -> None:
-        log.take_out(index)
-        self._remove(log.saved[index].nbytes)
+        if log.saved[index].on_device:
+            self._untrack(log, index)
+        else:
+            log.take_out(index, log.noted)
+            self._remove(log.saved[index].nbytes)
         if index in log.let_go:
             return
         record = log.unread_record_of(index)
@@ -83,6 +101,10 @@ class SimulatedMemory:
             self.ledger.pending.settle((record,))
         log.come_in(index, record)
 
+    def _untrack(self, log: GraphLog, index: int) -> None:
+        log.take_out(index, log.tracked)
+        self._device.window.resident.discharge(log.uncharge(index))
+
     def _remove(self, nbytes: int) -> None:
         self.num_bytes -= nbytes
         self.ledger.windows.keep_noted(self.num_bytes)
@@ -92,6 +114,10 @@ class SimulatedMemory:
             log = self.ended.popleft()
             self._remove(sum(log.saved[index].nbytes for index in log.noted))
             log.end()
+        while self.dead:
+            log, index = self.dead.popleft()
+            if index in log.tracked:
+                self._untrack(log, index)
 
     # --- slots and jobs -----------------------------------------------------------------------------------------------
 
@@ -152,7 +178,7 @@ class SimulatedMemory:
         self._has_returned = False
 
     def has_changed(self) -> bool:
-        return bool(self.ended or self._has_returned)
+        return bool(self.ended or self.dead or self._has_returned)
 
     def catch_up(self) -> None:
         self._drop_ended()

@@ -10,7 +10,7 @@ from ..rules.device_window import FLIGHT_BYTES, RELOAD_BYTES, DeviceWindow
 from ..rules.memory import Submissions
 from ..rules.observer import Observer
 from ..rules.pending import NUM_EXAMINED_PER_PACK
-from ..rules.rules import Rules
+from ..rules.rules import NUM_PASSED, Rules
 from ..rules.state import IN_MEMORY, State
 from ..rules.windows import HostWindows
 from .clock import Clock, Process, Resume
@@ -87,9 +87,9 @@ class Rank:
             case Compute(seconds):
                 yield self._clock.work(self._compute, seconds)
             case Pack(index):
-                if log.fresh and log.saved[index].node != log.fresh_node:
-                    self._settle_fresh(log)
-                yield from self._book(log, index) if log.saved[index].on_device else self._note(log, index)
+                if not (log.has_left_over and log.saved[index].on_device):  # else `_book` does it
+                    self._settle_earlier(log, index)
+                yield from self._pack_on_device(log, index) if log.saved[index].on_device else self._note(log, index)
             case Unpack(index):
                 yield from self._unpack(log, index)
             case LetGo(index):
@@ -107,6 +107,8 @@ class Rank:
         if index in log.let_go:
             return
         log.release(index)
+        if index in log.tracked:
+            self._memory.dead.append((log, index))
         record = log.records[index]
         if record is not None:
             record.users.remove(index)
@@ -115,17 +117,27 @@ class Rank:
         if len(log.let_go) == len(log.saved):
             self._memory.ended.append(log)
 
+    def _settle_earlier(self, log: GraphLog, index: int) -> None:
+        if log.fresh and log.saved[index].node != log.fresh_node:
+            self._settle_fresh(log)
+
     def _settle_fresh(self, log: GraphLog) -> None:
         self._drain()
         self.rules.pending.settle(log.fresh)
         log.fresh = []
 
-    def _book(self, log: GraphLog, index: int) -> Process:
-        """See `OffloadScope._book` and `Residency.track`."""
+    def _book(self, log: GraphLog, index: int, *, follows_plan: bool) -> Process:
+        """See `OffloadScope._book` and `Residency.save`."""
         record = self._memory.join(log, index)
+        is_new = record is None
         if record is None:
             self._drain()
             record = log.make_record(index)
+        if log.has_left_over:
+            log.newest_node = log.saved[index].node
+            self._memory.book_tracked(log)
+            self._settle_earlier(log, index)
+        if is_new:
             self.ledger.register(record)
             self.rules.relieve(NUM_EXAMINED_PER_PACK)
             try:
@@ -137,9 +149,48 @@ class Rank:
             log.fresh.append(record)
             log.fresh_node = log.saved[index].node
         log.enter(index, record)
+        if follows_plan and (log.plan is not None or index == 0):
+            log.follow_plan(index)
+        log.place(index, record)
+
+    def _pack_on_device(self, log: GraphLog, index: int) -> Process:
+        is_foreseen = log.tracks
+        if is_foreseen and self._may_track(log, index):
+            yield from self._track(log, index)
+        else:
+            yield from self._book(log, index, follows_plan=not is_foreseen)
+
+    def _may_track(self, log: GraphLog, index: int) -> bool:
+        """See `OffloadScope._may_track` and `Residency.find_room_to_track`."""
+        saved = log.saved[index]
+        if index == 0:
+            self._drain()
         if log.plan is not None or index == 0:
             log.follow_plan(index)
-            log.place(index, record)
+        if (log.plan is not None and log.plan.leaves(index)) or log.is_claimed(index):
+            return False
+        if self.device.window.fits(saved.nbytes) or log.root_of(index) in log.charged:
+            return True
+        self._drain()
+        if self.device.window.fits(saved.nbytes):
+            return True
+        log.newest_node = saved.node
+        log.tracks = False
+        self._memory.book_tracked(log)
+        return False
+
+    def _track(self, log: GraphLog, index: int) -> Process:
+        rules = self.rules
+        log.newest_node = log.saved[index].node
+        must_act = rules.must_act()
+        if must_act:
+            self._drain()
+            rules.relieve(NUM_EXAMINED_PER_PACK)
+            yield from self._make_room()
+        self._memory.track(log, index)
+        if must_act:
+            self.device.bound_flight()
+        self.device.note_peak()
 
     def _note(self, log: GraphLog, index: int) -> Process:
         rules, saved = self.rules, log.saved[index]
@@ -180,6 +231,8 @@ class Rank:
         if record is None:
             log.taken = log.root_of(index)
             self._ask(log, index)
+            if log.saved[index].on_device:
+                self._pass_by(log, index)
             log.taken = None
             return
         self._ask(log, index)
@@ -201,8 +254,18 @@ class Rank:
                 self.rules.go_ahead()
         log.order.asked_for[index] = None
 
+    def _pass_by(self, log: GraphLog, index: int) -> None:
+        order = log.order
+        if order.is_followed:
+            if not log.num_passed % NUM_PASSED:
+                self._drain()
+                self.rules.pass_by(order.lookahead, order.reload_ahead, index)
+            log.num_passed += 1
+
     def _survey(self, log: GraphLog) -> None:
         self._drain()
+        if log.tracked and not (log.tracks and self.device.window.fits(0)):
+            self._memory.book_tracked(log)
         self.rules.relieve(None)
         self._memory.survey(log)
         self.rules.pending.survey()

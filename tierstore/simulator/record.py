@@ -4,7 +4,7 @@ rules look at."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ..rules.graph_order import Budgets, GraphOrder, Packs
@@ -60,6 +60,9 @@ class SimulatedRecord:
     def is_alive(self) -> bool:
         return bool(self.users)
 
+    def keep_alive(self) -> SimulatedRecord | None:
+        return self if self.users else None
+
     def move(self, to: State) -> None:
         if to not in MOVES[self.state]:
             raise RuntimeError(f"record {self.key}: illegal move {self.state.name} → {to.name}")
@@ -79,7 +82,10 @@ class GraphLog:
 
     Attributes:
         records: of each tensor that was packed; None while it is only noted.
-        noted: the indices of those that are only noted, dead ones included.
+        noted: the indices of those in host memory that are only noted, dead ones included.
+        tracked: likewise, those on the accelerator. `charged`: how many there are of each storage, by its first tensor.
+        tracks: tensors on the accelerator may still be tracked.
+        num_passed: how many tracked tensors backward has asked for.
         let_go: the indices of those that the graph has let go of.
         next_key: of what comes next.
         held: the storages that somebody else holds for now, by the index of their first tensor.
@@ -101,6 +107,10 @@ class GraphLog:
         self.first_key = self.next_key = first_key
         self.records: list[SimulatedRecord | None] = []
         self.noted: dict[int, None] = {}
+        self.tracked: dict[int, None] = {}
+        self.charged = Counter[int]()
+        self.tracks = bool(budgets.device_bytes)
+        self.num_passed = 0
         self.let_go: set[int] = set()
         self.held: set[int] = set()
         self.newest_node = -1
@@ -126,6 +136,33 @@ class GraphLog:
 
     def note(self, index: int) -> None:
         self.noted[index] = None
+        self._append_noted(index)
+
+    def track(self, index: int) -> bool:
+        """Whether its bytes are to be charged: it is the first of its storage."""
+        self.tracked[index] = None
+        self.charged[self.root_of(index)] += 1
+        self._append_noted(index)
+        return self.charged[self.root_of(index)] == 1
+
+    def uncharge(self, index: int) -> int:
+        """A tensor is tracked no longer. Returns the bytes that are not charged any more."""
+        root = self.root_of(index)
+        self.charged[root] -= 1
+        if self.charged[root]:
+            return 0
+        del self.charged[root]
+        return self.saved[index].nbytes
+
+    @property
+    def has_left_over(self) -> bool:
+        """Whether tensors are still tracked that were not settled when there was no more room for them."""
+        return bool(self.tracked) and not self.tracks
+
+    def is_claimed(self, index: int) -> bool:
+        return self.root_of(index) in self._by_root
+
+    def _append_noted(self, index: int) -> None:
         self._num_noted[self.root_of(index)] += 1
         self._keys[index] = self._take_key()
         self._append(index, None)
@@ -143,20 +180,20 @@ class GraphLog:
         if self.order.follow(index, saved.node - self.saved[0].node, saved.nbytes):
             self.plan = self.order.plan
 
-    def settled(self) -> Iterator[int]:
-        """What is noted and may be read. May be taken out meanwhile."""
-        for index in list(self.noted):
+    def settled(self, among: Iterable[int]) -> Iterator[int]:
+        """What of these may be read. May be taken out meanwhile."""
+        for index in sorted(among):
             if self.is_settled or self.saved[index].node != self.newest_node:
                 yield index
 
-    def take_out(self, index: int) -> None:
-        del self.noted[index]
+    def take_out(self, index: int, of: dict[int, None]) -> None:
+        del of[index]
         if index not in self.let_go:
             self._num_noted[self.root_of(index)] -= 1
 
     def release(self, index: int) -> None:
         self.let_go.add(index)
-        if index in self.noted:
+        if index in self.noted or index in self.tracked:
             self._num_noted[self.root_of(index)] -= 1
 
     def is_held(self, index: int) -> bool:
@@ -202,7 +239,11 @@ class GraphLog:
     def look_ahead(self) -> None:
         """Something has left its place: from now on what will be asked for is brought back before."""
         nodes, sizes = [saved.node for saved in self.saved], [saved.nbytes for saved in self.saved]
-        self.order.look_ahead(Packs(nodes, sizes, self.records, list(self._storages())), self.records)
+        on_device = [
+            index in self.tracked if record is None else record.device is not None
+            for index, record in enumerate(self.records)
+        ]
+        self.order.look_ahead(Packs(nodes, sizes, self.records, list(self._storages()), on_device), self.records)
 
     def end(self) -> None:
         ending = self.order.ending(None)
