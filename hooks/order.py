@@ -142,12 +142,16 @@ class PackLog(NotedLog):
         record = self.records[index]
         if record is None:
             raise RuntimeError(f"saved tensor {index} is not booked")
-        order = self._order
+        counter, order = None, self._order
+        if index in self.members:
+            member = self.members[index]
+            member.check_unchanged(layout)
+            counter, layout = member.counter, member.in_group(layout)
         if not order.is_followed:
             if record.state is State.PENDING:
-                return self.residency.fetch(record, layout)
+                return self.residency.fetch(record, layout, counter=counter)
             self._look_ahead()
-        return self.residency.fetch(record, layout, order.lookahead, order.reload_ahead, index)
+        return self.residency.fetch(record, layout, order.lookahead, order.reload_ahead, index, counter)
 
     def give(self, index: int, layout: Layout) -> torch.Tensor:
         """The same for a traced graph: noted or not. `layout` has no lazy bits."""
@@ -181,7 +185,10 @@ class PackLog(NotedLog):
 
     def _storages(self, records: Sequence[Record | None]) -> list[int]:
         """For each pack, the number of its storage: packs of one storage have the same, unless they are dead."""
-        numbers = [-1 - index if record is None else record.key for index, record in enumerate(records)]
+        numbers = [
+            -1 - index if record is None or record.num_members > 1 else record.key
+            for index, record in enumerate(records)
+        ]
         for reference in self.unbooked():
             noted = reference()
             if noted is not None and noted.index < len(numbers):

@@ -102,6 +102,7 @@ class RecordedScope:
 
     def _begin_graph(self, log: PackLog, record: Record | None) -> OwnerWatch:
         recorder = self._recorder
+        log.gathers = False  # a trace has the record of each tensor
         graph = log.recording = OwnerWatch(log.residency, recorder, log.number)
         recorder.begin_graph(log.number, log)
         if recorder.is_paced and record is not None and record.device is not None:

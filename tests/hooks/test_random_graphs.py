@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
@@ -98,6 +99,7 @@ _ON_HOST: list[dict[str, Any]] = [
     {"host_bytes": 100 * KIB, "staging_bytes": 150 * KIB},
     {"host_bytes": "64MiB"},
     {"host_bytes": 0, "staging_bytes": 80 * KIB, "codec": "none", "most_noted_bytes": 8 * KIB},
+    {"host_bytes": 10 * KIB, "staging_bytes": 320 * KIB, "most_noted_bytes": 80 * KIB},
 ]
 _ON_ACCELERATOR: list[dict[str, Any]] = [
     {"host_bytes": 0, "codec": "none", "copies": LateCopies},
@@ -105,6 +107,7 @@ _ON_ACCELERATOR: list[dict[str, Any]] = [
     {"host_bytes": "64MiB", "copies": partial(LateCopies, room_bytes=100 * KIB)},
     {"host_bytes": 100 * KIB, "copies": SimulatedCopies},
     {"host_bytes": "64MiB", "copies": LateCopies, "most_noted_bytes": 8 * KIB},
+    {"host_bytes": 10 * KIB, "copies": partial(LateCopies, room_bytes=200 * KIB)},
 ]
 _SCOPES: dict[str, list[dict[str, Any]]] = {
     "host": [{}, {}, {"prefetch": "reverse"}, {"prefetch": "none"}],
@@ -167,7 +170,8 @@ class Bench:
             len(each): Machine(nullcontext, lambda: None).account(each) for each in (program, program[: known.cut])
         }
         if not any(step.needs_shared_memory for step in program):
-            assert Machine(CopyAtPack, lambda: None).account(program)[0] == expected[len(program)][0]
+            seen, _ = Machine(CopyAtPack, lambda: None).account(program)
+            assert _without_reasons(seen) == _without_reasons(expected[len(program)][0])
         for each in [program] * known.num_times + ([program[: known.cut], program] if known.cut else []):
             machine = Machine(lambda: tiered_offload(store, min_bytes=0, **scope), store.flush)
             seen, held = machine.account(each)
@@ -183,9 +187,25 @@ class Bench:
             del machine
             if copies is not None:
                 copies.synchronize()
-            stats = store.stats()
-            assert (stats.live_handles, stats.host_bytes, stats.device_bytes) == (0, 0, 0)
+            _until_empty(store)
         assert not isinstance(copies, LateCopies) or copies.num_dead == 0
+
+
+def _until_empty(store: TierStore) -> None:
+    """A read or a write may still run; and `gc.collect` does nothing while another thread collects."""
+    for _ in range(200):
+        stats = store.stats()
+        left = (stats.live_handles, stats.host_bytes, stats.device_bytes)
+        if not any(left):
+            return
+        time.sleep(0.01)
+        gc.collect()
+    raise AssertionError(left)
+
+
+def _without_reasons(seen: list[object]) -> list[object]:
+    """Of an edit of what was saved and a second backward, hooks may name the other one first."""
+    return ["refused" if isinstance(each, str) and each.startswith("refused") else each for each in seen]
 
 
 COUNTED = ("spilled_bytes", "restored_bytes", "offloaded_bytes", "reloaded_bytes")
@@ -213,7 +233,7 @@ _SETTINGS = settings(
 )
 
 
-@given(which=st.integers(0, 4), scope=st.integers(0, 3), program=_programs(24), known=_KNOWN)
+@given(which=st.integers(0, 5), scope=st.integers(0, 3), program=_programs(24), known=_KNOWN)
 @settings(_SETTINGS, max_examples=200)
 def test_random_graphs_same_account_as_plain(
     bench: Bench, which: int, scope: int, program: list[Step], known: Known
@@ -222,7 +242,7 @@ def test_random_graphs_same_account_as_plain(
 
 
 @pytest.mark.slow
-@given(which=st.integers(0, 4), scope=st.integers(0, 3), program=_programs(24), known=_KNOWN)
+@given(which=st.integers(0, 5), scope=st.integers(0, 3), program=_programs(24), known=_KNOWN)
 @settings(_SETTINGS, max_examples=1000)
 def test_more_random_graphs_same_account_as_plain(
     bench: Bench, which: int, scope: int, program: list[Step], known: Known

@@ -86,7 +86,7 @@ def test_flush_books_small_tensors_and_has_them_written(make_store: MakeStore) -
     store.flush()
     assert inspect(store).noted_bytes_in_staging == 0
     stats = store.stats()
-    assert (stats.spilled_bytes, stats.staging_used_bytes) == (99 * 32, 0)
+    assert (stats.spilled_bytes, stats.staging_used_bytes) == (98 * 64 + 32, 0)  # a group, in which each is aligned
     assert torch.equal(gradient(loss), expected(100, 32))
 
 
@@ -100,7 +100,7 @@ def test_small_tensors_are_held_within_host_and_staging(
     watch = Watch(store)
     for number in range(3):  # with a plan too
         loss = chain(store, 200, nbytes, watch)
-        assert number or bool(watch.most_noted_bytes) == (nbytes <= 4 * _KIB)
+        assert number or bool(watch.most_noted_bytes) == (nbytes <= 4 * _KIB or staging_bytes == "1MiB")
         assert torch.equal(gradient(loss), expected(200, nbytes))
         del loss
     store.flush()

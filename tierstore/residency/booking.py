@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
+from ..base.interrupts import is_interrupt
+from ..rules.groups import Group, Grouping
 from ..rules.ledger import Ledger
+from .groups import become_members, copy_into, may_join
 from .handle import Handle, Record
 from .layout import Layout, layout_of
 from .lent import LentViews
 from .noted import NotedLog, NotedTensor, NotedTensors
 from .ownership import records_over
+from .slab import Slot
+from .slots import Slots
 
 __all__ = ["Booking"]
 
@@ -24,22 +27,65 @@ class Booking:
         ledger: Ledger[Record],
         noted: NotedTensors,
         lent_views: LentViews,
-        begin_to_pin: Callable[[torch.device], None],
+        slots: Slots,
     ) -> None:
         self.noted = noted
-        self._begin_to_pin = begin_to_pin
+        self._slots = slots
+        self._begin_to_pin = slots.slab.begin_to_pin
+        self._windows = ledger.windows
         self._records = ledger.records
         self._pending = ledger.pending
         self._counters = ledger.counters
         self._lent_views = lent_views
 
     def num_live(self) -> int:
-        return len(self._records) + sum(1 for _ in self.noted.living())
+        num_booked = sum(record.num_members for record in list(self._records.values()))
+        return num_booked + sum(1 for _ in self.noted.living())
 
     def book_all(self) -> None:
-        if self.noted.num_bytes:
-            for noted in self.noted.take():
+        """Book everything in host memory that is settled. Small tensors become groups: see NOTE [Groups]."""
+        if not self.noted.num_bytes:
+            return
+        grouping = Grouping[NotedTensor](self._windows.group_bytes, self._windows.member_bytes)
+        for noted in self.noted.take():
+            if may_join(noted, grouping.largest_bytes):
+                log = noted.log
+                key = log.number, noted.dtype, log.place_of(noted.index)
+                group = grouping.add(noted, log.sizes[noted.index], key)
+                if group is not None:
+                    self._book_group(group)
+            else:
                 self._book(noted)
+        for group in grouping.rest():
+            self._book_group(group)
+
+    def _book_group(self, group: Group[NotedTensor]) -> None:
+        tensors = group.tensors
+        slot = self._slot_for(group)
+        if slot is None:
+            for noted in tensors:
+                self._book(noted)
+            return
+        copy_into(slot, group)
+        log = tensors[0].log
+        handle = log.maker.handle_for_group(self._slots.hand_out(slot), tensors[-1], len(tensors))
+        record = handle.record
+        record.slot = slot
+        log.place_group(record, tensors)
+        self._records[record.key] = record
+        self._pending.settle((record,))
+        become_members(group, handle)
+
+    def _slot_for(self, group: Group[NotedTensor]) -> Slot | None:
+        """None: it is one tensor, or the system has no memory. Then each leaves from where it lies."""
+        if len(group.tensors) == 1:
+            return None
+        try:
+            return self._slots.allocate(group.nbytes)
+        except OSError as error:
+            if is_interrupt(error):  # a time limit's TimeoutError is an OSError too
+                raise
+            return None
 
     def book_tracked(self, of: NotedLog | None = None) -> None:
         """Book what is tracked and settled, of one log or of all: NOTE [Tracked, then booked] in `tracked.py`."""

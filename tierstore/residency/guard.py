@@ -133,7 +133,7 @@ class Guard:
         size_bytes = host_bytes + staging_bytes
         self._slots = slots = Slots(windows, size_bytes, ledger.uncharged_bytes, counters=ledger.counters)
         self.slab = slots.slab
-        self._booking = Booking(ledger, self._noted, lent_views, slots.slab.begin_to_pin)
+        self._booking = Booking(ledger, self._noted, lent_views, slots)
         self._devices = DeviceTier(
             copies or AcceleratorCopies(), lent_views=lent_views, note_copy=slots.note_copy, resident=resident
         )

@@ -23,7 +23,7 @@ from ..rules.counters import STALL_CAUSES
 from ..rules.state import IN_MEMORY, State
 from .guard import Guard, copy_of, whole
 from .handle import Record
-from .layout import Layout, describe, fits_in_storage, rebuild, rebuild_beyond
+from .layout import Layout, describe, fits_in_storage, rebuild, rebuild_apart, rebuild_beyond
 
 if TYPE_CHECKING:
     from ..rules.lookahead import Lookahead
@@ -44,11 +44,12 @@ class HandingOut(Guard):
         ahead: Lookahead[Record] | None = None,
         reload_ahead: Lookahead[Record] | None = None,
         index: int = 0,
+        counter: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return a tensor of the given layout over the record's bytes. Waits if they are not in memory.
 
         What lies ahead of pack `index` is restored (`ahead`), and copied to its device (`reload_ahead`), as far as
-        there is room.
+        there is room. `counter`: has the version counter of a tensor that is in a group.
 
         Raises:
             ModifiedInPlaceError: the saved tensor, or one that was handed out, was changed in place.
@@ -60,6 +61,12 @@ class HandingOut(Guard):
             rules = self.rules
             if record.state is not State.CLOSED:
                 self._check_open()
+            if counter is not None and ahead is not None:
+                is_changing = True
+                is_next = rules.next_member(record, ahead, index)
+                is_changing = False
+                if is_next:
+                    return self._view_of(record, self._check_unchanged(record, layout), layout, counter)
             self._drain()
             self._check_unchanged(record, layout)
             is_changing = True
@@ -67,12 +74,12 @@ class HandingOut(Guard):
                 self._progress.notify_all()  # `flush` waits for the write that was cancelled, and nobody else tells it
             if record.state in IN_MEMORY:
                 is_changing = False
-                return self._hand_over(record, layout, reload_ahead, index)
+                return self._hand_over(record, layout, reload_ahead, index, counter)
             record.demanded += 1  # it may not leave memory again before it is handed over
             self._num_getting += 1
             try:
                 self._await_bytes(record)
-                return self._hand_over(record, layout, reload_ahead, index)
+                return self._hand_over(record, layout, reload_ahead, index, counter)
             finally:
                 record.demanded -= 1
                 self._num_getting -= 1
@@ -137,20 +144,29 @@ class HandingOut(Guard):
             self._wait(_UNPACK_WAITS, record)
 
     def _hand_over(
-        self, record: Record, layout: Layout, reload_ahead: Lookahead[Record] | None, index: int
+        self,
+        record: Record,
+        layout: Layout,
+        reload_ahead: Lookahead[Record] | None,
+        index: int,
+        counter: torch.Tensor | None,
     ) -> torch.Tensor:
         source = self._check_unchanged(record, layout)
         is_changing = True
         self.rules.hand_over(record, reload_ahead, index)
         is_changing = False  # noqa: F841 - a new view that is not kept does no harm
-        return self._view_of(record, source, layout)
+        return self._view_of(record, source, layout, counter)
 
-    def _view_of(self, record: Record, source: torch.Tensor, layout: Layout) -> torch.Tensor:
+    def _view_of(
+        self, record: Record, source: torch.Tensor, layout: Layout, counter: torch.Tensor | None
+    ) -> torch.Tensor:
         """Return the same tensor for a layout each time: see NOTE [Stolen gradients]."""
         view = record.views.get(layout)
         if view is None:
             is_where_saved = record.slot is None and record.root is not None  # not put by hand
-            if is_where_saved and not fits_in_storage(layout, source):
+            if record.num_members > 1:
+                view = rebuild_apart(source, layout, counter)
+            elif is_where_saved and not fits_in_storage(layout, source):
                 view = rebuild_beyond(source, layout)  # hooks that do nothing would give it back too
             else:
                 view = rebuild(source, layout, record.first_byte)

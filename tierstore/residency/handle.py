@@ -59,14 +59,15 @@ class Record(Remains["Handle"]):
         wanted: backward will ask for the record soon, so it stays in memory once it is written.
         urgent: the queued read was submitted as demanded.
         fetched: the record was restored, and not asked for since.
+        num_members: how many saved tensors are in it, if it is a group (NOTE [Groups] in `groups.py`), else 1.
         cause: why the bytes could not be read.
     """
 
     __slots__ = (
         "__weakref__", "address", "cause", "charged_bytes", "claims", "demanded", "device", "fetched", "first_byte",
-        "forced", "held", "joined", "key", "kind", "layout", "nbytes", "phase", "place", "ready", "residency", "root",
-        "shared", "slot", "span", "state", "storage_id", "stored_bytes", "stream", "urgent", "version", "wanted",
-        "window", "worth",
+        "forced", "held", "joined", "key", "kind", "layout", "nbytes", "num_members", "phase", "place", "ready",
+        "residency", "root", "shared", "slot", "span", "state", "storage_id", "stored_bytes", "stream", "urgent",
+        "version", "wanted", "window", "worth",
     )  # fmt: skip
 
     def __init__(
@@ -111,6 +112,7 @@ class Record(Remains["Handle"]):
         self.urgent = False
         self.fetched = False
         self.cause: BaseException | None = None
+        self.num_members = 1
 
     @property
     def source(self) -> torch.Tensor | None:

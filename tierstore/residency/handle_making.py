@@ -76,6 +76,20 @@ class HandleFactory:
         claim(record, alias.untyped_storage())
         return handle
 
+    def of_group(self, owner: object, memory: torch.Tensor, like: NotedTensor, num_members: int) -> Handle:
+        """`memory`: uint8, shape [n], over a slot that is the record's from now on."""
+        alias, nbytes = like.alias, len(memory)
+        if alias is None:
+            raise RuntimeError(f"tensor {like.key} is booked already")
+        handle, layout = Handle(owner, memory), self._same_layout(layout_of(memory))
+        kind, address = _kind_of(alias.dtype), memory.data_ptr()
+        handle.record = record = Record(handle, self._note_release, like.key, nbytes, address, layout, kind)
+        record.residency = self._residency
+        record.num_members = num_members
+        record.span = 0, nbytes
+        claim(record, memory.untyped_storage())
+        return handle
+
     def _same_layout(self, layout: Layout) -> Layout:
         """An equal layout, to be shared: tensors have few geometries, and each layout is three objects."""
         layouts = self._layouts

@@ -43,6 +43,7 @@ __all__ = [
     "memory_at",
     "outside_of_modes",
     "rebuild",
+    "rebuild_apart",
     "rebuild_beyond",
     "span_of",
     "storage_address",
@@ -242,6 +243,15 @@ def rebuild(source: torch.Tensor, layout: Layout, first_byte: int = 0) -> torch.
         whole = storage_bytes - storage_bytes % max(itemsize, source.dtype.itemsize)
         tensor = source.as_strided((whole // source.dtype.itemsize,), (1,), 0).view(layout.dtype)
     tensor = tensor.as_strided(layout.size, layout.stride, layout.offset - first_byte // itemsize)
+    if layout.conj or layout.neg:
+        _set_lazy_bits(tensor, layout.conj, layout.neg)
+    return tensor
+
+
+def rebuild_apart(source: torch.Tensor, layout: Layout, counter: torch.Tensor | None) -> torch.Tensor:
+    """What `rebuild` returns, but sharing the version counter of `counter`; None: with one of its own."""
+    tensor = torch.empty(0) if counter is None else counter.detach()
+    tensor.data = rebuild(source, layout._replace(conj=False, neg=False))
     if layout.conj or layout.neg:
         _set_lazy_bits(tensor, layout.conj, layout.neg)
     return tensor

@@ -21,7 +21,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -35,7 +35,8 @@ from .torch_names import storage_use_count
 from .tracked import TrackedBytes, TrackedReference
 
 if TYPE_CHECKING:
-    from ..rules.plan import Plan
+    from ..rules.plan import Place, Plan
+    from .groups import Member
 
 __all__ = ["HandleMaker", "LogRemains", "NotedLog", "NotedTensor", "NotedTensors"]
 
@@ -47,6 +48,9 @@ class HandleMaker(Protocol):
     """The part of the store that a log needs: it makes handle and record of a tensor that was only noted so far."""
 
     def handle_for(self, noted: NotedTensor) -> Handle: ...
+
+    def handle_for_group(self, memory: torch.Tensor, like: NotedTensor, num_members: int) -> Handle:
+        """Of tensors of the dtype of `like`, whose bytes are in `memory`. The record has the key of `like`."""
 
 
 class NotedTensor:
@@ -97,6 +101,10 @@ class NotedTensor:
         self.stream: Any = None
         self.handle: Handle | None = None
 
+    @property
+    def dtype(self) -> torch.dtype | None:
+        return None if self.alias is None else self.alias.dtype
+
     def unpack(self) -> torch.Tensor:
         raise NotImplementedError
 
@@ -131,6 +139,8 @@ class NotedLog:
         first_key: key of the first tensor's record.
         num_surveyed: how many tensors, from the first on, were checked for other owners of their storage.
         plan: where the records belong; None: no known graph begins with these packs.
+        members: those tensors that are in groups, by index.
+        gathers: small tensors may become groups: NOTE [Groups] in `groups.py`.
         keeps_layouts: tensors have a layout as soon as they are noted. The same for all logs: see `living.py`.
     """
 
@@ -152,6 +162,8 @@ class NotedLog:
         self.newest_node = -1
         self.is_settled = False
         self.num_surveyed = 0
+        self.members: dict[int, Member] = {}
+        self.gathers = True
         self.plan: Plan | None = None
         self._look_at = _FIRST_LOOK_PACKS
         self.first_key = 0
@@ -169,6 +181,18 @@ class NotedLog:
 
     def come_in(self, index: int, record: Record) -> None:
         self.records[index] = record
+
+    def join_group(self, index: int, record: Record, member: Member) -> None:
+        self.members[index] = member
+        self.come_in(index, record)
+
+    def place_of(self, index: int) -> Place | None:
+        return None if self.plan is None else self.plan.place_of(index)
+
+    def place_group(self, record: Record, tensors: Iterable[NotedTensor]) -> None:
+        """A group is worth as much as the member that is needed first."""
+        if self.plan is not None:
+            self.plan.place_group(record, [noted.index for noted in tensors], self.first_key)
 
     def place(self, record: Record, index: int) -> None:
         if self.plan is not None:

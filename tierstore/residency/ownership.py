@@ -24,6 +24,7 @@ __all__ = [
     "Claims",
     "claim",
     "claims_of",
+    "holds_alone",
     "is_sole_owner",
     "num_owners",
     "records_over",
@@ -73,7 +74,9 @@ def records_over(storage: torch.UntypedStorage, version: int, residency: object)
     found = []
     for reference in claims_of(storage):
         record = reference()
-        if record is not None and record.residency is residency and record.version == version:
+        if record is None or record.residency is not residency:
+            continue
+        if record.version == version or record.num_members > 1:  # members of a group have counters of their own
             handle = record()
             if handle is not None:
                 found.append((record, handle))
@@ -97,6 +100,18 @@ def _num_view_aliases(record: Record) -> int:
     """Owners through handed-out views: two for a view of another dtype than the source's, which has its own base."""
     source = record.source
     return sum(1 if view._base is source else 2 for view in record.views.values())
+
+
+def holds_alone(alias: torch.Tensor, storage_id: int, address: int, nbytes: int) -> bool:
+    """Whether nobody but `alias` holds its storage, which has no claims and is where it was saved: see below."""
+    storage = alias.untyped_storage()
+    return (
+        num_owners(storage_id) == 1
+        and storage_address(alias) == address
+        and storage.nbytes() == nbytes
+        and getrefcount(storage) == _NUM_REFERENCES_UNSHARED + 1  # the variable
+        and CLAIMS_ATTRIBUTE not in storage.__dict__
+    )
 
 
 def is_sole_owner(record: Record) -> bool:

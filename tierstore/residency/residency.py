@@ -50,20 +50,21 @@ class Residency(HandingOut):
                 rules = self.rules
                 noted.log.newest_node = node
                 is_short = rules.is_short_of(nbytes)
-                is_planned = noted.log.plan is not None and not rules.uses_staging
+                is_planned = noted.log.plan is not None and not rules.may_wait(nbytes)
                 is_short |= is_planned
                 if is_short:
                     self._relieve(is_planned=is_planned)
+                    rules.is_short_of(nbytes)  # it may stay noted now
                 is_changing = True
                 counters = self._counters
                 counters.packed_tensors += 1
                 counters.packed_bytes += nbytes
                 self._noted.add(noted, node, nbytes)
+                if rules.uses_staging:
+                    rules.charge_noted(nbytes)
                 if is_short:
                     self._join_if_booked(noted)
                     self._slots.trim()
-                elif rules.uses_staging:
-                    rules.charge_noted(nbytes)
                 is_changing = False  # noqa: F841 - `is_half_changed` reads it
         except BaseException as error:  # as `whole` does, but without its extra call: every saved tensor passes here
             self.end_interrupted(error)

@@ -91,8 +91,18 @@ class Down(Generic[R]):
         held_bytes = windows.host.used_bytes + pending.num_bytes + self.noted.num_bytes - windows.noted_bytes
         if held_bytes + self._memory.cached_bytes + nbytes <= limit_bytes:
             return False
-        self.uses_staging = held_bytes <= limit_bytes and windows.may_stay_noted(nbytes)
+        # What others hold would free nothing if it were looked at again now.
+        self.uses_staging = held_bytes - pending.shared_bytes <= limit_bytes and windows.may_stay_noted(nbytes)
         return not self.uses_staging
+
+    def may_wait(self, nbytes: int) -> bool:
+        """Whether a tensor of `nbytes`, which `is_short_of` has found room for, may stay noted until a group is full.
+
+        Then the plan sends it away a little later.
+        """
+        windows = self.windows
+        is_small = nbytes <= windows.member_bytes
+        return self.uses_staging or (is_small and self.noted.num_bytes + nbytes <= windows.group_bytes)
 
     def must_act(self) -> bool:
         """Whether a pack on a device, which there is room for, has something else to do first."""
@@ -112,7 +122,14 @@ class Down(Generic[R]):
         """
         if is_planned or self.pending.must_be_examined or not self.windows.host.fits(self._uncharged_bytes()):
             self.examine(how_many)
+            self._charge_unsettled()
         self._memory.trim()
+
+    def _charge_unsettled(self) -> None:
+        """What the newest node saved cannot be booked yet: it stays noted, in staging if it is small."""
+        nbytes = self.noted.num_bytes
+        if nbytes and not self.windows.host.fits(self._uncharged_bytes()) and self.windows.may_stay_noted(nbytes):
+            self.windows.charge_noted(nbytes)
 
     def examine(self, how_many: int | None = None) -> None:
         """Admit the records that are ours alone now, among all fresh ones and `how_many` (None: all) shared ones."""

@@ -157,6 +157,11 @@ class Lookahead(Generic[R]):
         """Whether the record was the latest asked for, or will be asked for before the one that `peek` names."""
         return any(self._position <= rank < self._next for rank in self._ranks_of(record))
 
+    def is_behind(self, record: R) -> bool:
+        """Whether the record will be asked for after the one that was asked for last."""
+        ranks = self._ranks_of(record)
+        return bool(ranks) and ranks[-1] > self._position
+
     def next_rank(self, record: R) -> float:
         """The rank in the order at which the record is asked for now or will be next; infinite: not again."""
         return next((rank for rank in self._ranks_of(record) if rank >= self._position), math.inf)

@@ -27,7 +27,7 @@ class Pending(Generic[R]):
     """The settled records in state PENDING. Guarded by the store's lock.
 
     Attributes:
-        num_bytes: bytes of all of them.
+        num_bytes: bytes of all of them. `shared_bytes`: of those whose storage somebody else held at the last look.
         must_be_examined: one of them leaves as soon as it is ours: it is on an accelerator, or the plan sends it away.
     """
 
@@ -36,7 +36,7 @@ class Pending(Generic[R]):
         self._fresh: dict[int, R] = {}  # not examined yet
         self._unsurveyed: list[R] = []  # the fresh ones that were settled since the last survey
         self._shared: OrderedDict[int, R] = OrderedDict()  # somebody else held their storage at the last look
-        self.num_bytes = 0
+        self.num_bytes = self.shared_bytes = 0
         self.must_be_examined = False
 
     def settle(self, records: Iterable[R]) -> None:
@@ -53,6 +53,7 @@ class Pending(Generic[R]):
         is_to_go = record.place is Place.DISK or (record.place is Place.HOST and record.device is not None)
         self.must_be_examined |= is_to_go
         self.num_bytes += record.nbytes
+        self.shared_bytes += record.nbytes
 
     def survey(self) -> None:
         """Share those records, settled since the last survey, whose storage somebody else also holds."""
@@ -74,14 +75,18 @@ class Pending(Generic[R]):
         for _ in range(how_many):
             _, record = self._shared.popitem(last=False)
             self.num_bytes -= record.nbytes
+            self.shared_bytes -= record.nbytes
             yield record
 
     def forget(self, record: R) -> None:
-        if self._fresh.pop(record.key, None) is not None or self._shared.pop(record.key, None) is not None:
+        if self._fresh.pop(record.key, None) is not None:
             self.num_bytes -= record.nbytes
+        elif self._shared.pop(record.key, None) is not None:
+            self.num_bytes -= record.nbytes
+            self.shared_bytes -= record.nbytes
 
     def clear(self) -> None:
         self._fresh.clear()
         self._unsurveyed.clear()
         self._shared.clear()
-        self.num_bytes = 0
+        self.num_bytes = self.shared_bytes = 0

@@ -114,6 +114,9 @@ class Plan:
         """Whether the record of pack `index` is to leave its device."""
         return index < len(self.places) and self.places[self.trace.records[index]] in _OFF_DEVICE
 
+    def place_of(self, index: int) -> Place | None:
+        return self.places[index] if index < len(self.places) else None
+
     def place(self, record: RuledRecord, index: int, first_key: int) -> None:
         """Set worth and place of the record of pack `index`. A view of an earlier pack changes nothing.
 
@@ -122,6 +125,14 @@ class Plan:
         if index < len(self.places) and self.trace.records[index] == index:
             record.worth = first_key + self.worths[index]
             record.place = self.places[index]
+
+    def place_group(self, record: RuledRecord, indices: Iterable[int], first_key: int) -> None:
+        """The same for a group, whose members have one place: it is worth as much as the one that is needed first."""
+        worths = []
+        for index in indices:
+            self.place(record, index, first_key)
+            worths.append(record.worth)
+        record.worth = max(worths)
 
 
 def make_plan(

@@ -29,6 +29,7 @@ class RuledRecord(Protocol):
     fetched: bool
     stored_bytes: int
     cause: BaseException | None
+    num_members: int
 
     @property
     def device(self) -> object: ...

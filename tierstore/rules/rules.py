@@ -25,7 +25,7 @@ from .up import Up
 __all__ = ["NUM_PASSED", "Rules"]
 
 NUM_PASSED = 8
-"""Tracked tensors that backward asks for between two calls of `pass_by`."""
+"""Tracked tensors, or members of groups, that backward asks for before it looks ahead again."""
 
 
 class Rules(Up[R]):
@@ -64,7 +64,7 @@ class Rules(Up[R]):
             return self.by_hand.forget(record) and self.go_ahead()
         self.ahead = ahead
         ahead.asked_for(index)
-        ahead.reach.asked_for(record.nbytes)
+        ahead.reach.asked_for(record.nbytes // record.num_members)
         if record.state is State.DISK or record.state is State.READING:
             ahead.reach.wait()
         return self.go_ahead()
@@ -79,7 +79,21 @@ class Rules(Up[R]):
             counters.prefetch_hits += 1
             record.fetched = False
         elif record.state in (State.QUEUED, State.WRITING):
-            counters.forwarded_bytes += record.nbytes
+            counters.forwarded_bytes += record.nbytes // record.num_members
+
+    def next_member(self, record: R, ahead: Lookahead[R], index: int) -> bool:
+        """A thread asks for pack `index`, a member of a group of which others were asked for. False: `ask_for` it.
+
+        Every eighth is asked for, so that the room of those before is used for what comes next.
+        """
+        state = record.state
+        if index % NUM_PASSED == 0 or record.fetched or not (state is State.CLEAN or state is State.HOST):
+            return False
+        ahead.asked_for(index)
+        ahead.reach.asked_for(record.nbytes // record.num_members)
+        self.ahead = ahead
+        self.used(record)
+        return True
 
     def hand_over(self, record: R, reload_ahead: Lookahead[R] | None, index: int) -> None:
         if record.device is not None:

@@ -164,5 +164,9 @@ class Up(Down[R]):
             ahead.advance(fetched_bytes)
 
     def used(self, record: R) -> None:
-        if record.state is State.CLEAN and not record.demanded:
+        if record.state is State.CLEAN and not record.demanded and not self._is_wanted_again(record):
             self._eviction.use(record)
+
+    def _is_wanted_again(self, record: R) -> bool:
+        """Whether backward asks for another member of the group."""
+        return record.num_members > 1 and self.ahead is not None and self.ahead.is_behind(record)

@@ -18,11 +18,11 @@ is full and something has to move. The host limit falls by what the staging limi
 Figures shown to users keep to the limits that were promised: bytes in the part that was taken count as the host's.
 
 NOTE [Small tensors]
-Booking, queueing and releasing a tensor of a few bytes costs many times more than noting it
-(`residency/noted.py`), and frees little. So when the host window is full, small tensors stay noted while staging has
-room for them, up to `MOST_NOTED_BYTES`. Staging is charged with their sum. Before anything else uses staging, they are
-booked and each is charged like any other record. Those that cannot be booked yet count like all noted tensors: no
-window is charged.
+Booking, queueing and releasing a small tensor costs many times more than noting it (`residency/noted.py`), and frees
+little. So when the host window is full, small tensors stay noted while staging has room for them, until they are enough
+for a group (NOTE [Groups] in `residency/groups.py`). Staging is charged with their sum. Before anything else uses
+staging, they are booked and charged like any other record. Those that cannot be booked yet count like all noted
+tensors: no window is charged.
 """
 
 from __future__ import annotations
@@ -35,9 +35,14 @@ if TYPE_CHECKING:
 __all__ = ["MOST_NOTED_BYTES", "SMALL_BYTES", "HostWindows", "Window"]
 
 SMALL_BYTES = 4 * 2**10
-"""Larger tensors are never small. See NOTE [Small tensors]."""
-MOST_NOTED_BYTES = 2**19
-"""The most bytes of small tensors that stay noted beyond the host window."""
+"""Tensors of at most so many bytes are small in any case. See NOTE [Small tensors]."""
+MOST_NOTED_BYTES = 4 * 2**20
+"""The most bytes of small tensors that stay noted beyond the host window, and of a group."""
+_LEAST_NOTED_BYTES = 2**19
+_NUM_GROUPS = 4
+"""So many groups fit into staging: one is written while the next ones are saved."""
+_NUM_MEMBERS = 4
+"""So many of the largest tensors fit into a group."""
 
 
 class Window:
@@ -76,7 +81,8 @@ class HostWindows:
 
     Attributes:
         host_bytes_peak: the most bytes that were ever charged to host and to the part that staging took from it.
-        noted_bytes, most_noted_bytes: charged to staging for noted tensors, and the limit: see NOTE [Small tensors].
+        noted_bytes: charged to staging for noted tensors: see NOTE [Small tensors].
+        group_bytes, member_bytes: the most bytes of a group, and of a tensor in one.
     """
 
     def __init__(self, host_bytes: int, staging_bytes: int, *, grows: bool = False) -> None:
@@ -86,8 +92,9 @@ class HostWindows:
         self.host_bytes = host_bytes
         self.grows = grows
         self.host_bytes_peak = 0
-        self.most_noted_bytes = MOST_NOTED_BYTES
+        self._most_noted_bytes = MOST_NOTED_BYTES
         self.noted_bytes = 0
+        self._limit_groups()
         self._staging_bytes = staging_bytes
         self._taken_bytes = 0
         self._largest_bytes = 0
@@ -112,6 +119,7 @@ class HostWindows:
         self.host_bytes, self._staging_bytes = host_bytes, staging_bytes
         self._taken_bytes = min(self._taken_bytes, host_bytes // _MOST_TAKEN)
         self.host.limit_bytes, self.staging.limit_bytes = self.limits
+        self._limit_groups()
 
     def grow_staging(self, nbytes: int) -> None:
         """Let staging take room from host, which is full and needs `nbytes` more: see NOTE [Large tensors]."""
@@ -123,6 +131,7 @@ class HostWindows:
         if num_largest > 1:
             self._taken_bytes = max(self._taken_bytes, num_largest * largest_bytes - self._staging_bytes)
             self.host.limit_bytes, self.staging.limit_bytes = self.limits
+            self._limit_groups()
 
     def charge(self, record: RuledRecord, window: Window | None, nbytes: int | None = None) -> None:
         """Move the record's charge to `window` (None: to none). `nbytes`: what to charge; None: `record.nbytes`."""
@@ -136,10 +145,14 @@ class HostWindows:
             self._largest_bytes = max(self._largest_bytes, record.charged_bytes)
             self.host_bytes_peak = max(self.host_bytes_peak, self.used_bytes[0])
 
+    def _limit_groups(self) -> None:
+        self.group_bytes = min(self._most_noted_bytes, (self.staging.limit_bytes or 0) // _NUM_GROUPS)
+        self.member_bytes = self.group_bytes // _NUM_MEMBERS
+
     def may_stay_noted(self, nbytes: int) -> bool:
         return (
-            nbytes <= SMALL_BYTES
-            and self.noted_bytes + nbytes <= self.most_noted_bytes
+            (nbytes <= self.member_bytes or nbytes <= SMALL_BYTES)
+            and self.noted_bytes + nbytes <= max(self.group_bytes, min(_LEAST_NOTED_BYTES, self._most_noted_bytes))
             and self.staging.fits(nbytes + self.excess_bytes)
         )
 

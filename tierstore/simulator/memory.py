@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from ..rules.device import DeviceRules
+from ..rules.groups import Group, Grouping
 from ..rules.ledger import Ledger
 from ..rules.windows import HostWindows
 from .record import GraphLog, SimulatedRecord
@@ -73,9 +74,36 @@ class SimulatedMemory:
         return record
 
     def book_settled(self) -> None:
-        if self.log is not None:
-            for index in self.log.settled(self.log.noted):
-                self._book(self.log, index)
+        log = self.log
+        if log is None:
+            return
+        grouping = Grouping[int](self.ledger.windows.group_bytes, self.ledger.windows.member_bytes)
+        for index in log.settled(log.noted):
+            saved = log.saved[index]
+            if 0 < saved.nbytes <= grouping.largest_bytes and log.may_join(index):
+                group = grouping.add(index, saved.nbytes, (saved.kind, log.place_of(index)))
+                if group is not None:
+                    self._book_group(log, group)
+            else:
+                self._book(log, index)
+        for group in grouping.rest():
+            self._book_group(log, group)
+
+    def _book_group(self, log: GraphLog, group: Group[int]) -> None:
+        """See `Booking._book_group`."""
+        if len(group.tensors) == 1:
+            self._book(log, group.tensors[0])
+            return
+        record = log.make_record(group.tensors[-1])
+        record.become_group(group.tensors, group.nbytes)
+        if log.plan is not None:
+            log.plan.place_group(record, group.tensors, log.first_key)
+        self.ledger.records[record.key] = record
+        self.ledger.pending.settle((record,))
+        for index in group.tensors:
+            log.take_out(index, log.noted)
+            self._remove(log.saved[index].nbytes)
+            log.come_in(index, record)
 
     def survey(self, log: GraphLog) -> None:
         """What others hold is booked, so that it is known to be."""

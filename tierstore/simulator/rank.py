@@ -195,17 +195,19 @@ class Rank:
     def _note(self, log: GraphLog, index: int) -> Process:
         rules, saved = self.rules, log.saved[index]
         log.newest_node, log.is_settled = saved.node, False
-        is_planned = log.plan is not None and not rules.uses_staging
-        is_short = rules.is_short_of(saved.nbytes) or is_planned
+        is_short = rules.is_short_of(saved.nbytes)
+        is_planned = log.plan is not None and not rules.may_wait(saved.nbytes)
+        is_short |= is_planned
         if is_short:
             self._drain()
             rules.relieve(NUM_EXAMINED_PER_PACK, is_planned=is_planned)
             yield from self._make_room()
+            rules.is_short_of(saved.nbytes)
         self._memory.note(log, index)
+        if rules.uses_staging:
+            rules.charge_noted(saved.nbytes)
         if is_short:
             self._memory.join_if_booked(log, index)
-        elif rules.uses_staging:
-            rules.charge_noted(saved.nbytes)
         if log.plan is not None or index == 0:
             log.follow_plan(index)
 
@@ -273,6 +275,8 @@ class Rank:
     def _fetch(self, log: GraphLog, record: SimulatedRecord, index: int) -> Process:
         rules, order = self.rules, log.order
         lookahead, reload_ahead = (order.lookahead, order.reload_ahead) if order.is_followed else (None, None)
+        if record.num_members > 1 and lookahead is not None and rules.next_member(record, lookahead, index):
+            return
         self._drain()
         rules.ask_for(record, lookahead, index)
         if record.state in IN_MEMORY:

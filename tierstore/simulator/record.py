@@ -53,6 +53,7 @@ class SimulatedRecord:
         self.stored_bytes = 0
         self.codec = ""
         self.demanded = 0
+        self.num_members = 1
         self.cause: BaseException | None = None
         self.shared = self.forced = self.wanted = self.urgent = self.fetched = self.is_read = False
 
@@ -62,6 +63,13 @@ class SimulatedRecord:
 
     def keep_alive(self) -> SimulatedRecord | None:
         return self if self.users else None
+
+    def become_group(self, indices: Iterable[int], nbytes: int) -> None:
+        """See NOTE [Groups] in `residency/groups.py`."""
+        self.users = set(indices)
+        self.num_members = len(self.users)
+        self.nbytes = self.span_bytes = nbytes
+        self.is_in_place, self.is_read, self.slot = False, True, self
 
     def move(self, to: State) -> None:
         if to not in MOVES[self.state]:
@@ -212,6 +220,15 @@ class GraphLog:
         record = self._by_root.get(self.root_of(index))
         return None if record is None or record.is_read or not record.users else record
 
+    def may_join(self, index: int) -> bool:
+        """Whether a noted tensor may join a group: nobody else holds its storage, and no record was made of that."""
+        root = self.root_of(index)
+        is_ours = not (self.is_held(index) or index in self.let_go or root in self._by_root or root == self.taken)
+        return is_ours and self._num_noted[root] == 1
+
+    def place_of(self, index: int) -> Place | None:
+        return None if self.plan is None else self.plan.place_of(index)
+
     def has_record_in_place(self, index: int) -> bool:
         record = self._by_root.get(self.root_of(index))
         return record is not None and record.is_in_place and record.is_alive
@@ -254,7 +271,7 @@ class GraphLog:
         """For each pack, a number that it shares with other packs of the same storage. See `PackLog`."""
         num_saved = len(self.saved)
         for index, record in enumerate(self.records):
-            if record is not None:
+            if record is not None and record.num_members == 1:
                 yield record.saved
             elif index in self.let_go:
                 yield num_saved + index

@@ -385,6 +385,9 @@ class TierStore:
     def handle_for(self, noted: NotedTensor) -> Handle:
         return self._handles.of_noted(self, noted)
 
+    def handle_for_group(self, memory: torch.Tensor, like: NotedTensor, num_members: int) -> Handle:
+        return self._handles.of_group(self, memory, like, num_members)
+
     def _record_of(self, handle: Handle) -> Record:
         if not isinstance(handle, Handle):
             raise ConfigTypeError("handle", handle, "give what put() returned")

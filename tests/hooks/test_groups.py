@@ -1,0 +1,204 @@
+"""Small tensors leave memory together: NOTE [Groups] in `tierstore/residency/groups.py`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from tests.conftest import MakeStore
+from tests.hooks.programs import forget_after_error
+from tests.inspect_store import inspect
+from tierstore import ModifiedInPlaceError, StoreClosedError, TierStore, tiered_offload
+from tierstore.residency.slots import Slots
+from tierstore.rules import windows
+from tierstore.rules.groups import Grouping
+
+_KIB = 2**10
+_NUM = 40
+
+
+@pytest.fixture(autouse=True)
+def _as_outside_of_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(windows, "MOST_NOTED_BYTES", 4 * 2**20)
+
+
+@pytest.fixture
+def store(make_store: MakeStore) -> TierStore:
+    """Groups are of 64 KiB at most, of tensors of 16 KiB at most."""
+    return make_store(host_bytes=0, staging_bytes="256KiB", disk_bytes="64MiB")
+
+
+def _group_sizes(store: TierStore) -> list[int]:
+    return sorted(record.num_members for record in inspect(store).records)
+
+
+def _chain(leaf: torch.Tensor, num: int = _NUM) -> torch.Tensor:
+    value = leaf
+    for _ in range(num):
+        value = value.sin()
+    return value.sum()
+
+
+def _leaf(num_numbers: int = _KIB) -> torch.Tensor:
+    return torch.full((num_numbers,), 0.5, requires_grad=True)
+
+
+def _gradient(loss: torch.Tensor, *leaves: torch.Tensor) -> list[torch.Tensor]:
+    return list(torch.autograd.grad(loss, leaves, retain_graph=True))
+
+
+def test_small_tensors_of_a_graph_are_written_and_read_in_groups(store: TierStore) -> None:
+    expected = _gradient(_chain(leaf := _leaf()), leaf)
+    for number in range(3):  # with a plan too
+        with tiered_offload(store, min_bytes=0):
+            loss = _chain(leaf)
+        store.flush()
+        sizes = _group_sizes(store)
+        assert sum(sizes) == store.stats().live_handles == _NUM - 1  # the leaf stays
+        assert len(sizes) <= 6, "16 tensors of 4 KiB fit into a group"
+        assert torch.equal(_gradient(loss, leaf)[0], expected[0])
+        assert torch.equal(_gradient(loss, leaf)[0], expected[0]), "again"
+        del loss
+        stats = store.stats()
+        assert (stats.live_handles, stats.host_bytes, stats.staging_used_bytes) == (0, 0, 0)
+        assert number or stats.restored_bytes <= 2 * stats.spilled_bytes, "each backward reads a group once"
+
+
+def test_what_cannot_be_in_a_group_is_not(store: TierStore) -> None:
+    leaf = _leaf()
+    with tiered_offload(store, min_bytes=0):
+        held = leaf.sin()
+        views = leaf.cos()
+        value = held.sin() + views[:9].sin().sum() + views[9:].sin().sum() + leaf.repeat(5).sin().sin().sum()
+        loss = value.sum() + _chain(leaf, 5)
+    store.flush()
+    assert _group_sizes(store)[-1] == 4, "of the chain alone"
+    del value
+    assert held.requires_grad
+    assert torch.equal(*(each.sin() for each in (held, leaf.sin())))
+    loss.backward()
+
+
+def test_groups_have_one_dtype_and_keep_lazy_bits(store: TierStore) -> None:
+    def loss_of(leaf: torch.Tensor) -> torch.Tensor:
+        total = leaf.new_zeros(())
+        for number in range(12):
+            half, turned = (leaf * number).bfloat16(), torch.complex(leaf, leaf + number)
+            total = total + (half * half.sin()).float().sum() + (turned.conj() * turned.conj()[3:4]).imag.exp().sum()
+        return total
+
+    leaf = _leaf(100)
+    expected = _gradient(loss_of(leaf), leaf)
+    with tiered_offload(store, min_bytes=0):
+        loss = loss_of(leaf)
+    store.flush()
+    kinds = {record.kind for record in inspect(store).records if record.num_members > 1}
+    assert len(kinds) >= 2
+    assert torch.equal(_gradient(loss, leaf)[0], expected[0])
+
+
+class _Editing(torch.autograd.Function):
+    """Changes what it has saved, as a function may in its last backward."""
+
+    @staticmethod
+    def forward(context: Any, value: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        context.save_for_backward(value * 3)
+        return value * 2
+
+    @staticmethod
+    def backward(context: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        (saved,) = context.saved_tensors
+        return saved.mul_(gradients[0])
+
+
+def _edited(leaf: torch.Tensor) -> torch.Tensor:
+    value = leaf
+    for _ in range(10):
+        value = _Editing.apply(value)
+    return value.sum()
+
+
+def test_change_of_one_member_is_seen_in_that_one_alone(store: TierStore) -> None:
+    leaf = _leaf()
+    _edited(leaf).backward()
+    expected, leaf.grad = leaf.grad, None
+    with tiered_offload(store, min_bytes=0):
+        loss = _edited(leaf)
+    store.flush()
+    assert _group_sizes(store) == [10]
+    loss.backward(retain_graph=True)
+    assert leaf.grad is not None
+    assert expected is not None
+    assert torch.equal(leaf.grad, expected)
+    with pytest.raises(ModifiedInPlaceError):
+        loss.backward()
+    forget_after_error()
+
+
+def test_second_derivatives_through_groups(store: TierStore) -> None:
+    def second(leaf: torch.Tensor, settle: Callable[[], object]) -> torch.Tensor:
+        loss = _chain(leaf, 10)
+        settle()
+        (first,) = torch.autograd.grad(loss, leaf, create_graph=True)
+        settle()
+        return torch.autograd.grad(first.square().sum(), leaf)[0]
+
+    expected = second(_leaf(), lambda: None)
+    with tiered_offload(store, min_bytes=0):
+        found = second(_leaf(), store.flush)
+    assert torch.equal(found, expected)
+
+
+def test_member_that_outlives_the_others_is_still_right(store: TierStore) -> None:
+    leaf = _leaf()
+    with tiered_offload(store, min_bytes=0):
+        middle = _chain(leaf, 5)
+        loss = _chain(leaf, 5)
+    store.flush()
+    assert max(_group_sizes(store)) == 8
+    del loss
+    assert store.stats().live_handles, "the group goes with its last member"
+    assert torch.equal(*(_gradient(each, leaf)[0] for each in (middle, _chain(leaf, 5))))
+    del middle
+    assert store.stats().live_handles == 0
+
+
+def test_without_memory_for_a_group_each_tensor_leaves_by_itself(
+    store: TierStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allocate = Slots.allocate
+    leaf = _leaf()
+    with tiered_offload(store, min_bytes=0):
+        loss = _chain(leaf)
+        monkeypatch.setattr(Slots, "allocate", os.fstat)  # no file has that number: an OSError from C
+        store.flush()
+    monkeypatch.setattr(Slots, "allocate", allocate)
+    assert 1 in _group_sizes(store)
+    assert torch.equal(*(_gradient(each, leaf)[0] for each in (loss, _chain(leaf))))
+
+
+def test_close_with_members_in_a_graph(store: TierStore) -> None:
+    leaf = _leaf()
+    with tiered_offload(store, min_bytes=0):
+        loss = _chain(leaf)
+    store.flush()
+    store.close()
+    with pytest.raises(StoreClosedError):
+        loss.backward()
+    forget_after_error()
+
+
+def test_grouping_by_key_and_size() -> None:
+    grouping = Grouping[str](200, 100)
+    tensors = [("a", 10, 1), ("b", 100, 2), ("c", 100, 1), ("d", 64, 1), ("e", 64, 2), ("f", 9, 2)]
+    groups = [group for each in tensors if (group := grouping.add(*each)) is not None]
+    assert [(group.tensors, group.first_bytes, group.nbytes) for group in (*groups, *grouping.rest())] == [
+        (["a", "c"], [0, 64], 164),
+        (["b", "e"], [0, 128], 192),
+        (["d"], [0], 64),
+        (["f"], [0], 9),
+    ]

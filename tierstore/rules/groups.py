@@ -1,0 +1,55 @@
+"""Which small tensors become one record. Pure: NOTE [Groups] in `tierstore/residency/groups.py` says what for."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from typing import Generic, TypeVar
+
+__all__ = ["Group", "Grouping"]
+
+T = TypeVar("T")
+
+_ALIGNMENT_BYTES = 64
+"""As PyTorch's allocator of the CPU aligns: kernels may add in another order where the alignment is another."""
+
+
+class Group(Generic[T]):
+    """Tensors that become one record, and where each one's bytes begin in it."""
+
+    def __init__(self, first: T, nbytes: int) -> None:
+        self.tensors = [first]
+        self.first_bytes = [0]
+        self.nbytes = nbytes
+
+    def fits(self, nbytes: int, most_bytes: int) -> bool:
+        return self._next_byte() + nbytes <= most_bytes
+
+    def _next_byte(self) -> int:
+        return self.nbytes + -self.nbytes % _ALIGNMENT_BYTES
+
+    def add(self, tensor: T, nbytes: int) -> None:
+        first_byte = self._next_byte()
+        self.tensors.append(tensor)
+        self.first_bytes.append(first_byte)
+        self.nbytes = first_byte + nbytes
+
+
+class Grouping(Generic[T]):
+    """Sorts tensors of at most `largest_bytes` into groups of at most `most_bytes`."""
+
+    def __init__(self, most_bytes: int, largest_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self.largest_bytes = largest_bytes
+        self._open: dict[Hashable, Group[T]] = {}
+
+    def add(self, tensor: T, nbytes: int, key: Hashable) -> Group[T] | None:
+        """Take a tensor in, which only tensors of the same key may join. Returns a group that has become full."""
+        group = self._open.get(key)
+        if group is not None and group.fits(nbytes, self._most_bytes):
+            group.add(tensor, nbytes)
+            return None
+        self._open[key] = Group(tensor, nbytes)
+        return group
+
+    def rest(self) -> Iterator[Group[T]]:
+        yield from self._open.values()
