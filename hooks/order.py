@@ -32,6 +32,9 @@ from .owners import OwnerWatch
 
 __all__ = ["LogOptions", "PackLog", "open_log"]
 
+_KEY_SHIFT = 48
+"""Of the key of a group, so that numbers of its storages are no keys."""
+
 
 class LogOptions(NamedTuple):
     """The arguments of `tiered_offload` that a log follows.
@@ -185,10 +188,10 @@ class PackLog(NotedLog):
 
     def _storages(self, records: Sequence[Record | None]) -> list[int]:
         """For each pack, the number of its storage: packs of one storage have the same, unless they are dead."""
-        numbers = [
-            -1 - index if record is None or record.num_members > 1 else record.key
-            for index, record in enumerate(records)
-        ]
+        numbers = [-1 - index if record is None else record.key for index, record in enumerate(records)]
+        for index, member in list(self.members.items()):
+            if index < len(numbers):
+                numbers[index] = numbers[index] << _KEY_SHIFT | member.first_byte
         for reference in self.unbooked():
             noted = reference()
             if noted is not None and noted.index < len(numbers):

@@ -196,7 +196,7 @@ def test_grouping_by_key_and_size() -> None:
     grouping = Grouping[str](200, 100)
     tensors = [("a", 10, 1), ("b", 100, 2), ("c", 100, 1), ("d", 64, 1), ("e", 64, 2), ("f", 9, 2)]
     groups = [group for each in tensors if (group := grouping.add(*each)) is not None]
-    assert [(group.tensors, group.first_bytes, group.nbytes) for group in (*groups, *grouping.rest())] == [
+    assert [(group.parts, group.first_bytes, group.nbytes) for group in (*groups, *grouping.rest())] == [
         (["a", "c"], [0, 64], 164),
         (["b", "e"], [0, 128], 192),
         (["d"], [0], 64),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import chain
+
 import torch
 
 from ..base.interrupts import is_interrupt
 from ..rules.groups import Group, Grouping
 from ..rules.ledger import Ledger
-from .groups import become_members, copy_into, may_join
+from .groups import become_members, copy_into, may_join, may_join_later
 from .handle import Handle, Record
 from .layout import Layout, layout_of
 from .lent import LentViews
@@ -46,39 +49,56 @@ class Booking:
         """Book everything in host memory that is settled. Small tensors become groups: see NOTE [Groups]."""
         if not self.noted.num_bytes:
             return
-        grouping = Grouping[NotedTensor](self._windows.group_bytes, self._windows.member_bytes)
+        by_storage: dict[int, list[NotedTensor]] = {}
         for noted in self.noted.take():
-            if may_join(noted, grouping.largest_bytes):
-                log = noted.log
-                key = log.number, noted.dtype, log.place_of(noted.index)
-                group = grouping.add(noted, log.sizes[noted.index], key)
-                if group is not None:
-                    self._book_group(group)
-            else:
-                self._book(noted)
+            by_storage.setdefault(noted.storage_id, []).append(noted)
+        grouping = Grouping[list[NotedTensor]](self._windows.group_bytes, self._windows.member_bytes)
+        for tensors in by_storage.values():
+            self._sort_in(tensors, grouping)
         for group in grouping.rest():
             self._book_group(group)
+        self.noted.end_round()
 
-    def _book_group(self, group: Group[NotedTensor]) -> None:
-        tensors = group.tensors
+    def _sort_in(self, tensors: list[NotedTensor], grouping: Grouping[list[NotedTensor]]) -> None:
+        """`tensors`: all of one storage that are noted and settled."""
+        first = tensors[0]
+        log = first.log
+        nbytes = log.sizes[first.index]
+        is_small = 0 < nbytes <= grouping.largest_bytes and log.gathers
+        if is_small and may_join(tensors, nbytes):
+            group = grouping.add(tensors, nbytes, (log.number, first.dtype, log.place_of(first.index)))
+            if group is not None:
+                self._book_group(group)
+        elif is_small and may_join_later(tensors):
+            self.noted.put_back(tensors)
+        else:
+            self._book_each(tensors)
+
+    def _book_each(self, tensors: Iterable[NotedTensor]) -> None:
+        for noted in tensors:
+            self._book(noted)
+
+    def _book_group(self, group: Group[list[NotedTensor]]) -> None:
         slot = self._slot_for(group)
+        members = list(chain.from_iterable(group.parts))
         if slot is None:
-            for noted in tensors:
-                self._book(noted)
+            self._book_each(members)
             return
         copy_into(slot, group)
-        log = tensors[0].log
-        handle = log.maker.handle_for_group(self._slots.hand_out(slot), tensors[-1], len(tensors))
+        log = members[0].log
+        handle = log.maker.handle_for_group(self._slots.hand_out(slot), members[-1], len(members))
         record = handle.record
         record.slot = slot
-        log.place_group(record, tensors)
+        log.place_group(record, members)
         self._records[record.key] = record
         self._pending.settle((record,))
+        for tensors in group.parts:
+            self._count_joins(tensors)
         become_members(group, handle)
 
-    def _slot_for(self, group: Group[NotedTensor]) -> Slot | None:
-        """None: it is one tensor, or the system has no memory. Then each leaves from where it lies."""
-        if len(group.tensors) == 1:
+    def _slot_for(self, group: Group[list[NotedTensor]]) -> Slot | None:
+        """None: it is one storage, or the system has no memory. Then each leaves from where it lies."""
+        if len(group.parts) == 1:
             return None
         try:
             return self._slots.allocate(group.nbytes)
@@ -96,6 +116,10 @@ class Booking:
         """Its bytes may be read from now on."""
         self.noted.remove(noted)
         self._book(noted)
+
+    def is_booked(self, noted: NotedTensor) -> bool:
+        """Whether there is a record of the same bytes, which it may share: then it takes no room."""
+        return self._handle_of_same_bytes(noted) is not None
 
     def join_if_booked(self, noted: NotedTensor) -> None:
         """Share the record of the same bytes, if there is one and it is unread. The tensor was just noted."""

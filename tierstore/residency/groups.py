@@ -8,6 +8,7 @@ written, read, evicted and released as one. Each member is handed out as a view 
 
 * The members of a group are of one graph, one dtype and one planned place. They are ours alone when they are copied,
   and nobody can come to hold them later: only the group refers to their bytes.
+* A small tensor that others still hold stays noted once more: the next operations may let go of it. Then it is booked.
 * Each member keeps the version counter of the tensor that was saved, without its bytes (`Member.counter`). So a change
   of one member in place is seen as a change of that one, as without a store, and of no other.
 * A group is asked for once for each member. It counts as used only when no member is asked for any more.
@@ -29,10 +30,10 @@ from .handle import Handle
 from .layout import Layout, alias_of, describe, layout_of
 from .lent import in_use
 from .noted import NotedTensor
-from .ownership import holds_alone
+from .ownership import CLAIMS_ATTRIBUTE, holds_alone
 from .slab import Slot
 
-__all__ = ["Member", "become_members", "copy_into", "may_join"]
+__all__ = ["Member", "become_members", "copy_into", "may_join", "may_join_later"]
 
 _EMPTY = torch.empty(0, device="cpu")
 
@@ -58,38 +59,46 @@ class Member(NamedTuple):
             raise ModifiedInPlaceError(describe(layout), self.version, self.counter._version)
 
 
-def may_join(noted: NotedTensor, largest_bytes: int) -> bool:
-    """Whether a noted tensor may join a group: only its alias holds its memory, and nobody was handed that alias."""
-    log = noted.log
-    nbytes = log.sizes[noted.index]
-    alias, noted.alias = noted.alias, None
-    if alias is None:
+def may_join(tensors: list[NotedTensor], nbytes: int) -> bool:
+    """Whether all that holds a storage are the aliases of these noted tensors, and nobody was handed one of them."""
+    aliases = [noted.alias for noted in tensors if noted.alias is not None]
+    if len(aliases) < len(tensors):
         return False
-    aliases = (alias,)
-    del alias  # `in_use` counts references
+    first = tensors[0]
+    if not holds_alone(aliases, first.storage_id, first.address, nbytes):
+        return False
+    for noted in tensors:
+        noted.alias = None  # `in_use` counts references
     try:
-        is_small = log.gathers and 0 < nbytes <= largest_bytes
-        is_ours = is_small and holds_alone(aliases[0], noted.storage_id, noted.address, nbytes)
-        return is_ours and not in_use(aliases)
+        return not in_use(aliases)
     finally:
-        noted.alias = aliases[0]
+        for noted, alias in zip(tensors, aliases, strict=True):
+            noted.alias = alias
 
 
-def copy_into(slot: Slot, group: Group[NotedTensor]) -> None:
-    """Copy the members' bytes into the group's slot."""
-    for noted, first_byte in zip(group.tensors, group.first_bytes, strict=True):
+def may_join_later(tensors: list[NotedTensor]) -> bool:
+    """Whether a storage that others hold may be ours alone the next time: it is new, and no record has an alias."""
+    alias = tensors[0].alias
+    is_new = all(noted.index >= noted.log.num_sorted for noted in tensors)
+    return is_new and alias is not None and CLAIMS_ATTRIBUTE not in alias.untyped_storage().__dict__
+
+
+def copy_into(slot: Slot, group: Group[list[NotedTensor]]) -> None:
+    """Copy the bytes of all storages into the group's slot."""
+    for (noted, *_), first_byte in zip(group.parts, group.first_bytes, strict=True):
         memmove(slot.address + first_byte, noted.address, noted.log.sizes[noted.index])
 
 
-def become_members(group: Group[NotedTensor], handle: Handle) -> None:
+def become_members(group: Group[list[NotedTensor]], handle: Handle) -> None:
     """The bytes are in the group's slot now. The tensors' own memory is freed."""
-    for noted, first_byte in zip(group.tensors, group.first_bytes, strict=True):
-        alias = noted.alias
-        if alias is None:
-            raise RuntimeError(f"tensor {noted.key} is booked already")
-        layout = layout_of(alias)
-        counter = alias_of(alias, layout) if layout.conj or layout.neg else alias
-        noted.log.join_group(noted.index, handle.record, Member(counter, noted.version, first_byte))
-        noted.become(handle, layout)
-        del alias
-        counter.data = _EMPTY
+    for tensors, first_byte in zip(group.parts, group.first_bytes, strict=True):
+        for noted in tensors:
+            alias = noted.alias
+            if alias is None:
+                raise RuntimeError(f"tensor {noted.key} is booked already")
+            layout = layout_of(alias)
+            counter = alias_of(alias, layout) if layout.conj or layout.neg else alias
+            noted.log.join_group(noted.index, handle.record, Member(counter, noted.version, first_byte))
+            noted.become(handle, layout)
+            del alias
+            counter.data = _EMPTY

@@ -140,7 +140,8 @@ class NotedLog:
         num_surveyed: how many tensors, from the first on, were checked for other owners of their storage.
         plan: where the records belong; None: no known graph begins with these packs.
         members: those tensors that are in groups, by index.
-        gathers: small tensors may become groups: NOTE [Groups] in `groups.py`.
+        gathers: small tensors may become groups: NOTE [Groups] in `groups.py`. `num_sorted`: how many packs there were
+            when tensors were last sorted into groups.
         keeps_layouts: tensors have a layout as soon as they are noted. The same for all logs: see `living.py`.
     """
 
@@ -164,6 +165,7 @@ class NotedLog:
         self.num_surveyed = 0
         self.members: dict[int, Member] = {}
         self.gathers = True
+        self.num_sorted = 0
         self.plan: Plan | None = None
         self._look_at = _FIRST_LOOK_PACKS
         self.first_key = 0
@@ -232,7 +234,7 @@ class NotedLog:
 
     def settled(self, among: Mapping[int, weakref.ref[NotedTensor]]) -> Iterator[tuple[int, NotedTensor | None]]:
         """Yield (index, tensor) for tensors `among` these that may be read; None: it has died. May be removed then."""
-        for index, reference in list(among.items()):
+        for index, reference in sorted(among.items()):
             if self.is_settled or self.nodes[index] != self.newest_node:
                 yield index, reference()
 
@@ -331,6 +333,19 @@ class NotedTensors:
                 self._forget(log, index)
                 if noted is not None:
                     yield noted
+
+    def put_back(self, tensors: Iterable[NotedTensor]) -> None:
+        """They were taken, and stay noted."""
+        for noted in tensors:
+            log = noted.log
+            self._logs[log.number] = log.remains
+            log.noted[noted.index] = weakref.ref(noted)
+            self.num_bytes += log.sizes[noted.index]
+
+    def end_round(self) -> None:
+        """What is noted now was put back, or is not settled."""
+        for log in self._living_logs():
+            log.num_sorted = len(log.nodes)
 
     def take_tracked(self, of: NotedLog | None = None) -> list[NotedTensor]:
         """The same for those on accelerators, of one log or of all, those saved first first."""

@@ -12,6 +12,7 @@ to be cleaned up.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from sys import getrefcount
 
 import torch
@@ -102,12 +103,12 @@ def _num_view_aliases(record: Record) -> int:
     return sum(1 if view._base is source else 2 for view in record.views.values())
 
 
-def holds_alone(alias: torch.Tensor, storage_id: int, address: int, nbytes: int) -> bool:
-    """Whether nobody but `alias` holds its storage, which has no claims and is where it was saved: see below."""
-    storage = alias.untyped_storage()
+def holds_alone(aliases: Sequence[torch.Tensor], storage_id: int, address: int, nbytes: int) -> bool:
+    """Whether only `aliases` hold their storage, which has no claims and is where it was saved: see `is_sole_owner`."""
+    storage = aliases[0].untyped_storage()
     return (
-        num_owners(storage_id) == 1
-        and storage_address(alias) == address
+        num_owners(storage_id) == len(aliases)
+        and storage_address(aliases[0]) == address
         and storage.nbytes() == nbytes
         and getrefcount(storage) == _NUM_REFERENCES_UNSHARED + 1  # the variable
         and CLAIMS_ATTRIBUTE not in storage.__dict__

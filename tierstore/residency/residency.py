@@ -52,7 +52,7 @@ class Residency(HandingOut):
                 is_short = rules.is_short_of(nbytes)
                 is_planned = noted.log.plan is not None and not rules.may_wait(nbytes)
                 is_short |= is_planned
-                if is_short:
+                if is_short and (rules.must_examine() or not self._booking.is_booked(noted)):
                     self._relieve(is_planned=is_planned)
                     rules.is_short_of(nbytes)  # it may stay noted now
                 is_changing = True

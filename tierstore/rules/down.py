@@ -85,7 +85,7 @@ class Down(Generic[R]):
         """
         self.uses_staging = False
         windows, pending = self.windows, self.pending
-        if pending.must_be_examined or self.blocked or self.spill_error is not None:
+        if self.must_examine():
             return True
         limit_bytes = windows.host.limit_bytes or 0
         held_bytes = windows.host.used_bytes + pending.num_bytes + self.noted.num_bytes - windows.noted_bytes
@@ -104,11 +104,13 @@ class Down(Generic[R]):
         is_small = nbytes <= windows.member_bytes
         return self.uses_staging or (is_small and self.noted.num_bytes + nbytes <= windows.group_bytes)
 
+    def must_examine(self) -> bool:
+        """Whether a pack has something to do first, even if it needs no room."""
+        return bool(self.pending.must_be_examined or self.blocked or self.spill_error is not None)
+
     def must_act(self) -> bool:
         """Whether a pack on a device, which there is room for, has something else to do first."""
-        device = self.device
-        is_short = self.pending.must_be_examined or self.blocked or self.spill_error is not None
-        return bool(is_short or device.flights or device.busy)
+        return bool(self.must_examine() or self.device.flights or self.device.busy)
 
     def charge_noted(self, nbytes: int) -> None:
         self.windows.charge_noted(nbytes)
@@ -122,14 +124,15 @@ class Down(Generic[R]):
         """
         if is_planned or self.pending.must_be_examined or not self.windows.host.fits(self._uncharged_bytes()):
             self.examine(how_many)
-            self._charge_unsettled()
+            self._charge_rest()
         self._memory.trim()
 
-    def _charge_unsettled(self) -> None:
-        """What the newest node saved cannot be booked yet: it stays noted, in staging if it is small."""
-        nbytes = self.noted.num_bytes
-        if nbytes and not self.windows.host.fits(self._uncharged_bytes()) and self.windows.may_stay_noted(nbytes):
-            self.windows.charge_noted(nbytes)
+    def _charge_rest(self) -> None:
+        """What could not be booked stays noted, in staging if that has room for a group beside it."""
+        nbytes, windows = self.noted.num_bytes, self.windows
+        is_short = 0 < nbytes <= windows.group_bytes // 2 and not windows.host.fits(self._uncharged_bytes())
+        if is_short and windows.staging.fits(nbytes + windows.excess_bytes):
+            windows.charge_noted(nbytes)
 
     def examine(self, how_many: int | None = None) -> None:
         """Admit the records that are ours alone now, among all fresh ones and `how_many` (None: all) shared ones."""

@@ -14,10 +14,10 @@ _ALIGNMENT_BYTES = 64
 
 
 class Group(Generic[T]):
-    """Tensors that become one record, and where each one's bytes begin in it."""
+    """Storages that become one record, and where each one's bytes begin in it. `parts`: what is known of each."""
 
     def __init__(self, first: T, nbytes: int) -> None:
-        self.tensors = [first]
+        self.parts = [first]
         self.first_bytes = [0]
         self.nbytes = nbytes
 
@@ -27,28 +27,28 @@ class Group(Generic[T]):
     def _next_byte(self) -> int:
         return self.nbytes + -self.nbytes % _ALIGNMENT_BYTES
 
-    def add(self, tensor: T, nbytes: int) -> None:
+    def add(self, part: T, nbytes: int) -> None:
         first_byte = self._next_byte()
-        self.tensors.append(tensor)
+        self.parts.append(part)
         self.first_bytes.append(first_byte)
         self.nbytes = first_byte + nbytes
 
 
 class Grouping(Generic[T]):
-    """Sorts tensors of at most `largest_bytes` into groups of at most `most_bytes`."""
+    """Sorts storages of at most `largest_bytes` into groups of at most `most_bytes`."""
 
     def __init__(self, most_bytes: int, largest_bytes: int) -> None:
         self._most_bytes = most_bytes
         self.largest_bytes = largest_bytes
         self._open: dict[Hashable, Group[T]] = {}
 
-    def add(self, tensor: T, nbytes: int, key: Hashable) -> Group[T] | None:
-        """Take a tensor in, which only tensors of the same key may join. Returns a group that has become full."""
+    def add(self, part: T, nbytes: int, key: Hashable) -> Group[T] | None:
+        """Take a storage in, which only those of the same key may join. Returns a group that has become full."""
         group = self._open.get(key)
         if group is not None and group.fits(nbytes, self._most_bytes):
-            group.add(tensor, nbytes)
+            group.add(part, nbytes)
             return None
-        self._open[key] = Group(tensor, nbytes)
+        self._open[key] = Group(part, nbytes)
         return group
 
     def rest(self) -> Iterator[Group[T]]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
+from itertools import chain
 
 from ..rules.device import DeviceRules
 from ..rules.groups import Group, Grouping
@@ -77,30 +79,48 @@ class SimulatedMemory:
         log = self.log
         if log is None:
             return
-        grouping = Grouping[int](self.ledger.windows.group_bytes, self.ledger.windows.member_bytes)
+        by_storage: dict[int, list[int]] = {}
         for index in log.settled(log.noted):
-            saved = log.saved[index]
-            if 0 < saved.nbytes <= grouping.largest_bytes and log.may_join(index):
-                group = grouping.add(index, saved.nbytes, (saved.kind, log.place_of(index)))
-                if group is not None:
-                    self._book_group(log, group)
-            else:
+            if index in log.let_go:
                 self._book(log, index)
+            else:
+                by_storage.setdefault(log.root_of(index), []).append(index)
+        windows = self.ledger.windows
+        grouping = Grouping[list[int]](windows.group_bytes, windows.member_bytes)
+        for indices in by_storage.values():
+            self._sort_in(log, indices, grouping)
         for group in grouping.rest():
             self._book_group(log, group)
+        log.num_sorted = len(log.records)
 
-    def _book_group(self, log: GraphLog, group: Group[int]) -> None:
+    def _sort_in(self, log: GraphLog, indices: list[int], grouping: Grouping[list[int]]) -> None:
+        """See `Booking._sort_in`."""
+        saved = log.saved[indices[0]]
+        is_small = 0 < saved.nbytes <= grouping.largest_bytes
+        if is_small and log.may_join(indices):
+            group = grouping.add(indices, saved.nbytes, (saved.kind, log.place_of(indices[0])))
+            if group is not None:
+                self._book_group(log, group)
+        elif not (is_small and log.may_join_later(indices)):
+            self._book_each(log, indices)
+
+    def _book_each(self, log: GraphLog, indices: Iterable[int]) -> None:
+        for index in indices:
+            self._book(log, index)
+
+    def _book_group(self, log: GraphLog, group: Group[list[int]]) -> None:
         """See `Booking._book_group`."""
-        if len(group.tensors) == 1:
-            self._book(log, group.tensors[0])
+        members = list(chain.from_iterable(group.parts))
+        if len(group.parts) == 1:
+            self._book_each(log, members)
             return
-        record = log.make_record(group.tensors[-1])
-        record.become_group(group.tensors, group.nbytes)
+        record = log.make_record(members[-1])
+        record.become_group(members, group.nbytes)
         if log.plan is not None:
-            log.plan.place_group(record, group.tensors, log.first_key)
+            log.plan.place_group(record, members, log.first_key)
         self.ledger.records[record.key] = record
         self.ledger.pending.settle((record,))
-        for index in group.tensors:
+        for index in members:
             log.take_out(index, log.noted)
             self._remove(log.saved[index].nbytes)
             log.come_in(index, record)

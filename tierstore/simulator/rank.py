@@ -198,7 +198,7 @@ class Rank:
         is_short = rules.is_short_of(saved.nbytes)
         is_planned = log.plan is not None and not rules.may_wait(saved.nbytes)
         is_short |= is_planned
-        if is_short:
+        if is_short and (rules.must_examine() or log.unread_record_of(index) is None):
             self._drain()
             rules.relieve(NUM_EXAMINED_PER_PACK, is_planned=is_planned)
             yield from self._make_room()

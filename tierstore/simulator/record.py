@@ -90,7 +90,8 @@ class GraphLog:
 
     Attributes:
         records: of each tensor that was packed; None while it is only noted.
-        noted: the indices of those in host memory that are only noted, dead ones included.
+        noted: the indices of those in host memory that are only noted, dead ones included. `num_sorted`: how many packs
+            there were when they were last sorted into groups.
         tracked: likewise, those on the accelerator. `charged`: how many there are of each storage, by its first tensor.
         tracks: tensors on the accelerator may still be tracked.
         num_passed: how many tracked tensors backward has asked for.
@@ -115,6 +116,7 @@ class GraphLog:
         self.first_key = self.next_key = first_key
         self.records: list[SimulatedRecord | None] = []
         self.noted: dict[int, None] = {}
+        self.num_sorted = 0
         self.tracked: dict[int, None] = {}
         self.charged = Counter[int]()
         self.tracks = bool(budgets.device_bytes)
@@ -220,11 +222,14 @@ class GraphLog:
         record = self._by_root.get(self.root_of(index))
         return None if record is None or record.is_read or not record.users else record
 
-    def may_join(self, index: int) -> bool:
-        """Whether a noted tensor may join a group: nobody else holds its storage, and no record was made of that."""
-        root = self.root_of(index)
-        is_ours = not (self.is_held(index) or index in self.let_go or root in self._by_root or root == self.taken)
-        return is_ours and self._num_noted[root] == 1
+    def may_join(self, indices: Sequence[int]) -> bool:
+        """Whether these noted tensors may join a group: nobody else holds their storage, and it has no record."""
+        root = self.root_of(indices[0])
+        is_ours = not (self.is_held(indices[0]) or root in self._by_root or root == self.taken)
+        return is_ours and self._num_noted[root] == len(indices)
+
+    def may_join_later(self, indices: Iterable[int]) -> bool:
+        return all(index >= self.num_sorted and self.root_of(index) not in self._by_root for index in indices)
 
     def place_of(self, index: int) -> Place | None:
         return None if self.plan is None else self.plan.place_of(index)
@@ -271,7 +276,9 @@ class GraphLog:
         """For each pack, a number that it shares with other packs of the same storage. See `PackLog`."""
         num_saved = len(self.saved)
         for index, record in enumerate(self.records):
-            if record is not None and record.num_members == 1:
+            if record is not None and record.num_members > 1:
+                yield 2 * num_saved + self.root_of(index)
+            elif record is not None:
                 yield record.saved
             elif index in self.let_go:
                 yield num_saved + index
