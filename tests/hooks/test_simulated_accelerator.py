@@ -425,6 +425,8 @@ def test_graph_that_garbage_collection_finds_when_its_tensor_is_about_to_move_is
                 del other
             loss = leaf.sin().exp().sum()
         if move == "reload":
+            copies.synchronize()
+            store.flush()  # all has left the device
             garbage.append(other)
             del other
         loss.backward()

@@ -130,7 +130,8 @@ class NotedLog:
         nodes: the autograd node that saved each tensor.
         newest_node: the node that saved last; its kernel may still have to run.
         is_settled: the kernel of the newest node has run too.
-        sizes: bytes of each tensor's storage.
+        sizes: bytes of each tensor's storage. `storage_ids`: what identified it, if it was noted.
+        num_noted: how many noted tensors in host memory there are of each storage, by its id and size.
         records: the record of each tensor; None while it is only noted.
         noted: the tensors in host memory that are only noted, dead ones included, by index.
         tracked: likewise, those on accelerators. `storages`: what is charged for them: see `TrackedBytes`.
@@ -154,6 +155,8 @@ class NotedLog:
         self.residency = residency
         self.nodes: list[int] = []
         self.sizes: list[int] = []
+        self.storage_ids: list[int] = []
+        self.num_noted: dict[tuple[int, int], int] = {}
         self.records: list[Record | None] = []
         self.noted: dict[int, weakref.ref[NotedTensor]] = {}
         self.tracked: dict[int, TrackedReference[NotedTensor]] = {}
@@ -178,6 +181,7 @@ class NotedLog:
         self.is_settled = False
         self.nodes.append(node)
         self.sizes.append(record.nbytes)
+        self.storage_ids.append(0)
         self.records.append(record)
         return index
 
@@ -200,9 +204,25 @@ class NotedLog:
         if self.plan is not None:
             self.plan.place(record, index, self.first_key)
 
+    def enter(self, noted: NotedTensor) -> int:
+        """Returns the bytes that are noted now and were not before: those of a storage that is new."""
+        index = noted.index
+        self.noted[index] = weakref.ref(noted)
+        storage = self.storage_ids[index], self.sizes[index]
+        num_before = self.num_noted.get(storage, 0)
+        self.num_noted[storage] = num_before + 1
+        return 0 if num_before else storage[1]
+
     def forget(self, index: int) -> int:
+        """Returns the bytes that are noted no longer."""
         del self.noted[index]
-        return self.sizes[index]
+        storage = self.storage_ids[index], self.sizes[index]
+        num_left = self.num_noted[storage] - 1
+        if num_left:
+            self.num_noted[storage] = num_left
+            return 0
+        del self.num_noted[storage]
+        return storage[1]
 
     def give(self, index: int, layout: Layout) -> torch.Tensor:
         """Saved tensor `index`, for a traced graph: noted or not, in that geometry, which has no lazy bits."""
@@ -254,14 +274,14 @@ class LogRemains(Remains[NotedLog]):
     `then`: called when the store accounts for the log's death, under the store's lock.
     """
 
-    __slots__ = ("noted", "number", "sizes", "storages", "then", "tracked")
+    __slots__ = ("noted", "num_noted", "number", "storages", "then", "tracked")
 
     def __init__(self, log: NotedLog, note_death: Callable[[LogRemains], None]) -> None:
         self.number = log.number
         self.noted = log.noted
         self.tracked = log.tracked
         self.storages = log.storages
-        self.sizes = log.sizes
+        self.num_noted = log.num_noted
         self.then: Callable[[], None] | None = None
 
     def call_at_end(self, then: Callable[[], None]) -> None:
@@ -290,8 +310,11 @@ class NotedTensors:
         self._begun.add(remains)
         return remains
 
-    def add(self, noted: NotedTensor, node: int, nbytes: int) -> None:
-        """Note or track a tensor that autograd node `node` saved. Every pack calls it."""
+    def add(self, noted: NotedTensor, node: int, nbytes: int) -> int:
+        """Note or track a tensor that autograd node `node` saved. Every pack calls it.
+
+        Returns by how many bytes more is noted in host memory: 0 for one more view of a noted storage.
+        """
         log = noted.log
         if not (log.noted or log.tracked):
             self.drop_ended()
@@ -303,12 +326,14 @@ class NotedTensors:
         log.is_settled = False
         nodes.append(node)
         log.sizes.append(nbytes)
+        log.storage_ids.append(noted.storage_id)
         log.records.append(None)
-        if noted.device is None:
-            log.noted[index] = weakref.ref(noted)
-            self.num_bytes += nbytes
-        else:
+        if noted.device is not None:
             self.tracked.add(noted, log, index, noted.storage_id, nbytes)
+            return 0
+        new_bytes = log.enter(noted)
+        self.num_bytes += new_bytes
+        return new_bytes
 
     def drop_ended(self) -> None:
         """Stop counting the bytes of dead logs, and of tracked tensors that are dead; call the `then` of dead logs."""
@@ -316,7 +341,7 @@ class NotedTensors:
             remains = self.ended.popleft()
             self._begun.discard(remains)
             self._logs.pop(remains.number, None)
-            self.num_bytes -= sum(remains.sizes[index] for index in remains.noted)
+            self.num_bytes -= sum([nbytes for _, nbytes in remains.num_noted])
             if remains.storages:
                 self.tracked.end(remains)
             self._windows.keep_noted(self.num_bytes)
@@ -339,8 +364,7 @@ class NotedTensors:
         for noted in tensors:
             log = noted.log
             self._logs[log.number] = log.remains
-            log.noted[noted.index] = weakref.ref(noted)
-            self.num_bytes += log.sizes[noted.index]
+            self.num_bytes += log.enter(noted)
 
     def end_round(self) -> None:
         """What is noted now was put back, or is not settled."""

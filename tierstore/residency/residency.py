@@ -47,21 +47,22 @@ class Residency(HandingOut):
             with self._lock:
                 if self.closed is not None:
                     self._check_open()
-                rules = self.rules
-                noted.log.newest_node = node
-                is_short = rules.is_short_of(nbytes)
-                is_planned = noted.log.plan is not None and not rules.may_wait(nbytes)
+                rules, log = self.rules, noted.log
+                log.newest_node = node
+                new_bytes = 0 if (noted.storage_id, nbytes) in log.num_noted else nbytes
+                is_short = rules.is_short_of(new_bytes)
+                is_planned = log.plan is not None and not rules.may_wait(new_bytes)
                 is_short |= is_planned
                 if is_short and (rules.must_examine() or not self._booking.is_booked(noted)):
                     self._relieve(is_planned=is_planned)
-                    rules.is_short_of(nbytes)  # it may stay noted now
+                    rules.is_short_of(new_bytes)  # it may stay noted now
                 is_changing = True
                 counters = self._counters
                 counters.packed_tensors += 1
                 counters.packed_bytes += nbytes
-                self._noted.add(noted, node, nbytes)
+                new_bytes = self._noted.add(noted, node, nbytes)
                 if rules.uses_staging:
-                    rules.charge_noted(nbytes)
+                    rules.charge_noted(new_bytes)
                 if is_short:
                     self._join_if_booked(noted)
                     self._slots.trim()

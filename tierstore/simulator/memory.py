@@ -44,11 +44,13 @@ class SimulatedMemory:
 
     # --- noted tensors and their booking ------------------------------------------------------------------------------
 
-    def note(self, log: GraphLog, index: int) -> None:
+    def note(self, log: GraphLog, index: int) -> int:
         self._begin(log)
         log.note(index)
-        self.num_bytes += log.saved[index].nbytes
+        new_bytes = log.enter_noted(index)
+        self.num_bytes += new_bytes
         self.ledger.counters.packed_tensors += 1
+        return new_bytes
 
     def _begin(self, log: GraphLog) -> None:
         if not (log.noted or log.tracked):
@@ -121,8 +123,7 @@ class SimulatedMemory:
         self.ledger.records[record.key] = record
         self.ledger.pending.settle((record,))
         for index in members:
-            log.take_out(index, log.noted)
-            self._remove(log.saved[index].nbytes)
+            self._remove(log.take_out_noted(index))
             log.come_in(index, record)
 
     def survey(self, log: GraphLog) -> None:
@@ -135,8 +136,7 @@ class SimulatedMemory:
         if log.saved[index].on_device:
             self._untrack(log, index)
         else:
-            log.take_out(index, log.noted)
-            self._remove(log.saved[index].nbytes)
+            self._remove(log.take_out_noted(index))
         if index in log.let_go:
             return
         record = log.unread_record_of(index)
@@ -160,7 +160,7 @@ class SimulatedMemory:
     def _drop_ended(self) -> None:
         while self.ended:
             log = self.ended.popleft()
-            self._remove(sum(log.saved[index].nbytes for index in log.noted))
+            self._remove(sum(log.saved[root].nbytes for root in log.num_noted))
             log.end()
         while self.dead:
             log, index = self.dead.popleft()

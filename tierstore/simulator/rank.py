@@ -195,17 +195,18 @@ class Rank:
     def _note(self, log: GraphLog, index: int) -> Process:
         rules, saved = self.rules, log.saved[index]
         log.newest_node, log.is_settled = saved.node, False
-        is_short = rules.is_short_of(saved.nbytes)
-        is_planned = log.plan is not None and not rules.may_wait(saved.nbytes)
+        new_bytes = 0 if log.root_of(index) in log.num_noted else saved.nbytes
+        is_short = rules.is_short_of(new_bytes)
+        is_planned = log.plan is not None and not rules.may_wait(new_bytes)
         is_short |= is_planned
         if is_short and (rules.must_examine() or log.unread_record_of(index) is None):
             self._drain()
             rules.relieve(NUM_EXAMINED_PER_PACK, is_planned=is_planned)
             yield from self._make_room()
-            rules.is_short_of(saved.nbytes)
-        self._memory.note(log, index)
+            rules.is_short_of(new_bytes)
+        new_bytes = self._memory.note(log, index)
         if rules.uses_staging:
-            rules.charge_noted(saved.nbytes)
+            rules.charge_noted(new_bytes)
         if is_short:
             self._memory.join_if_booked(log, index)
         if log.plan is not None or index == 0:

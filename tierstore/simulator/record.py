@@ -90,8 +90,8 @@ class GraphLog:
 
     Attributes:
         records: of each tensor that was packed; None while it is only noted.
-        noted: the indices of those in host memory that are only noted, dead ones included. `num_sorted`: how many packs
-            there were when they were last sorted into groups.
+        noted: the indices of those in host memory that are only noted, dead ones included. `num_noted`: how many there
+            are of each storage. `num_sorted`: how many packs there were when they were last sorted into groups.
         tracked: likewise, those on the accelerator. `charged`: how many there are of each storage, by its first tensor.
         tracks: tensors on the accelerator may still be tracked.
         num_passed: how many tracked tensors backward has asked for.
@@ -117,6 +117,7 @@ class GraphLog:
         self.records: list[SimulatedRecord | None] = []
         self.noted: dict[int, None] = {}
         self.num_sorted = 0
+        self.num_noted = Counter[int]()
         self.tracked: dict[int, None] = {}
         self.charged = Counter[int]()
         self.tracks = bool(budgets.device_bytes)
@@ -200,6 +201,22 @@ class GraphLog:
         del of[index]
         if index not in self.let_go:
             self._num_noted[self.root_of(index)] -= 1
+
+    def enter_noted(self, index: int) -> int:
+        """See `NotedLog.enter`."""
+        root = self.root_of(index)
+        self.num_noted[root] += 1
+        return self.saved[root].nbytes if self.num_noted[root] == 1 else 0
+
+    def take_out_noted(self, index: int) -> int:
+        """See `NotedLog.forget`."""
+        self.take_out(index, self.noted)
+        root = self.root_of(index)
+        self.num_noted[root] -= 1
+        if self.num_noted[root]:
+            return 0
+        del self.num_noted[root]
+        return self.saved[root].nbytes
 
     def release(self, index: int) -> None:
         self.let_go.add(index)
