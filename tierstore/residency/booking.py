@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import chain
 
 import torch
 
 from ..base.interrupts import is_interrupt
 from ..rules.groups import Group, Grouping
 from ..rules.ledger import Ledger
-from .groups import become_members, copy_into, may_join, may_join_later
+from .groups import Part, become_members, copy_into, may_join_later, take_if_ours
 from .handle import Handle, Record
 from .layout import Layout, layout_of
 from .lent import LentViews
@@ -49,24 +48,26 @@ class Booking:
         """Book everything in host memory that is settled. Small tensors become groups: see NOTE [Groups]."""
         if not self.noted.num_bytes:
             return
-        by_storage: dict[int, list[NotedTensor]] = {}
+        by_storage: dict[tuple[int, int], list[NotedTensor]] = {}
         for noted in self.noted.take():
-            by_storage.setdefault(noted.storage_id, []).append(noted)
-        grouping = Grouping[list[NotedTensor]](self._windows.group_bytes, self._windows.member_bytes)
+            by_storage.setdefault((noted.log.number, noted.storage_id), []).append(noted)
+        grouping = Grouping[Part](self._windows.group_bytes, self._windows.member_bytes)
         for tensors in by_storage.values():
             self._sort_in(tensors, grouping)
         for group in grouping.rest():
             self._book_group(group)
         self.noted.end_round()
 
-    def _sort_in(self, tensors: list[NotedTensor], grouping: Grouping[list[NotedTensor]]) -> None:
+    def _sort_in(self, tensors: list[NotedTensor], grouping: Grouping[Part]) -> None:
         """`tensors`: all of one storage that are noted and settled."""
         first = tensors[0]
         log = first.log
         nbytes = log.sizes[first.index]
         is_small = 0 < nbytes <= grouping.largest_bytes and log.gathers
-        if is_small and may_join(tensors, nbytes):
-            group = grouping.add(tensors, nbytes, (log.number, first.dtype, log.place_of(first.index)))
+        part = take_if_ours(tensors, nbytes) if is_small else None
+        if part is not None:
+            key = log.number, part.aliases[0].dtype, log.place_of(first.index)
+            group = grouping.add(part, nbytes, key)
             if group is not None:
                 self._book_group(group)
         elif is_small and may_join_later(tensors):
@@ -78,25 +79,28 @@ class Booking:
         for noted in tensors:
             self._book(noted)
 
-    def _book_group(self, group: Group[list[NotedTensor]]) -> None:
+    def _book_group(self, group: Group[Part]) -> None:
         slot = self._slot_for(group)
-        members = list(chain.from_iterable(group.parts))
         if slot is None:
-            self._book_each(members)
+            for part in group.parts:
+                part.give_back()
+                self._book_each(part.tensors)
             return
         copy_into(slot, group)
-        log = members[0].log
-        handle = log.maker.handle_for_group(self._slots.hand_out(slot), members[-1], len(members))
+        members = [noted for part in group.parts for noted in part.tensors]
+        newest, dtype = members[-1], group.parts[0].aliases[0].dtype
+        log = newest.log
+        handle = log.maker.handle_for_group(self._slots.hand_out(slot), newest.key, dtype, len(members))
         record = handle.record
         record.slot = slot
         log.place_group(record, members)
         self._records[record.key] = record
         self._pending.settle((record,))
-        for tensors in group.parts:
-            self._count_joins(tensors)
+        for part in group.parts:
+            self._count_joins(part.tensors, part.aliases)
         become_members(group, handle)
 
-    def _slot_for(self, group: Group[list[NotedTensor]]) -> Slot | None:
+    def _slot_for(self, group: Group[Part]) -> Slot | None:
         """None: it is one storage, or the system has no memory. Then each leaves from where it lies."""
         if len(group.parts) == 1:
             return None
@@ -134,7 +138,7 @@ class Booking:
                 for noted in group:
                     self.book_one(noted)
             elif len(group) > 1:
-                self._count_joins(group)
+                self._count_joins(group, [noted.alias for noted in group])
 
     def _book(self, noted: NotedTensor) -> None:
         if noted.alias is None:
@@ -183,12 +187,12 @@ class Booking:
         self._count_join(noted, alias)
         return layout_of(alias)
 
-    def _count_joins(self, group: list[NotedTensor]) -> None:
+    def _count_joins(self, group: list[NotedTensor], aliases: list[torch.Tensor] | list[torch.Tensor | None]) -> None:
         seen = set()
-        for noted in group:
+        for noted, alias in zip(group, aliases, strict=True):
             view_of = id(noted.root), noted.version  # the group keeps the weak references, so no id is used twice
-            if view_of in seen and noted.alias is not None:
-                self._count_join(noted, noted.alias)
+            if view_of in seen and alias is not None:
+                self._count_join(noted, alias)
             seen.add(view_of)
 
     def _count_join(self, noted: NotedTensor, alias: torch.Tensor) -> None:

@@ -24,56 +24,46 @@ from typing import NamedTuple
 
 import torch
 
-from ..errors import ModifiedInPlaceError
 from ..rules.groups import Group
-from .handle import Handle
-from .layout import Layout, alias_of, describe, layout_of
+from .handle import Handle, Member
+from .layout import alias_of, layout_of
 from .lent import in_use
 from .noted import NotedTensor
 from .ownership import CLAIMS_ATTRIBUTE, holds_alone
 from .slab import Slot
 
-__all__ = ["Member", "become_members", "copy_into", "may_join", "may_join_later"]
+__all__ = ["Part", "become_members", "copy_into", "may_join_later", "take_if_ours"]
 
 _EMPTY = torch.empty(0, device="cpu")
 
 
-class Member(NamedTuple):
-    """A saved tensor in a group.
+class Part(NamedTuple):
+    """All noted tensors of one storage, and their aliases, which were taken from them."""
 
-    `counter`: has its version counter, and no bytes. `version`: when it was saved. `first_byte`: where the tensor's own
-    storage begins in the group.
-    """
+    tensors: list[NotedTensor]
+    aliases: list[torch.Tensor]
 
-    counter: torch.Tensor
-    version: int
-    first_byte: int
-
-    def in_group(self, layout: Layout) -> Layout:
-        """The geometry over the group of a tensor that has `layout` over its own storage."""
-        dtype, size, stride, offset, conj, neg = layout
-        return Layout(dtype, size, stride, offset + self.first_byte // dtype.itemsize, conj, neg)
-
-    def check_unchanged(self, layout: Layout) -> None:
-        if self.counter._version != self.version:
-            raise ModifiedInPlaceError(describe(layout), self.version, self.counter._version)
-
-
-def may_join(tensors: list[NotedTensor], nbytes: int) -> bool:
-    """Whether all that holds a storage are the aliases of these noted tensors, and nobody was handed one of them."""
-    aliases = [noted.alias for noted in tensors if noted.alias is not None]
-    if len(aliases) < len(tensors):
-        return False
-    first = tensors[0]
-    if not holds_alone(aliases, first.storage_id, first.address, nbytes):
-        return False
-    for noted in tensors:
-        noted.alias = None  # `in_use` counts references
-    try:
-        return not in_use(aliases)
-    finally:
-        for noted, alias in zip(tensors, aliases, strict=True):
+    def give_back(self) -> None:
+        for noted, alias in zip(self.tensors, self.aliases, strict=True):
             noted.alias = alias
+        self.aliases.clear()  # or each would look as if it were in use
+
+
+def take_if_ours(tensors: list[NotedTensor], nbytes: int) -> Part | None:
+    """The part of a group that these noted tensors become; None: others hold their storage, or were handed an alias.
+
+    Nobody can be handed an alias that was taken: who asks for the tensor meanwhile waits for the lock of the store.
+    """
+    aliases = [noted.alias for noted in tensors if noted.alias is not None]
+    first = tensors[0]
+    if len(aliases) < len(tensors) or not holds_alone(aliases, first.storage_id, first.address, nbytes):
+        return None
+    for noted in tensors:
+        noted.alias = None
+    if in_use(aliases):
+        Part(tensors, aliases).give_back()
+        return None
+    return Part(tensors, aliases)
 
 
 def may_join_later(tensors: list[NotedTensor]) -> bool:
@@ -83,22 +73,20 @@ def may_join_later(tensors: list[NotedTensor]) -> bool:
     return is_new and alias is not None and CLAIMS_ATTRIBUTE not in alias.untyped_storage().__dict__
 
 
-def copy_into(slot: Slot, group: Group[list[NotedTensor]]) -> None:
-    """Copy the bytes of all storages into the group's slot."""
-    for (noted, *_), first_byte in zip(group.parts, group.first_bytes, strict=True):
+def copy_into(slot: Slot, group: Group[Part]) -> None:
+    """Copy the bytes of all parts into the group's slot."""
+    for part, first_byte in zip(group.parts, group.first_bytes, strict=True):
+        noted = part.tensors[0]
         memmove(slot.address + first_byte, noted.address, noted.log.sizes[noted.index])
 
 
-def become_members(group: Group[list[NotedTensor]], handle: Handle) -> None:
+def become_members(group: Group[Part], handle: Handle) -> None:
     """The bytes are in the group's slot now. The tensors' own memory is freed."""
-    for tensors, first_byte in zip(group.parts, group.first_bytes, strict=True):
-        for noted in tensors:
-            alias = noted.alias
-            if alias is None:
-                raise RuntimeError(f"tensor {noted.key} is booked already")
+    for part, first_byte in zip(group.parts, group.first_bytes, strict=True):
+        for noted, alias in zip(part.tensors, part.aliases, strict=True):
             layout = layout_of(alias)
             counter = alias_of(alias, layout) if layout.conj or layout.neg else alias
             noted.log.join_group(noted.index, handle.record, Member(counter, noted.version, first_byte))
             noted.become(handle, layout)
-            del alias
             counter.data = _EMPTY
+        part.aliases.clear()

@@ -10,10 +10,12 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..base.remains import Remains
+from ..errors import ModifiedInPlaceError
 from ..rules.state import MOVES, State
+from .layout import Layout, describe
 
 if TYPE_CHECKING:
     import torch
@@ -22,10 +24,9 @@ if TYPE_CHECKING:
     from ..rules.plan import Place
     from ..rules.windows import Window
     from .copies import Marker
-    from .layout import Layout
     from .slab import Slot
 
-__all__ = ["Handle", "Record"]
+__all__ = ["Handle", "Member", "Record"]
 
 
 _NO_VIEWS: Mapping[Layout, torch.Tensor] = MappingProxyType({})
@@ -169,6 +170,27 @@ class Record(Remains["Handle"]):
 
     def __repr__(self) -> str:
         return f"<Record {self.key} {self.state.name} {self.nbytes} bytes>"
+
+
+class Member(NamedTuple):
+    """A saved tensor in a group: see NOTE [Groups] in `groups.py`.
+
+    `counter`: has its version counter, and no bytes. `version`: when it was saved. `first_byte`: where the tensor's own
+    storage begins in the group.
+    """
+
+    counter: torch.Tensor
+    version: int
+    first_byte: int
+
+    def in_group(self, layout: Layout) -> Layout:
+        """The geometry over the group of a tensor that has `layout` over its own storage."""
+        dtype, size, stride, offset, conj, neg = layout
+        return Layout(dtype, size, stride, offset + self.first_byte // dtype.itemsize, conj, neg)
+
+    def check_unchanged(self, layout: Layout) -> None:
+        if self.counter._version != self.version:
+            raise ModifiedInPlaceError(describe(layout), self.version, self.counter._version)
 
 
 class Handle:

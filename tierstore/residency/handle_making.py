@@ -76,14 +76,11 @@ class HandleFactory:
         claim(record, alias.untyped_storage())
         return handle
 
-    def of_group(self, owner: object, memory: torch.Tensor, like: NotedTensor, num_members: int) -> Handle:
-        """`memory`: uint8, shape [n], over a slot that is the record's from now on."""
-        alias, nbytes = like.alias, len(memory)
-        if alias is None:
-            raise RuntimeError(f"tensor {like.key} is booked already")
+    def of_group(self, owner: object, memory: torch.Tensor, key: int, dtype: torch.dtype, num_members: int) -> Handle:
+        """`memory`: uint8, shape [n], over a slot that is the record's from now on; of members of that dtype."""
         handle, layout = Handle(owner, memory), self._same_layout(layout_of(memory))
-        kind, address = _kind_of(alias.dtype), memory.data_ptr()
-        handle.record = record = Record(handle, self._note_release, like.key, nbytes, address, layout, kind)
+        nbytes, address = len(memory), memory.data_ptr()
+        handle.record = record = Record(handle, self._note_release, key, nbytes, address, layout, _kind_of(dtype))
         record.residency = self._residency
         record.num_members = num_members
         record.span = 0, nbytes

@@ -29,14 +29,13 @@ import torch
 
 from ..base.remains import Remains
 from ..rules.windows import HostWindows, Window
-from .handle import Handle, Record
+from .handle import Handle, Member, Record
 from .layout import Layout, layout_of
 from .torch_names import storage_use_count
 from .tracked import TrackedBytes, TrackedReference
 
 if TYPE_CHECKING:
     from ..rules.plan import Place, Plan
-    from .groups import Member
 
 __all__ = ["HandleMaker", "LogRemains", "NotedLog", "NotedTensor", "NotedTensors"]
 
@@ -49,8 +48,8 @@ class HandleMaker(Protocol):
 
     def handle_for(self, noted: NotedTensor) -> Handle: ...
 
-    def handle_for_group(self, memory: torch.Tensor, like: NotedTensor, num_members: int) -> Handle:
-        """Of tensors of the dtype of `like`, whose bytes are in `memory`. The record has the key of `like`."""
+    def handle_for_group(self, memory: torch.Tensor, key: int, dtype: torch.dtype, num_members: int) -> Handle:
+        """Of tensors of that dtype, whose bytes are in `memory`: uint8, shape [n], over a slot."""
 
 
 class NotedTensor:
@@ -100,10 +99,6 @@ class NotedTensor:
         self.device: torch.device | None = None
         self.stream: Any = None
         self.handle: Handle | None = None
-
-    @property
-    def dtype(self) -> torch.dtype | None:
-        return None if self.alias is None else self.alias.dtype
 
     def unpack(self) -> torch.Tensor:
         raise NotImplementedError

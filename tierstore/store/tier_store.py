@@ -385,8 +385,8 @@ class TierStore:
     def handle_for(self, noted: NotedTensor) -> Handle:
         return self._handles.of_noted(self, noted)
 
-    def handle_for_group(self, memory: torch.Tensor, like: NotedTensor, num_members: int) -> Handle:
-        return self._handles.of_group(self, memory, like, num_members)
+    def handle_for_group(self, memory: torch.Tensor, key: int, dtype: torch.dtype, num_members: int) -> Handle:
+        return self._handles.of_group(self, memory, key, dtype, num_members)
 
     def _record_of(self, handle: Handle) -> Record:
         if not isinstance(handle, Handle):
