@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .changes import after, always, drop, replace
+from .changes import after, always, drop, never, replace
 
 MUTATIONS = {
     "test_memory_handed_out_outlives_graph_and_handle_then_is_returned": {
@@ -39,6 +39,9 @@ MUTATIONS = {
         "what autograd was given before the tensor was booked stays whole": replace(
             "HandleFactory.of_noted", "alias_of(alias, layout)", "alias"
         ),
+    },
+    "test_what_was_handed_out_is_in_no_group": {
+        "what autograd was given before a group is formed stays whole": never("take_if_ours", "in_use(aliases)"),
     },
     ("test_get_of_one_handle_from_many_threads_reads_once", "test_residency_stages.py"): {
         "threads that ask for the same bytes share one read": drop("Rules.begin_read", "record.held is not None"),
