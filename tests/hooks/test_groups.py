@@ -75,8 +75,8 @@ def test_what_others_hold_is_in_no_group(store: TierStore) -> None:
         for _ in range(8):
             values.append(values[-1].sin())
         loss = values[-1].sum()
-    for _ in range(2):  # at first it might still be let go of
-        store.flush()
+        for _ in range(2):  # at first it might still be let go of
+            store.flush()
     assert set(_group_sizes(store)) == {1}
     assert store.stats().spilled_bytes == 0
     values.clear()
