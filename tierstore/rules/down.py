@@ -85,8 +85,8 @@ class Down(Generic[R]):
         """
         self.uses_staging = False
         windows, pending = self.windows, self.pending
-        if self.must_examine():
-            return True
+        if pending.must_be_examined or self.blocked or self.spill_error is not None:
+            return True  # as `must_examine`, without its call
         limit_bytes = windows.host.limit_bytes or 0
         held_bytes = windows.host.used_bytes + pending.num_bytes + self.noted.num_bytes - windows.noted_bytes
         if held_bytes + self._memory.cached_bytes + nbytes <= limit_bytes:
