@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -195,6 +196,47 @@ def test_member_that_outlives_the_others_is_still_right(store: TierStore) -> Non
     assert torch.equal(*(_gradient(each, leaf)[0] for each in (middle, _chain(leaf, 5))))
     del middle
     assert store.stats().live_handles == 0
+
+
+def test_group_that_is_formed_in_inference_mode(store: TierStore) -> None:
+    leaf = _leaf()
+    with tiered_offload(store, min_bytes=0):
+        loss = _chain(leaf)
+    with torch.inference_mode():
+        store.flush()
+    assert _group_sizes(store)[-1] > 1
+    assert torch.equal(*(_gradient(each, leaf)[0] for each in (loss, _chain(leaf))))
+
+
+def test_groups_are_small_beside_host_memory(make_store: MakeStore) -> None:
+    store = make_store(host_bytes="64KiB", staging_bytes="1MiB")
+    leaf = _leaf()
+    with tiered_offload(store, min_bytes=0):
+        loss = _chain(leaf, 20)
+    store.flush()
+    assert _group_sizes(store)[-1] == 4
+    assert store.stats().spilled_bytes == 2**14, "all else fits into host memory"
+    loss.backward()
+
+
+@pytest.mark.parametrize("seed", [131, 139, 149])
+def test_large_tensor_has_the_room_of_small_ones_that_others_hold(make_store: MakeStore, seed: int) -> None:
+    """Nothing else takes room there, so to wait for it would be in vain."""
+    chance = random.Random(seed)
+    num_mib = chance.choice([1, 2])
+    store = make_store(host_bytes=0, staging_bytes=f"{num_mib}MiB", disk_bytes="1GiB")
+    leaf, held = _leaf(), []
+    with tiered_offload(store, min_bytes=0):
+        total = leaf.sum()
+        for _ in range(60):
+            value = leaf.repeat(chance.choice([1, 1, 1, 4, 16, 60, 225, 250]) * num_mib).sin()
+            if chance.random() < 0.3:
+                held.append(value)
+            if chance.random() < 0.2:
+                held.clear()
+            total = total + value.cos().sum()
+            del value
+    total.backward()
 
 
 def test_without_memory_for_a_group_each_tensor_leaves_by_itself(

@@ -86,6 +86,10 @@ class Booking:
                 part.give_back()
                 self._book_each(part.tensors)
             return
+        with torch.inference_mode(mode=False):  # `stats` may be called inside that mode, whose tensors have no version
+            self._book_in_slot(group, slot)
+
+    def _book_in_slot(self, group: Group[Part], slot: Slot) -> None:
         copy_into(slot, group)
         members = [noted for part in group.parts for noted in part.tensors]
         newest, dtype = members[-1], group.parts[0].aliases[0].dtype

@@ -326,9 +326,14 @@ class NotedTensors:
         if noted.device is not None:
             self.tracked.add(noted, log, index, noted.storage_id, nbytes)
             return 0
-        new_bytes = log.enter(noted)
-        self.num_bytes += new_bytes
-        return new_bytes
+        log.noted[index] = weakref.ref(noted)
+        storage, num_noted = (noted.storage_id, nbytes), log.num_noted  # as `NotedLog.enter`, without its call
+        if storage in num_noted:
+            num_noted[storage] += 1
+            return 0
+        num_noted[storage] = 1
+        self.num_bytes += nbytes
+        return nbytes
 
     def drop_ended(self) -> None:
         """Stop counting the bytes of dead logs, and of tracked tensors that are dead; call the `then` of dead logs."""

@@ -128,10 +128,11 @@ class Down(Generic[R]):
         self._memory.trim()
 
     def _charge_rest(self) -> None:
-        """What could not be booked stays noted, in staging if that has room for a group beside it."""
+        """What could not be booked stays noted: in staging, if nothing waits for room there."""
         nbytes, windows = self.noted.num_bytes, self.windows
-        is_short = 0 < nbytes <= windows.group_bytes // 2 and not windows.host.fits(self._uncharged_bytes())
-        if is_short and windows.staging.fits(nbytes + windows.excess_bytes):
+        if self.blocked or not 0 < nbytes <= windows.group_bytes // 2 or windows.host.fits(self._uncharged_bytes()):
+            return
+        if windows.staging.fits(nbytes + windows.excess_bytes):
             windows.charge_noted(nbytes)
 
     def examine(self, how_many: int | None = None) -> None:

@@ -27,6 +27,7 @@ tensors: no window is charged.
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ MOST_NOTED_BYTES = 4 * 2**20
 """The most bytes of small tensors that stay noted beyond the host window, and of a group."""
 _LEAST_NOTED_BYTES = 2**19
 _NUM_GROUPS = 4
-"""So many groups fit into staging: one is written while the next ones are saved."""
+"""So many groups fit into staging, so that one is written while the next ones are saved; and into host memory."""
 _NUM_MEMBERS = 4
 """So many of the largest tensors fit into a group."""
 
@@ -146,7 +147,8 @@ class HostWindows:
             self.host_bytes_peak = max(self.host_bytes_peak, self.used_bytes[0])
 
     def _limit_groups(self) -> None:
-        self.group_bytes = min(self._most_noted_bytes, (self.staging.limit_bytes or 0) // _NUM_GROUPS)
+        room_bytes = min(self.staging.limit_bytes or 0, self.host.limit_bytes or sys.maxsize)
+        self.group_bytes = min(self._most_noted_bytes, room_bytes // _NUM_GROUPS)
         self.member_bytes = self.group_bytes // _NUM_MEMBERS
 
     def may_stay_noted(self, nbytes: int) -> bool:
