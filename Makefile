@@ -39,7 +39,7 @@ test: $(DEV)            ## run the test suite (15 minutes on two cores)
 	@echo "The tests take about 15 minutes on two cores; make test-all takes more than twice as long."
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
-test-slow: $(DEV)       ## run the tests that make test leaves out (24 minutes, or more)
+test-slow: $(DEV)       ## run the tests that make test leaves out (24 minutes)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "slow and not many"
 
 test-all: test test-slow  ## run both
