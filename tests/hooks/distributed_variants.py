@@ -181,14 +181,14 @@ class Observer:
     Attributes:
         parameter_bytes: of saved parameters, as the modules have them at that moment, and of their views.
         alias_bytes: of storages of parameters that were saved in another way, each counted once in a forward.
-        other_bytes: of all other storages, likewise.
+        other_bytes: of all other storages, likewise. `other_padding_bytes`: what is missing to multiples of 64.
         num_freed: storages of saved parameters that were empty before backward.
     """
 
     def __init__(self, training: Training) -> None:
         self.parameter_bytes = 0
         self.alias_bytes = 0
-        self.other_bytes = 0
+        self.other_bytes = self.other_padding_bytes = 0
         self.num_freed = 0
         self._training = training
         self._parameters: dict[int, torch.UntypedStorage] = {}
@@ -215,6 +215,8 @@ class Observer:
             self.alias_bytes += 0 if storage._cdata in self._aliases else storage.nbytes()
             self._aliases[storage._cdata] = storage
         else:
-            self.other_bytes += 0 if storage._cdata in self._others else storage.nbytes()
+            if storage._cdata not in self._others:
+                self.other_bytes += storage.nbytes()
+                self.other_padding_bytes += -storage.nbytes() % 64
             self._others[storage._cdata] = storage  # kept until backward, so that no other gets its address
         return tensor.detach()

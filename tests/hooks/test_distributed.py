@@ -106,7 +106,7 @@ def test_parameters_whole_or_gathered_never_stored(trained: list[Report], name: 
         batches_bytes = BATCH_BYTES * NUM_STEPS * variant.num_micro_batches if variant.saves_batch else 0
         assert kept.pop("alive elsewhere") == observed["alias_bytes"] + batches_bytes
         spilled_bytes, packed_bytes = report["spilled_bytes"], observed["other_bytes"] - batches_bytes
-        assert packed_bytes <= spilled_bytes < 1.01 * packed_bytes, "in groups each begins at a multiple of 64 bytes"
+        assert 0 <= spilled_bytes - packed_bytes <= observed["other_padding_bytes"], "in groups there is padding"
         assert (observed["alias_bytes"] > 0) != variant.is_checkpointed
         assert set(kept.values()) == {0}
         assert (observed["num_freed"] > 0) == variant.frees_parameters  # by FSDP, between forward and backward

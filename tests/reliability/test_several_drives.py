@@ -323,8 +323,6 @@ def test_index_that_cannot_be_read_on_one_drive_costs_the_records_of_that_drive(
     check_new_client(daemon)
 
 
-# One of some thirty runs waits for ever: perhaps LMDB goes round in a circle of pages with wrong numbers.
-@pytest.mark.slow
 @pytest.mark.parametrize("place", [0, 1], ids=["the first drive", "the second drive"])
 def test_index_that_cannot_be_changed_on_one_drive_ends_the_daemon_and_that_drive_is_cleared(
     drives: Drives, start_daemon: StartDaemon, place: int
