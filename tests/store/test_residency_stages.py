@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -466,6 +467,26 @@ def test_put_beyond_the_budget_waits_for_a_write(bench: Bench) -> None:
     for i, handle in enumerate(handles):
         assert torch.equal(store.get(handle), _tensor(i))
     assert store.stats().stall_seconds["pack waits for budget"] > 0
+
+
+def test_news_that_comes_just_as_a_look_ends_is_not_lost(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tierstore.residency.guard._LOOK_SECONDS", 0.05)
+    store, disk = bench.open(host_bytes=0)
+    handle = store.put(_tensor())
+    store.flush()
+    rules = store.residency.rules
+    end_discards = rules.end_discards
+
+    def ends_late(num_records: int) -> None:
+        time.sleep(1)  # under the lock: the look ends meanwhile, and then the waiter is notified
+        end_discards(num_records)
+
+    monkeypatch.setattr(rules, "end_discards", ends_late)
+    go_on = bench.stall_loop(disk)
+    del handle
+    flushing = bench.on_thread(store, store.flush)
+    go_on.set()
+    flushing.result(20)
 
 
 @pytest.mark.parametrize("what", ["put", "flush", "get"])

@@ -237,17 +237,18 @@ class Guard:
             self._progress.notify_all()  # a write that `flush` waits for was cancelled, and nobody else tells it
 
     def _wait(self, cause: str, record: Record | None = None) -> None:
-        """Wait for progress. Call it only while the engine has a job, or another thread is about to release its bytes.
+        """Wait for progress, a second at most: the caller looks whether there was any, and waits again.
 
-        `record`: the record whose bytes are waited for; None: the wait is for room. Raises what `refuse_to_wait` does.
+        A condition that is notified just as its time ends says that it was not. Call this only while the engine has a
+        job, or another thread is about to release its bytes. `record`: the record whose bytes are waited for; None: the
+        wait is for room. Raises what `refuse_to_wait` does.
         """
         self._engine.hurry()
         began = time.perf_counter()
         try:
             self.refuse_to_wait()
-            while not self._progress.wait(_LOOK_SECONDS) and self.closed is None:
-                if not self._engine.is_running:  # and could not tell
-                    self._end(StoreClosedError(self._name, "its engine's thread has died"))
+            if not self._progress.wait(_LOOK_SECONDS) and self.closed is None and not self._engine.is_running:
+                self._end(StoreClosedError(self._name, "its engine's thread has died"))  # and could not tell
         except BaseException as interrupt:
             if not self._lock_is_mine():  # the interrupt came as the condition began to wait
                 self._lock.acquire()
