@@ -13,7 +13,7 @@ import torch
 
 from tests.census import Census
 from tests.daemon.clients import sessions_of
-from tests.daemon.conftest import DaemonProcess, StartDaemon
+from tests.daemon.conftest import END_SECONDS, DaemonProcess, StartDaemon
 from tests.daemon.test_damaged_index import misnumber_pages
 from tests.daemon.training import gradients, make_model, nothing
 from tests.reliability.conftest import DRIVE_BYTES, OpenStore, end_well
@@ -332,12 +332,12 @@ def test_index_that_cannot_be_changed_on_one_drive_ends_the_daemon_and_that_driv
         stored = Stored(store, 0, [LARGE] * 6 + [SMALL] * 30)
         on_first = [is_in_files(drives[0] / FOLDER_NAME, content) for content in stored.contents]
         misnumber_pages(drives[place] / FOLDER_NAME / "index")
-        while daemon.process.poll() is None:  # the change that first frees such a page tells of it
+        while "is damaged" not in daemon.log:  # the change that first frees such a page tells of it
             gone = on_first.index(place == 0)
             del stored.handles[gone], stored.contents[gone], on_first[gone]
             with contextlib.suppress(DaemonUnavailableError):
                 store.flush()
-        assert daemon.process.returncode == 1
+        assert daemon.process.wait(END_SECONDS) == 1
         told = daemon.log.replace("\n", "")
         assert f"write failed at the index under {drives[place]}: " in told
         assert "what was stored there was cleared; start the daemon again" in told
