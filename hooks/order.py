@@ -99,8 +99,8 @@ class PackLog(NotedLog):
     def _keep_uncovered(self, coverage: Coverage, plan: Plan | None, index: int) -> None:
         """Leave on the accelerator what compute does not cover: see NOTE [What compute covers] in `coverage.py`."""
         self.residency.keep_on_device(0 if plan is None else coverage.staying_bytes(plan.trace.signatures[-1]))
-        record = self.records[index]
-        if plan is not None and index == 0 and record is not None and record.device is not None:
+        record = None if index else self.records[0]
+        if plan is not None and record is not None and record.device is not None:
             self._times = self.residency.time_graph(record)
 
     def times_from(self, record: Record) -> GraphTimes:

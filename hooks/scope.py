@@ -69,6 +69,7 @@ class OffloadScope:
         self._note = store.residency.note  # bound once: each pack needs them
         self._track = store.residency.track
         self._fits_on_device = store.residency.fits_on_device
+        self._may_gather = store.residency.rules.may_gather
         self._device_of = store.residency.device_of
         self._keys = store.keys
 
@@ -107,8 +108,10 @@ class OffloadScope:
             log = self._begin_log(node)
         reference = weakref.ref(root)
         itself = reference if base is None else None if tensor.requires_grad else weakref.ref(tensor)
-        is_foreseen = device is not None and log.tracks and self.tracks
-        if not (self._may_track(log, storage, node, nbytes) if is_foreseen else is_plain and device is None):
+        # Then the plan is asked before the tensor is packed.
+        is_foreseen = device is not None and self.tracks and (log.tracks or (log.nodes and self._may_gather(nbytes)))
+        leaves = self._leaves(log, storage, node, nbytes) if is_foreseen else None
+        if leaves is None and (device is not None or not is_plain):
             return self._book(tensor, reference, itself, node, follows_plan=not is_foreseen)
         if self._fresh and node != self._fresh_node:
             self._settle_fresh()
@@ -117,29 +120,34 @@ class OffloadScope:
         if device is None:
             self._note(saved, node, nbytes)
         else:
-            self._track(saved, node, nbytes, device)
+            self._track(saved, node, nbytes, device, leaves=leaves is True)
         if log.keeps_layouts:  # asked only now: NOTE [Layouts for traces] in living.py
             saved.layout = layout_of(tensor)
         if device is None and (log.plan is not None or saved.index == 0):
             log.follow_plan(saved.index, node, nbytes)
         return saved
 
-    def _may_track(self, log: PackLog, storage: torch.UntypedStorage, node: int, nbytes: int) -> bool:
-        """Whether the next tensor, on an accelerator, is to be tracked; else it is to be booked."""
+    def _leaves(self, log: PackLog, storage: torch.UntypedStorage, node: int, nbytes: int) -> bool | None:
+        """Whether the next tensor, on an accelerator, is tracked until it leaves with others, or because there is room.
+
+        None: it is to be booked.
+        """
+        leaves = not log.tracks
         if not log.nodes:
             self._residency.settle()  # orders learned from earlier logs are needed for this one
         if log.plan is not None or not log.nodes:
             index = len(log.nodes)
             log.follow_plan(index, node, nbytes)
-            if log.plan is not None and log.plan.leaves(index):
-                return False
+            leaves = leaves or (log.plan is not None and log.plan.leaves(index))
         if CLAIMS_ATTRIBUTE in storage.__dict__:
-            return False  # it may share that record
+            return None  # it may share that record
+        if leaves:
+            return True if self._may_gather(nbytes) else None
         if self._fits_on_device(nbytes) or storage._cdata in log.storages:
-            return True
+            return False
         if self._fresh and node != self._fresh_node:
             self._settle_fresh()
-        return self._residency.find_room_to_track(log, node, nbytes)
+        return False if self._residency.find_room_to_track(log, node, nbytes) else None
 
     def _stays_as_small(self, nbytes: int) -> bool:
         """Whether a storage of fewer than `min_bytes` stays. Counts it, for those that follow in the same graph."""

@@ -100,6 +100,7 @@ _ON_HOST: list[dict[str, Any]] = [
     {"host_bytes": "64MiB"},
     {"host_bytes": 0, "staging_bytes": 80 * KIB, "codec": "none", "most_noted_bytes": 8 * KIB},
     {"host_bytes": 10 * KIB, "staging_bytes": 320 * KIB, "most_noted_bytes": 80 * KIB},
+    {"host_bytes": 100 * KIB, "staging_bytes": 80 * KIB, "codec": "none", "most_noted_bytes": 20 * KIB},
 ]
 _ON_ACCELERATOR: list[dict[str, Any]] = [
     {"host_bytes": 0, "codec": "none", "copies": LateCopies},
@@ -107,6 +108,7 @@ _ON_ACCELERATOR: list[dict[str, Any]] = [
     {"host_bytes": "64MiB", "copies": partial(LateCopies, room_bytes=100 * KIB)},
     {"host_bytes": 100 * KIB, "copies": SimulatedCopies},
     {"host_bytes": "64MiB", "copies": LateCopies, "most_noted_bytes": 8 * KIB},
+    {"host_bytes": 0, "staging_bytes": 320 * KIB, "copies": LateCopies, "most_noted_bytes": 20 * KIB},
     {"host_bytes": 10 * KIB, "copies": partial(LateCopies, room_bytes=200 * KIB)},
 ]
 _SCOPES: dict[str, list[dict[str, Any]]] = {
@@ -233,7 +235,7 @@ _SETTINGS = settings(
 )
 
 
-@given(which=st.integers(0, 5), scope=st.integers(0, 3), program=_programs(24), known=_KNOWN)
+@given(which=st.integers(0, 6), scope=st.integers(0, 3), program=_programs(24), known=_KNOWN)
 @settings(_SETTINGS, max_examples=200)
 def test_random_graphs_same_account_as_plain(
     bench: Bench, which: int, scope: int, program: list[Step], known: Known
@@ -242,7 +244,7 @@ def test_random_graphs_same_account_as_plain(
 
 
 @pytest.mark.slow
-@given(which=st.integers(0, 5), scope=st.integers(0, 3), program=_programs(24), known=_KNOWN)
+@given(which=st.integers(0, 6), scope=st.integers(0, 3), program=_programs(24), known=_KNOWN)
 @settings(_SETTINGS, max_examples=1000)
 def test_more_random_graphs_same_account_as_plain(
     bench: Bench, which: int, scope: int, program: list[Step], known: Known

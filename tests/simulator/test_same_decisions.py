@@ -87,6 +87,9 @@ options = st.builds(Settings, **_OPTIONS)
 small_options = st.builds(Settings, **(_OPTIONS | {"host_bytes": _units(0, 2), "staging_bytes": _units(1, 12)}))
 device_options = st.builds(Settings, **_OPTIONS, device_bytes=_units(0, 12))
 windows = st.builds(Windows, flight_bytes=_units(0, 8), reload_bytes=_units(0, 8))
+_FOR_GROUPS = {"host_bytes": st.just(0) | _units(16, 40), "staging_bytes": _units(32, 64)}
+group_options = st.builds(Settings, **(_OPTIONS | _FOR_GROUPS), device_bytes=st.just(0) | _units(16, 32))
+group_windows = st.builds(Windows, flight_bytes=_units(16, 64), reload_bytes=_units(0, 16))
 scripts = st.builds(
     Script,
     after_action=st.lists(st.integers(0, 3), max_size=100),
@@ -214,6 +217,18 @@ def test_decisions_random_steps_on_an_accelerator_are_those_of_the_store(
     workload: Workload, how: Settings, script: Script, between: Windows
 ) -> None:
     _check(workload, how, script, between)
+
+
+@settings(_random_steps, max_examples=20, derandomize=True)
+@given(workloads(_ON_A_DEVICE), group_options, scripts, group_windows)
+def test_decisions_random_steps_of_groups_on_an_accelerator_are_those_of_the_store(
+    workload: Workload, how: Settings, script: Script, between: Windows
+) -> None:
+    """See NOTE [Groups] in `tierstore/residency/groups.py`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host, "SMALL_BYTES", 2 * _UNIT)
+        patch.setattr(host, "MOST_NOTED_BYTES", 8 * _UNIT)
+        _check(workload, how, script, between)
 
 
 @pytest.mark.many

@@ -7,11 +7,13 @@ from collections.abc import Iterable
 import torch
 
 from ..base.interrupts import is_interrupt
-from ..rules.groups import Group, Grouping
+from ..rules.groups import DEVICE_ALIGNMENT_BYTES, Group, Grouping
 from ..rules.ledger import Ledger
+from ..rules.windows import NUM_MEMBERS
+from .device import Streams
 from .groups import Part, become_members, copy_into, may_join_later, take_if_ours
 from .handle import Handle, Record
-from .layout import Layout, layout_of
+from .layout import Layout, layout_of, unseen_by_modes
 from .lent import LentViews
 from .noted import NotedLog, NotedTensor, NotedTensors
 from .ownership import records_over
@@ -30,8 +32,10 @@ class Booking:
         noted: NotedTensors,
         lent_views: LentViews,
         slots: Slots,
+        streams: Streams,
     ) -> None:
         self.noted = noted
+        self._streams = streams
         self._slots = slots
         self._begin_to_pin = slots.slab.begin_to_pin
         self._windows = ledger.windows
@@ -48,17 +52,38 @@ class Booking:
         """Book everything in host memory that is settled. Small tensors become groups: see NOTE [Groups]."""
         if not self.noted.num_bytes:
             return
-        by_storage: dict[tuple[int, int], list[NotedTensor]] = {}
-        for noted in self.noted.take():
-            by_storage.setdefault((noted.log.number, noted.storage_id), []).append(noted)
-        grouping = Grouping[Part](self._windows.group_bytes, self._windows.member_bytes)
-        for tensors in by_storage.values():
-            self._sort_in(tensors, grouping)
-        for group in grouping.rest():
-            self._book_group(group)
+        windows = self._windows
+        self._book_sorted(self.noted.take(), Grouping(windows.group_bytes, windows.member_bytes))
         self.noted.end_round()
 
-    def _sort_in(self, tensors: list[NotedTensor], grouping: Grouping[Part]) -> None:
+    @unseen_by_modes
+    def book_tracked(self, group_bytes: int, of: NotedLog | None = None) -> None:
+        """Book what is tracked and settled, of one log or of all: NOTE [Tracked, then booked] in `tracked.py`.
+
+        `group_bytes`: the most bytes of a group.
+        """
+        self._book_sorted(self.noted.take_tracked(of), self._grouping_on_device(group_bytes), may_wait=False)
+
+    @unseen_by_modes
+    def book_leaving(self, group_bytes: int, log: NotedLog, *, may_wait: bool) -> None:
+        """Book what is tracked, is settled, and waits to leave. `may_wait`: what others hold waits once more."""
+        self._book_sorted(self.noted.take_leaving(log), self._grouping_on_device(group_bytes), may_wait=may_wait)
+        log.num_sorted = len(log.nodes)
+
+    @staticmethod
+    def _grouping_on_device(group_bytes: int) -> Grouping[Part]:
+        return Grouping(group_bytes, group_bytes // NUM_MEMBERS, DEVICE_ALIGNMENT_BYTES)
+
+    def _book_sorted(self, tensors: Iterable[NotedTensor], grouping: Grouping[Part], *, may_wait: bool = True) -> None:
+        by_storage: dict[tuple[int, int], list[NotedTensor]] = {}
+        for noted in tensors:
+            by_storage.setdefault((noted.log.number, noted.storage_id), []).append(noted)
+        for of_storage in by_storage.values():
+            self._sort_in(of_storage, grouping, may_wait=may_wait)
+        for group in grouping.rest():
+            self._book_group(group)
+
+    def _sort_in(self, tensors: list[NotedTensor], grouping: Grouping[Part], *, may_wait: bool) -> None:
         """`tensors`: all of one storage that are noted and settled."""
         first = tensors[0]
         log = first.log
@@ -66,11 +91,11 @@ class Booking:
         is_small = 0 < nbytes <= grouping.largest_bytes and log.gathers
         part = take_if_ours(tensors, nbytes) if is_small else None
         if part is not None:
-            key = log.number, part.aliases[0].dtype, log.place_of(first.index)
+            key = log.number, part.aliases[0].dtype, log.place_of(first.index), first.stream
             group = grouping.add(part, nbytes, key)
             if group is not None:
                 self._book_group(group)
-        elif is_small and may_join_later(tensors):
+        elif is_small and may_wait and may_join_later(tensors):
             self.noted.put_back(tensors)
         else:
             self._book_each(tensors)
@@ -80,45 +105,48 @@ class Booking:
             self._book(noted)
 
     def _book_group(self, group: Group[Part]) -> None:
-        slot = self._slot_for(group)
-        if slot is None:
+        with torch.inference_mode(mode=False):  # `stats` may be called inside that mode, whose tensors have no version
+            record = self._record_of(group) if len(group.parts) > 1 else None
+        if record is None:
             for part in group.parts:
                 part.give_back()
                 self._book_each(part.tensors)
-            return
-        with torch.inference_mode(mode=False):  # `stats` may be called inside that mode, whose tensors have no version
-            self._book_in_slot(group, slot)
 
-    def _book_in_slot(self, group: Group[Part], slot: Slot) -> None:
-        copy_into(slot, group)
+    def _record_of(self, group: Group[Part]) -> Record | None:
+        """None: there is no memory for the group. Then each leaves from where it lies."""
         members = [noted for part in group.parts for noted in part.tensors]
         newest, dtype = members[-1], group.parts[0].aliases[0].dtype
-        log = newest.log
-        handle = log.maker.handle_for_group(self._slots.hand_out(slot), newest.key, dtype, len(members))
+        log, device = newest.log, newest.device
+        slot, memory = self._copied(group) if device is None else (None, self._gathered(group, device))
+        if memory is None:
+            return None
+        handle = log.maker.handle_for_group(memory, newest.key, dtype, len(members))
         record = handle.record
         record.slot = slot
+        if device is not None:
+            record.device, record.stream = device, newest.stream
+            self._begin_to_pin(device)
         log.place_group(record, members)
         self._records[record.key] = record
         self._pending.settle((record,))
         for part in group.parts:
             self._count_joins(part.tensors, part.aliases)
-        become_members(group, handle)
+        become_members(group, handle, None if device is None else self._streams.empty_on(memory.device))
+        return record
 
-    def _slot_for(self, group: Group[Part]) -> Slot | None:
-        """None: it is one storage, or the system has no memory. Then each leaves from where it lies."""
-        if len(group.parts) == 1:
-            return None
+    def _copied(self, group: Group[Part]) -> tuple[Slot | None, torch.Tensor | None]:
         try:
-            return self._slots.allocate(group.nbytes)
+            slot = self._slots.allocate(group.nbytes)
         except OSError as error:
             if is_interrupt(error):  # a time limit's TimeoutError is an OSError too
                 raise
-            return None
+            return None, None
+        copy_into(slot, group)
+        return slot, self._slots.hand_out(slot)
 
-    def book_tracked(self, of: NotedLog | None = None) -> None:
-        """Book what is tracked and settled, of one log or of all: NOTE [Tracked, then booked] in `tracked.py`."""
-        for tracked in self.noted.take_tracked(of):
-            self._book(tracked)
+    def _gathered(self, group: Group[Part], device: torch.device) -> torch.Tensor | None:
+        storages = [part.aliases[0] for part in group.parts]
+        return self._streams.gather(storages, group.first_bytes, device, group.parts[0].tensors[0].stream)
 
     def book_one(self, noted: NotedTensor) -> None:
         """Its bytes may be read from now on."""

@@ -23,7 +23,7 @@ keep the block for it until backward; here the user has to call `record_stream`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -32,6 +32,7 @@ import torch
 from ..rules.device import CopyBack, CopyOut, DeviceRules
 from ..rules.device_window import FLIGHT_BYTES, RELOAD_BYTES, DeviceWindow
 from ..rules.windows import Window
+from .capture import is_capturing
 from .copies import Copies, Marker
 from .graph_times import GraphTimes
 from .handle import Record
@@ -39,7 +40,7 @@ from .lent import LentViews
 from .ownership import unclaim
 from .slab import Slot
 
-__all__ = ["DeviceTier"]
+__all__ = ["DeviceTier", "Streams"]
 
 
 def _is_fast(slot: Slot) -> bool:
@@ -62,19 +63,19 @@ class DeviceTier(DeviceRules[Record]):
         note_copy: Callable[[Slot], bool] = _is_fast,
         resident: Window | None = None,
     ) -> None:
-        self.streams = _Streams(copies, LentViews() if lent_views is None else lent_views, note_copy)
+        self.streams = Streams(copies, LentViews() if lent_views is None else lent_views, note_copy)
         super().__init__(self.streams, DeviceWindow[Record](0, flight_bytes, reload_bytes, resident))
 
     def keep(self, limit_bytes: int) -> None:
         """Set how many bytes may stay. Times that are being taken are spoilt: they began under another limit."""
         self.streams.spoil_times()
-        self.window.resident.limit_bytes = limit_bytes
+        self.window.keep(limit_bytes)
 
     def time_graph(self, record: Record) -> GraphTimes:
         return self.streams.time_graph(record, self.window.resident.limit_bytes or 0)
 
 
-class _Streams:
+class Streams:
     """A `DeviceMemory` of real streams."""
 
     def __init__(self, copies: Copies, lent_views: LentViews, note_copy: Callable[[Slot], bool]) -> None:
@@ -105,6 +106,26 @@ class _Streams:
     def knows_current(self, device: torch.device) -> bool:
         """Whether that stream was noted before. Any thread, without the lock."""
         return self._copies.current_stream(device) in self._streams[device]
+
+    def gather(
+        self, storages: Sequence[torch.Tensor], first_bytes: Sequence[int], device: torch.device, stream: Any
+    ) -> torch.Tensor | None:
+        """The bytes of the tensors' storages in new memory of the device, each from its first byte on.
+
+        Their own memory may be freed afterwards. None: this thread does not work on `stream`, which packed them, or
+        captures a graph, or the device has no room. Returns uint8, shape [n]; what is between the storages is zero.
+        """
+        if self._copies.current_stream(device) != stream or is_capturing(device):
+            return None
+        parts = [_bytes_of(storage) for storage in storages]
+        try:
+            gathered = torch.cat(list(_padded(parts, first_bytes)))
+        except torch.OutOfMemoryError:
+            return None
+        for known in self._streams[device]:
+            for part in parts:
+                self._copies.share(part, known)
+        return gathered
 
     # --- times --------------------------------------------------------------------------------------------------
 
@@ -209,3 +230,13 @@ def _device_of(record: Record) -> torch.device:
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor's whole storage as uint8, shape [n], on its device; for reading, not for autograd."""
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+
+
+def _padded(parts: Sequence[torch.Tensor], first_bytes: Sequence[int]) -> Iterator[torch.Tensor]:
+    """The parts, with zeros before those that begin later than the one before ends."""
+    end = 0
+    for part, first_byte in zip(parts, first_bytes, strict=True):
+        if first_byte > end:
+            yield part.new_zeros(first_byte - end)
+        yield part
+        end = first_byte + len(part)

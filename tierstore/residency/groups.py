@@ -80,13 +80,13 @@ def copy_into(slot: Slot, group: Group[Part]) -> None:
         memmove(slot.address + first_byte, noted.address, noted.log.sizes[noted.index])
 
 
-def become_members(group: Group[Part], handle: Handle) -> None:
-    """The bytes are in the group's slot now. The tensors' own memory is freed."""
+def become_members(group: Group[Part], handle: Handle, empty: torch.Tensor | None) -> None:
+    """The bytes are in the group's memory now. The tensors' own is freed: they lie over `empty` (None: the CPU's)."""
     for part, first_byte in zip(group.parts, group.first_bytes, strict=True):
         for noted, alias in zip(part.tensors, part.aliases, strict=True):
             layout = layout_of(alias)
             counter = alias_of(alias, layout) if layout.conj or layout.neg else alias
             noted.log.join_group(noted.index, handle.record, Member(counter, noted.version, first_byte))
             noted.become(handle, layout)
-            counter.data = _EMPTY
+            counter.data = _EMPTY if empty is None else empty
         part.aliases.clear()

@@ -133,10 +133,10 @@ class Guard:
         size_bytes = host_bytes + staging_bytes
         self._slots = slots = Slots(windows, size_bytes, ledger.uncharged_bytes, counters=ledger.counters)
         self.slab = slots.slab
-        self._booking = Booking(ledger, self._noted, lent_views, slots)
         self._devices = DeviceTier(
             copies or AcceleratorCopies(), lent_views=lent_views, note_copy=slots.note_copy, resident=resident
         )
+        self._booking = Booking(ledger, self._noted, lent_views, slots, self._devices.streams)
         self._memory = StoreMemory(self._booking, slots, self._devices, lent_views)
         self.rules = Rules[Record](ledger, self._memory, self._devices, engine, engine.disk_budget_bytes)
         self.note_release = self.rules.released.append

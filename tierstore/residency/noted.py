@@ -131,6 +131,7 @@ class NotedLog:
         noted: the tensors in host memory that are only noted, dead ones included, by index.
         tracked: likewise, those on accelerators. `storages`: what is charged for them: see `TrackedBytes`.
         tracks: tensors on accelerators may still be tracked.
+        leaving: those of them that wait for enough others to leave in a group, with the bytes of each.
         remains: outlives the log; from it the store learns that the log has died.
         first_key: key of the first tensor's record.
         num_surveyed: how many tensors, from the first on, were checked for other owners of their storage.
@@ -157,6 +158,8 @@ class NotedLog:
         self.tracked: dict[int, TrackedReference[NotedTensor]] = {}
         self.storages: dict[int, list[int]] = {}
         self.tracks = False
+        self.leaving: dict[int, int] = {}
+        self.leaving_bytes = 0
         self.remains = begin(self)
         self.newest_node = -1
         self.is_settled = False
@@ -186,6 +189,11 @@ class NotedLog:
     def join_group(self, index: int, record: Record, member: Member) -> None:
         self.members[index] = member
         self.come_in(index, record)
+
+    def let_leave(self, index: int) -> None:
+        """Tracked tensor `index` is to leave with others."""
+        self.leaving[index] = self.sizes[index]
+        self.leaving_bytes += self.sizes[index]
 
     def place_of(self, index: int) -> Place | None:
         return None if self.plan is None else self.plan.place_of(index)
@@ -362,9 +370,13 @@ class NotedTensors:
     def put_back(self, tensors: Iterable[NotedTensor]) -> None:
         """They were taken, and stay noted."""
         for noted in tensors:
-            log = noted.log
+            log, index = noted.log, noted.index
             self._logs[log.number] = log.remains
-            self.num_bytes += log.enter(noted)
+            if noted.device is None:
+                self.num_bytes += log.enter(noted)
+            else:
+                self.tracked.add(noted, log, index, noted.storage_id, log.sizes[index])
+                log.let_leave(index)
 
     def end_round(self) -> None:
         """What is noted now was put back, or is not settled."""
@@ -375,11 +387,31 @@ class NotedTensors:
         """The same for those on accelerators, of one log or of all, those saved first first."""
         taken = []
         for log in self._living_logs() if of is None else (of,):
-            for index, tracked in log.settled(log.tracked):
-                self._untrack(log, index)
-                if tracked is not None:
-                    taken.append(tracked)
+            taken += self._take_tracked(log, log.tracked)
+            log.leaving, log.leaving_bytes = {}, 0
+            if not log.tracks:
+                for index in log.tracked:
+                    log.let_leave(index)
         return sorted(taken, key=attrgetter("key"))
+
+    def take_leaving(self, log: NotedLog) -> list[NotedTensor]:
+        """The same for those on accelerators that wait to leave. What is not settled waits on."""
+        leaving = log.leaving
+        log.leaving, log.leaving_bytes = {}, 0
+        waiting = {index: log.tracked[index] for index in leaving if index in log.tracked}
+        taken = self._take_tracked(log, waiting)
+        for index in waiting:
+            if index in log.tracked:
+                log.let_leave(index)
+        return taken
+
+    def _take_tracked(self, log: NotedLog, among: Mapping[int, TrackedReference[NotedTensor]]) -> list[NotedTensor]:
+        taken = []
+        for index, tracked in log.settled(among):
+            self._untrack(log, index)
+            if tracked is not None:
+                taken.append(tracked)
+        return taken
 
     def _living_logs(self) -> list[NotedLog]:
         return [log for reference in list(self._logs.values()) if (log := reference()) is not None]

@@ -99,6 +99,8 @@ def _num_aliases(ref: weakref.ref[Record], claims: Claims) -> int:
 
 def _num_view_aliases(record: Record) -> int:
     """Owners through handed-out views: two for a view of another dtype than the source's, which has its own base."""
+    if record.num_members > 1:
+        return len(record.views)  # each lies over its storage as an owner of its own, without a base
     source = record.source
     return sum(1 if view._base is source else 2 for view in record.views.values())
 

@@ -71,19 +71,27 @@ class Residency(HandingOut):
             self.end_interrupted(error)
             raise
 
-    def track(self, tracked: NotedTensor, node: int, nbytes: int, device: torch.device) -> None:
-        """The same for a tensor on an accelerator that has room: see NOTE [Tracked, then booked] in `tracked.py`."""
+    def track(self, tracked: NotedTensor, node: int, nbytes: int, device: torch.device, *, leaves: bool) -> None:
+        """The same for a tensor on an accelerator that has room: see NOTE [Tracked, then booked] in `tracked.py`.
+
+        `leaves`: it has not, and waits for enough others to leave with them.
+        """
         try:
             if self._lock_is_mine() or (len(LOCKS) > 1 and holds_any_lock()):  # as `lock` does
                 self._refuse_handler()
             with self._lock:
                 if self.closed is not None:
                     self._check_open()
-                rules = self.rules
-                tracked.log.newest_node = node
+                rules, log = self.rules, tracked.log
+                log.newest_node = node
                 device_rules = rules.device
                 must_act: object = rules.pending.must_be_examined or rules.blocked or rules.spill_error is not None
                 must_act = must_act or device_rules.flights or device_rules.busy  # as `rules.must_act`, without a call
+                if leaves and log.leaving_bytes + nbytes > rules.device_group_bytes:
+                    is_changing = True
+                    self._booking.book_leaving(self.rules.device_group_bytes, log, may_wait=True)
+                    is_changing = False
+                    must_act = True
                 if must_act:
                     self._relieve()
                 is_changing = True
@@ -92,6 +100,8 @@ class Residency(HandingOut):
                 counters.packed_tensors += 1
                 counters.packed_bytes += nbytes
                 self._noted.add(tracked, node, nbytes)
+                if leaves:
+                    log.let_leave(tracked.index)
                 if must_act:
                     device_rules.bound_flight()
                 is_changing = False  # noqa: F841 - `is_half_changed` reads it
@@ -101,7 +111,9 @@ class Residency(HandingOut):
 
     @whole
     def find_room_to_track(self, log: NotedLog, node: int, nbytes: int) -> bool:
-        """Node `node` will save a tensor. If dead ones give it no room, the log tracks no more. Does not wait."""
+        """Node `node` will save a tensor. If neither dead ones nor those that are to leave anyway give it room, the log
+        tracks no more. Does not wait.
+        """
         with self.lock:
             if self.closed is None:
                 self._drain()
@@ -109,10 +121,14 @@ class Residency(HandingOut):
                     return True
                 is_changing = True
                 log.newest_node = node
-                log.tracks = False
-                self._booking.book_tracked()
+                group_bytes = self.rules.device_group_bytes
+                if log.leaving:
+                    self._booking.book_leaving(group_bytes, log, may_wait=True)
+                if not self._devices.window.fits(nbytes):
+                    log.tracks = False
+                    self._booking.book_tracked(group_bytes)
                 is_changing = False  # noqa: F841
-            return False
+            return log.tracks
 
     @whole
     def save(self, record: Record, log: NotedLog, node: int, fresh: list[Record], *, is_new: bool = True) -> int:
@@ -131,9 +147,9 @@ class Residency(HandingOut):
             self._check_open()
             self._drain()
             is_changing = True
-            if log.tracked and not log.tracks:
+            if log.leaving_bytes > self.rules.device_group_bytes:
                 log.newest_node = node
-                self._booking.book_tracked(log)
+                self._booking.book_leaving(self.rules.device_group_bytes, log, may_wait=True)
             self.rules.pending.settle(fresh)
             fresh.clear()
             if is_new:
@@ -198,8 +214,8 @@ class Residency(HandingOut):
             if self.closed is None:
                 self._drain()
                 is_changing = True
-                if log.tracked and not (log.tracks and self._devices.window.fits(0)):
-                    self._booking.book_tracked(log)
+                if log.tracked:
+                    self._survey_tracked(log)
                 self.rules.relieve(None)
                 self._booking.survey(log)
                 self.rules.pending.survey()
@@ -281,6 +297,13 @@ class Residency(HandingOut):
 
     # --- under the lock --------------------------------------------------------------------------------------------
 
+    def _survey_tracked(self, log: NotedLog) -> None:
+        group_bytes = self.rules.device_group_bytes
+        if not (log.tracks and self._devices.window.fits(0)):
+            self._booking.book_tracked(group_bytes, log)
+        elif log.leaving:
+            self._booking.book_leaving(group_bytes, log, may_wait=False)
+
     def _register(self, record: Record) -> None:
         self._ledger.register(record)
         if record.device is not None:
@@ -338,7 +361,7 @@ class Residency(HandingOut):
             self._lent_views.take_back(None)
             self._drain()
             if self.closed is None:
-                self._booking.book_tracked()
+                self._booking.book_tracked(self.rules.device_group_bytes)
                 self.rules.examine()
                 self._engine.hurry()
             is_changing = False  # noqa: F841
@@ -383,7 +406,7 @@ class Residency(HandingOut):
         with self.lock:
             self._devices.keep(device_bytes)
             if not self._devices.window.fits(0):
-                self._booking.book_tracked()
+                self._booking.book_tracked(self.rules.device_group_bytes)
 
     @whole
     def time_graph(self, record: Record) -> GraphTimes:

@@ -213,6 +213,14 @@ class DeviceRules(Generic[R]):
         self._note_awaited(reload)
         reload.streams.append(stream)
 
+    def hand_over_again(self, record: R) -> bool:
+        """The same for one more tensor in the record's bytes. False: call `hand_over`."""
+        reload = self._reloaded.get(record.key)
+        if reload is None or self._memory.asked_on(record) not in reload.streams:
+            return False
+        self._asked_last = record.key
+        return True
+
     def _note_awaited(self, reload: _Reload[R]) -> None:
         self._num_ahead -= reload.memory is not None
         reload.memory = None

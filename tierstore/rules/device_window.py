@@ -18,7 +18,7 @@ from typing import Generic
 
 from .plan import Place
 from .record import R
-from .windows import Window
+from .windows import NUM_GROUPS, Window
 
 __all__ = ["FLIGHT_BYTES", "RELOAD_BYTES", "DeviceWindow"]
 
@@ -36,6 +36,7 @@ class DeviceWindow(Generic[R]):
     `resident` counts the bytes that stay, also those of tracked tensors, which are no records; its limit is the last
     scope's `device_bytes`. `in_flight` and `reloaded`
     count those that are being copied out, and were copied back; their limits leave out the room that they are lent.
+    `group_bytes`: the most bytes of a group, as far as these windows decide.
     """
 
     def __init__(
@@ -48,8 +49,15 @@ class DeviceWindow(Generic[R]):
         self.resident = resident or Window(limit_bytes)
         self.in_flight = Window(flight_bytes)
         self.reloaded = Window(reload_bytes)
+        self.keep(self.resident.limit_bytes or 0)
         self._resident: OrderedDict[int, tuple[R, int]] = OrderedDict()  # with its bytes; saved first, first
         self._leaving: OrderedDict[int, R] = OrderedDict()  # those of `_resident` that the plan sends away
+
+    def keep(self, limit_bytes: int) -> None:
+        """Set how many bytes may stay."""
+        self.resident.limit_bytes = limit_bytes
+        flight_bytes = self.in_flight.limit_bytes or 0
+        self.group_bytes = min(limit_bytes or flight_bytes, flight_bytes) // NUM_GROUPS
 
     def fits(self, nbytes: int) -> bool:
         """Whether `nbytes` more may stay, so that nothing has to leave for them."""

@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 from typing import Generic, TypeVar
 
-__all__ = ["Group", "Grouping"]
+__all__ = ["ALIGNMENT_BYTES", "DEVICE_ALIGNMENT_BYTES", "Group", "Grouping"]
 
 T = TypeVar("T")
 
-_ALIGNMENT_BYTES = 64
-"""As PyTorch's allocator of the CPU aligns: kernels may add in another order where the alignment is another."""
+ALIGNMENT_BYTES, DEVICE_ALIGNMENT_BYTES = 64, 512
+"""As PyTorch's allocators of the CPU and of accelerators align: kernels may add in another order where the alignment is
+another."""
 
 
 class Group(Generic[T]):
     """Storages that become one record, and where each one's bytes begin in it. `parts`: what is known of each."""
 
-    def __init__(self, first: T, nbytes: int) -> None:
+    def __init__(self, first: T, nbytes: int, alignment_bytes: int) -> None:
+        self._alignment_bytes = alignment_bytes
         self.parts = [first]
         self.first_bytes = [0]
         self.nbytes = nbytes
@@ -25,7 +27,7 @@ class Group(Generic[T]):
         return self._next_byte() + nbytes <= most_bytes
 
     def _next_byte(self) -> int:
-        return self.nbytes + -self.nbytes % _ALIGNMENT_BYTES
+        return self.nbytes + -self.nbytes % self._alignment_bytes
 
     def add(self, part: T, nbytes: int) -> None:
         first_byte = self._next_byte()
@@ -37,8 +39,9 @@ class Group(Generic[T]):
 class Grouping(Generic[T]):
     """Sorts storages of at most `largest_bytes` into groups of at most `most_bytes`."""
 
-    def __init__(self, most_bytes: int, largest_bytes: int) -> None:
+    def __init__(self, most_bytes: int, largest_bytes: int, alignment_bytes: int = ALIGNMENT_BYTES) -> None:
         self._most_bytes = most_bytes
+        self._alignment_bytes = alignment_bytes
         self.largest_bytes = largest_bytes
         self._open: dict[Hashable, Group[T]] = {}
 
@@ -48,7 +51,7 @@ class Grouping(Generic[T]):
         if group is not None and group.fits(nbytes, self._most_bytes):
             group.add(part, nbytes)
             return None
-        self._open[key] = Group(part, nbytes)
+        self._open[key] = Group(part, nbytes, self._alignment_bytes)
         return group
 
     def rest(self) -> Iterator[Group[T]]:

@@ -21,6 +21,7 @@ from .memory import Memory, Submissions
 from .record import R
 from .state import State
 from .up import Up
+from .windows import NUM_MEMBERS
 
 __all__ = ["NUM_PASSED", "Rules"]
 
@@ -49,6 +50,16 @@ class Rules(Up[R]):
         self.num_packing = 0
         self._disk_budget_bytes = disk_budget_bytes
         self._is_abandoned = False
+
+    # --- groups on an accelerator ---------------------------------------------------------------------------------
+
+    @property
+    def device_group_bytes(self) -> int:
+        return min(self.windows.device_group_bytes, self.device.window.group_bytes)
+
+    def may_gather(self, nbytes: int) -> bool:
+        """Whether a tensor on an accelerator, of a storage of `nbytes`, may leave in a group."""
+        return nbytes * NUM_MEMBERS <= self.device_group_bytes
 
     # --- requests -----------------------------------------------------------------------------------------------
 
@@ -88,6 +99,8 @@ class Rules(Up[R]):
         """
         state = record.state
         if index % NUM_PASSED == 0 or record.fetched or not (state is State.CLEAN or state is State.HOST):
+            return False
+        if record.device is not None and not self.device.hand_over_again(record):
             return False
         ahead.asked_for(index)
         ahead.reach.asked_for(record.nbytes // record.num_members)

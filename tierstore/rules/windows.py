@@ -33,17 +33,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .record import RuledRecord
 
-__all__ = ["MOST_NOTED_BYTES", "SMALL_BYTES", "HostWindows", "Window"]
+__all__ = ["MOST_NOTED_BYTES", "NUM_GROUPS", "NUM_MEMBERS", "SMALL_BYTES", "HostWindows", "Window"]
 
 SMALL_BYTES = 4 * 2**10
 """Tensors of at most so many bytes are small in any case. See NOTE [Small tensors]."""
 MOST_NOTED_BYTES = 4 * 2**20
 """The most bytes of small tensors that stay noted beyond the host window, and of a group."""
 _LEAST_NOTED_BYTES = 2**19
-_NUM_GROUPS = 4
+NUM_GROUPS = 4
 """So many groups fit into staging, so that one is written while the next ones are saved; and into host memory."""
-_NUM_MEMBERS = 4
+NUM_MEMBERS = 4
 """So many of the largest tensors fit into a group."""
+_DEVICE_GROUPS = 4
+"""A group on an accelerator is larger by this factor: its bytes take less time to move, and each record as much."""
 
 
 class Window:
@@ -84,6 +86,7 @@ class HostWindows:
         host_bytes_peak: the most bytes that were ever charged to host and to the part that staging took from it.
         noted_bytes: charged to staging for noted tensors: see NOTE [Small tensors].
         group_bytes, member_bytes: the most bytes of a group, and of a tensor in one.
+        device_group_bytes: the most bytes of a group on an accelerator, as far as these windows decide.
     """
 
     def __init__(self, host_bytes: int, staging_bytes: int, *, grows: bool = False) -> None:
@@ -148,8 +151,9 @@ class HostWindows:
 
     def _limit_groups(self) -> None:
         room_bytes = min(self.staging.limit_bytes or 0, self.host.limit_bytes or sys.maxsize)
-        self.group_bytes = min(self._most_noted_bytes, room_bytes // _NUM_GROUPS)
-        self.member_bytes = self.group_bytes // _NUM_MEMBERS
+        self.group_bytes = min(self._most_noted_bytes, room_bytes // NUM_GROUPS)
+        self.member_bytes = self.group_bytes // NUM_MEMBERS
+        self.device_group_bytes = min(_DEVICE_GROUPS * self._most_noted_bytes, room_bytes // NUM_GROUPS)
 
     def may_stay_noted(self, nbytes: int) -> bool:
         return (

@@ -7,12 +7,16 @@ from collections.abc import Iterable
 from itertools import chain
 
 from ..rules.device import DeviceRules
-from ..rules.groups import Group, Grouping
+from ..rules.groups import DEVICE_ALIGNMENT_BYTES, Group, Grouping
 from ..rules.ledger import Ledger
-from ..rules.windows import HostWindows
+from ..rules.windows import NUM_MEMBERS, HostWindows
 from .record import GraphLog, SimulatedRecord
 
 __all__ = ["SimulatedMemory"]
+
+
+def _grouping_on_device(group_bytes: int) -> Grouping[list[int]]:
+    return Grouping(group_bytes, group_bytes // NUM_MEMBERS, DEVICE_ALIGNMENT_BYTES)
 
 
 class SimulatedMemory:
@@ -62,9 +66,20 @@ class SimulatedMemory:
             self._device.window.resident.charge(log.saved[index].nbytes)
         self.ledger.counters.packed_tensors += 1
 
-    def book_tracked(self, log: GraphLog) -> None:
-        for index in log.settled(log.tracked):
-            self._book(log, index)
+    def book_tracked(self, log: GraphLog, group_bytes: int) -> None:
+        log.leave_none()
+        self._book_sorted(log, log.settled(log.tracked), _grouping_on_device(group_bytes), may_wait=False)
+        if not log.tracks:
+            for index in log.tracked:
+                log.let_leave(index)
+
+    def book_leaving(self, log: GraphLog, group_bytes: int, *, may_wait: bool = True) -> None:
+        leaving = [index for index in log.leave_none() if index in log.tracked]
+        self._book_sorted(log, log.settled(leaving), _grouping_on_device(group_bytes), may_wait=may_wait)
+        for index in leaving:
+            if index in log.tracked:
+                log.let_leave(index)
+        log.num_sorted = len(log.records)
 
     def join_if_booked(self, log: GraphLog, index: int) -> None:
         if log.unread_record_of(index) is not None:
@@ -79,23 +94,27 @@ class SimulatedMemory:
 
     def book_settled(self) -> None:
         log = self.log
-        if log is None:
+        if log is None or not self.num_bytes:
             return
+        windows = self.ledger.windows
+        self._book_sorted(log, log.settled(log.noted), Grouping(windows.group_bytes, windows.member_bytes))
+        log.num_sorted = len(log.records)
+
+    def _book_sorted(
+        self, log: GraphLog, among: Iterable[int], grouping: Grouping[list[int]], *, may_wait: bool = True
+    ) -> None:
         by_storage: dict[int, list[int]] = {}
-        for index in log.settled(log.noted):
+        for index in among:
             if index in log.let_go:
                 self._book(log, index)
             else:
                 by_storage.setdefault(log.root_of(index), []).append(index)
-        windows = self.ledger.windows
-        grouping = Grouping[list[int]](windows.group_bytes, windows.member_bytes)
         for indices in by_storage.values():
-            self._sort_in(log, indices, grouping)
+            self._sort_in(log, indices, grouping, may_wait=may_wait)
         for group in grouping.rest():
             self._book_group(log, group)
-        log.num_sorted = len(log.records)
 
-    def _sort_in(self, log: GraphLog, indices: list[int], grouping: Grouping[list[int]]) -> None:
+    def _sort_in(self, log: GraphLog, indices: list[int], grouping: Grouping[list[int]], *, may_wait: bool) -> None:
         """See `Booking._sort_in`."""
         saved = log.saved[indices[0]]
         is_small = 0 < saved.nbytes <= grouping.largest_bytes
@@ -103,7 +122,7 @@ class SimulatedMemory:
             group = grouping.add(indices, saved.nbytes, (saved.kind, log.place_of(indices[0])))
             if group is not None:
                 self._book_group(log, group)
-        elif not (is_small and log.may_join_later(indices)):
+        elif not (is_small and may_wait and log.may_join_later(indices)):
             self._book_each(log, indices)
 
     def _book_each(self, log: GraphLog, indices: Iterable[int]) -> None:
@@ -123,7 +142,7 @@ class SimulatedMemory:
         self.ledger.records[record.key] = record
         self.ledger.pending.settle((record,))
         for index in members:
-            self._remove(log.take_out_noted(index))
+            self._take_out(log, index)
             log.come_in(index, record)
 
     def survey(self, log: GraphLog) -> None:
@@ -133,10 +152,7 @@ class SimulatedMemory:
                 self._book(log, index)
 
     def _book(self, log: GraphLog, index: int) -> None:
-        if log.saved[index].on_device:
-            self._untrack(log, index)
-        else:
-            self._remove(log.take_out_noted(index))
+        self._take_out(log, index)
         if index in log.let_go:
             return
         record = log.unread_record_of(index)
@@ -148,6 +164,12 @@ class SimulatedMemory:
             self.ledger.records[record.key] = record
             self.ledger.pending.settle((record,))
         log.come_in(index, record)
+
+    def _take_out(self, log: GraphLog, index: int) -> None:
+        if log.saved[index].on_device:
+            self._untrack(log, index)
+        else:
+            self._remove(log.take_out_noted(index))
 
     def _untrack(self, log: GraphLog, index: int) -> None:
         log.take_out(index, log.tracked)

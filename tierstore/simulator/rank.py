@@ -87,8 +87,6 @@ class Rank:
             case Compute(seconds):
                 yield self._clock.work(self._compute, seconds)
             case Pack(index):
-                if not (log.has_left_over and log.saved[index].on_device):  # else `_book` does it
-                    self._settle_earlier(log, index)
                 yield from self._pack_on_device(log, index) if log.saved[index].on_device else self._note(log, index)
             case Unpack(index):
                 yield from self._unpack(log, index)
@@ -133,10 +131,10 @@ class Rank:
         if record is None:
             self._drain()
             record = log.make_record(index)
-        if log.has_left_over:
+        if log.leaving_bytes > self.rules.device_group_bytes:
             log.newest_node = log.saved[index].node
-            self._memory.book_tracked(log)
-            self._settle_earlier(log, index)
+            self._memory.book_leaving(log, self.rules.device_group_bytes)
+        self._settle_earlier(log, index)
         if is_new:
             self.ledger.register(record)
             self.rules.relieve(NUM_EXAMINED_PER_PACK)
@@ -154,46 +152,61 @@ class Rank:
         log.place(index, record)
 
     def _pack_on_device(self, log: GraphLog, index: int) -> Process:
-        is_foreseen = log.tracks
-        if is_foreseen and self._may_track(log, index):
-            yield from self._track(log, index)
-        else:
+        is_foreseen = log.tracks or (index > 0 and self.rules.may_gather(log.saved[index].nbytes))
+        leaves = self._leaves(log, index) if is_foreseen else None
+        if leaves is None:
             yield from self._book(log, index, follows_plan=not is_foreseen)
+        else:
+            self._settle_earlier(log, index)
+            yield from self._track(log, index, leaves=leaves)
 
-    def _may_track(self, log: GraphLog, index: int) -> bool:
-        """See `OffloadScope._may_track` and `Residency.find_room_to_track`."""
+    def _leaves(self, log: GraphLog, index: int) -> bool | None:
+        """See `OffloadScope._leaves` and `Residency.find_room_to_track`."""
         saved = log.saved[index]
         if index == 0:
             self._drain()
         if log.plan is not None or index == 0:
             log.follow_plan(index)
-        if (log.plan is not None and log.plan.leaves(index)) or log.is_claimed(index):
-            return False
+        if log.is_claimed(index):
+            return None
+        if not log.tracks or (log.plan is not None and log.plan.leaves(index)):
+            return True if self.rules.may_gather(saved.nbytes) else None
         if self.device.window.fits(saved.nbytes) or log.root_of(index) in log.charged:
-            return True
+            return False
+        self._settle_earlier(log, index)
         self._drain()
         if self.device.window.fits(saved.nbytes):
-            return True
+            return False
         log.newest_node = saved.node
+        if log.leaving:
+            self._memory.book_leaving(log, self.rules.device_group_bytes)
+        if self.device.window.fits(saved.nbytes):
+            return False
         log.tracks = False
-        self._memory.book_tracked(log)
-        return False
+        self._memory.book_tracked(log, self.rules.device_group_bytes)
+        return None
 
-    def _track(self, log: GraphLog, index: int) -> Process:
-        rules = self.rules
-        log.newest_node = log.saved[index].node
+    def _track(self, log: GraphLog, index: int, *, leaves: bool) -> Process:
+        rules, saved = self.rules, log.saved[index]
+        log.newest_node = saved.node
         must_act = rules.must_act()
+        if leaves and log.leaving_bytes + saved.nbytes > rules.device_group_bytes:
+            self._memory.book_leaving(log, rules.device_group_bytes)
+            must_act = True
         if must_act:
             self._drain()
             rules.relieve(NUM_EXAMINED_PER_PACK)
             yield from self._make_room()
         self._memory.track(log, index)
+        if leaves:
+            log.let_leave(index)
         if must_act:
             self.device.bound_flight()
         self.device.note_peak()
 
     def _note(self, log: GraphLog, index: int) -> Process:
         rules, saved = self.rules, log.saved[index]
+        self._settle_earlier(log, index)
         log.newest_node, log.is_settled = saved.node, False
         new_bytes = 0 if log.root_of(index) in log.num_noted else saved.nbytes
         is_short = rules.is_short_of(new_bytes)
@@ -268,7 +281,9 @@ class Rank:
     def _survey(self, log: GraphLog) -> None:
         self._drain()
         if log.tracked and not (log.tracks and self.device.window.fits(0)):
-            self._memory.book_tracked(log)
+            self._memory.book_tracked(log, self.rules.device_group_bytes)
+        elif log.leaving:
+            self._memory.book_leaving(log, self.rules.device_group_bytes, may_wait=False)
         self.rules.relieve(None)
         self._memory.survey(log)
         self.rules.pending.survey()

@@ -69,7 +69,7 @@ class SimulatedRecord:
         self.users = set(indices)
         self.num_members = len(self.users)
         self.nbytes = self.span_bytes = nbytes
-        self.is_in_place, self.is_read, self.slot = False, True, self
+        self.is_in_place, self.is_read, self.slot = False, True, None if self.has_device_bytes else self
 
     def move(self, to: State) -> None:
         if to not in MOVES[self.state]:
@@ -93,7 +93,7 @@ class GraphLog:
         noted: the indices of those in host memory that are only noted, dead ones included. `num_noted`: how many there
             are of each storage. `num_sorted`: how many packs there were when they were last sorted into groups.
         tracked: likewise, those on the accelerator. `charged`: how many there are of each storage, by its first tensor.
-        tracks: tensors on the accelerator may still be tracked.
+        tracks: tensors on the accelerator may still be tracked. `leaving`, `leaving_bytes`: as `NotedLog`'s.
         num_passed: how many tracked tensors backward has asked for.
         let_go: the indices of those that the graph has let go of.
         next_key: of what comes next.
@@ -121,6 +121,8 @@ class GraphLog:
         self.tracked: dict[int, None] = {}
         self.charged = Counter[int]()
         self.tracks = bool(budgets.device_bytes)
+        self.leaving: dict[int, int] = {}
+        self.leaving_bytes = 0
         self.num_passed = 0
         self.let_go: set[int] = set()
         self.held: set[int] = set()
@@ -165,10 +167,13 @@ class GraphLog:
         del self.charged[root]
         return self.saved[index].nbytes
 
-    @property
-    def has_left_over(self) -> bool:
-        """Whether tensors are still tracked that were not settled when there was no more room for them."""
-        return bool(self.tracked) and not self.tracks
+    def let_leave(self, index: int) -> None:
+        self.leaving[index] = self.saved[index].nbytes
+        self.leaving_bytes += self.saved[index].nbytes
+
+    def leave_none(self) -> dict[int, int]:
+        leaving, self.leaving, self.leaving_bytes = self.leaving, {}, 0
+        return leaving
 
     def is_claimed(self, index: int) -> bool:
         return self.root_of(index) in self._by_root

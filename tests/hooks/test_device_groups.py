@@ -1,0 +1,190 @@
+"""Small tensors leave an accelerator together: NOTE [Groups] in `tierstore/residency/groups.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from tests.conftest import MakeStore
+from tests.hooks.late_copies import LateCopies
+from tests.hooks.programs import forget_after_error
+from tests.inspect_store import inspect
+from tierstore import ModifiedInPlaceError, TierStore, tiered_offload
+from tierstore.rules import windows
+
+_KIB = 2**10
+_NUM = 40
+
+
+@pytest.fixture(autouse=True)
+def _as_outside_of_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(windows, "MOST_NOTED_BYTES", 4 * 2**20)
+
+
+class _Streams(LateCopies):
+    now = "first"
+
+    def current_stream(self, device: torch.device) -> str:
+        return f"{self.now} of {device}"
+
+
+@pytest.fixture
+def copies() -> Iterator[_Streams]:
+    engine = _Streams()
+    yield engine
+    engine.end()
+    assert engine.num_dead == 0, "no block is used again before its copy is over"
+
+
+@pytest.fixture
+def store(make_store: MakeStore, copies: _Streams) -> TierStore:
+    """Groups are of 64 KiB at most, of tensors of 16 KiB at most."""
+    return make_store(host_bytes="64MiB", staging_bytes="256KiB", copies=copies)
+
+
+def _chain(leaf: torch.Tensor, num: int = _NUM) -> torch.Tensor:
+    value = leaf
+    for _ in range(num):
+        value = value.sin()
+    return value.sum()
+
+
+def _leaf(num_numbers: int = _KIB) -> torch.Tensor:
+    return torch.full((num_numbers,), 0.5, requires_grad=True)
+
+
+def _gradient(loss: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
+    return torch.autograd.grad(loss, leaf, retain_graph=True)[0]
+
+
+def _group_sizes(store: TierStore) -> list[int]:
+    return sorted(record.num_members for record in inspect(store).records)
+
+
+@pytest.mark.parametrize("host_bytes", ["64MiB", 0])
+def test_small_tensors_leave_and_come_back_in_groups(make_store: MakeStore, copies: _Streams, host_bytes: Any) -> None:
+    store = make_store(host_bytes=host_bytes, staging_bytes="256KiB", copies=copies)
+    expected = _gradient(_chain(leaf := _leaf()), leaf)
+    for _ in range(3):  # with a plan too
+        num_before = copies.num_out
+        with tiered_offload(store, min_bytes=0):
+            loss = _chain(leaf)
+        store.flush()
+        sizes = _group_sizes(store)
+        assert sum(sizes) == store.stats().live_handles == _NUM - 1  # the leaf stays
+        assert len(sizes) <= 5, "16 tensors of 4 KiB fit into a group"
+        assert copies.num_out - num_before == len(sizes)
+        for _ in range(2):
+            assert torch.equal(_gradient(loss, leaf), expected)
+        del loss
+        stats = store.stats()
+        assert (stats.live_handles, stats.host_bytes, stats.device_bytes) == (0, 0, 0)
+    assert copies.num_in <= copies.num_out * 2
+
+
+def test_what_stays_is_in_no_group_and_what_leaves_by_the_plan_is(store: TierStore, copies: _Streams) -> None:
+    expected = _gradient(_chain(leaf := _leaf()), leaf)
+    for step in range(3):
+        num_before = copies.num_out
+        with tiered_offload(store, min_bytes=0, device_bytes=64 * _KIB):
+            loss = _chain(leaf)
+        num_tracked = _NUM - 1 - sum(_group_sizes(store))
+        assert step == 0 or num_tracked == 16, "the last ones need no record"
+        assert copies.num_out - num_before <= 12, "four tensors of 4 KiB are a fourth of what may stay"
+        assert torch.equal(_gradient(loss, leaf), expected)
+        del loss
+    assert store.stats().device_bytes == 0
+
+
+def test_what_others_hold_waits_once_and_leaves_alone(store: TierStore) -> None:
+    leaf = _leaf()
+    with tiered_offload(store, min_bytes=0):
+        values = [leaf.sin()]
+        for _ in range(_NUM):
+            values.append(values[-1].sin())
+        loss = values[-1].sum()
+    assert set(_group_sizes(store)) == {1}
+    assert store.stats().offloaded_bytes == 0
+    values.clear()
+    assert torch.equal(*(_gradient(each, leaf) for each in (loss, _chain(leaf, _NUM + 1))))
+
+
+def test_change_in_place_is_found_as_one_of_the_tensor_that_was_changed(store: TierStore) -> None:
+    leaf = _leaf()
+    with tiered_offload(store, min_bytes=0):
+        values = [leaf * number for number in range(24)]
+        losses = [value.sin().sum() for value in values]
+        changed = values[3]
+        values.clear()
+        changed.add_(1)
+        del changed
+    assert max(_group_sizes(store)) > 1
+    for number, loss in enumerate(losses):
+        if number == 3:
+            with pytest.raises(ModifiedInPlaceError):
+                _gradient(loss, leaf)
+        else:
+            assert torch.equal(_gradient(loss, leaf), _gradient((leaf * number).sin().sum(), leaf))
+    forget_after_error()
+
+
+def test_views_lazy_bits_and_dtypes_come_back(store: TierStore) -> None:
+    def loss_of(leaf: torch.Tensor) -> torch.Tensor:
+        total = leaf.new_zeros(())
+        for number in range(8):
+            half, turned = (leaf * number).bfloat16(), torch.complex(leaf, leaf + number)
+            halves = (leaf + number).cos().chunk(2)
+            total = total + (half * half.sin()).float().sum() + (turned.conj() * turned.conj()[3:4]).imag.exp().sum()
+            total = total + halves[0].sin().sum() + halves[1].sin().sum()
+        return total
+
+    leaf = _leaf(301)  # no storage ends where the next may begin
+    with tiered_offload(store, min_bytes=0):
+        loss = loss_of(leaf)
+    assert max(_group_sizes(store)) > 2
+    assert torch.equal(_gradient(loss, leaf), _gradient(loss_of(leaf), leaf))
+
+
+def test_graph_of_groups_that_is_dropped_leaves_nothing(store: TierStore, copies: _Streams) -> None:
+    leaf = _leaf()
+    with tiered_offload(store, min_bytes=0):
+        loss = _chain(leaf)
+        assert copies.num_out, "while the others are saved"
+    del loss
+    copies.synchronize()
+    stats = store.stats()
+    assert (stats.live_handles, stats.host_bytes, stats.device_bytes) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("why", ["another stream", "no room"])
+def test_each_leaves_alone_where_no_group_can_be_made(
+    store: TierStore, copies: _Streams, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    leaf = _leaf()
+    with tiered_offload(store, min_bytes=0):
+        loss = _chain(leaf, 10)
+        if why == "another stream":
+            copies.now = "second"
+        else:
+            monkeypatch.setattr(torch, "cat", _no_room)
+    assert _group_sizes(store) == [1] * 9
+    assert torch.equal(_gradient(loss, leaf), _gradient(_chain(leaf, 10), leaf))
+
+
+def _no_room(_: object) -> torch.Tensor:
+    raise torch.OutOfMemoryError("for the test")
+
+
+def test_second_derivative_of_what_came_back_in_groups(store: TierStore) -> None:
+    def second(leaf: torch.Tensor, context: Any) -> torch.Tensor:
+        with context:
+            loss = _chain(leaf, 12)
+            (first,) = torch.autograd.grad(loss, leaf, create_graph=True)
+            return _gradient((first * first).sum(), leaf)
+
+    leaf = _leaf()
+    expected = second(leaf, torch.enable_grad())
+    assert torch.equal(second(leaf, tiered_offload(store, min_bytes=0)), expected)
