@@ -188,3 +188,35 @@ def test_second_derivative_of_what_came_back_in_groups(store: TierStore) -> None
     leaf = _leaf()
     expected = second(leaf, torch.enable_grad())
     assert torch.equal(second(leaf, tiered_offload(store, min_bytes=0)), expected)
+
+
+@pytest.mark.parametrize("room_bytes", [4 * _KIB, 20 * _KIB])
+def test_full_device_gets_one_member(make_store: MakeStore, room_bytes: int) -> None:
+    copies = LateCopies(room_bytes)
+    store = make_store(host_bytes="64MiB", staging_bytes="256KiB", copies=copies)
+    expected = _gradient(_chain(leaf := _leaf()), leaf)
+    for _ in range(3):
+        with tiered_offload(store, min_bytes=0):
+            loss = _chain(leaf)
+        store.flush()
+        assert max(_group_sizes(store)) > 1
+        for _ in range(2):
+            assert torch.equal(_gradient(loss, leaf), expected)
+        del loss
+    assert copies.num_refused
+    assert copies.num_dead == 0
+    copies.end()
+
+
+def test_device_without_room_for_one_member_says_where_the_bytes_are(make_store: MakeStore) -> None:
+    copies = LateCopies(room_bytes=2 * _KIB)
+    store = make_store(host_bytes="64MiB", staging_bytes="256KiB", copies=copies)
+    with tiered_offload(store, min_bytes=0):
+        loss = _chain(leaf := _leaf())
+    with pytest.raises(torch.OutOfMemoryError) as raised:
+        _gradient(loss, leaf)
+    assert "bytes that backward asks for are in host memory still" in raised.value.__notes__[0]
+    copies._room_bytes = None
+    forget_after_error()
+    assert torch.equal(_gradient(loss, leaf), _gradient(_chain(leaf), leaf))
+    copies.end()

@@ -31,11 +31,13 @@ import torch
 
 from ..rules.device import CopyBack, CopyOut, DeviceRules
 from ..rules.device_window import FLIGHT_BYTES, RELOAD_BYTES, DeviceWindow
+from ..rules.groups import DEVICE_ALIGNMENT_BYTES
 from ..rules.windows import Window
 from .capture import is_capturing
 from .copies import Copies, Marker
 from .graph_times import GraphTimes
 from .handle import Record
+from .layout import Layout, span_of
 from .lent import LentViews
 from .ownership import unclaim
 from .slab import Slot
@@ -169,7 +171,7 @@ class Streams:
         except torch.OutOfMemoryError as error:
             if not must:
                 return None  # do not keep the error: its frames would hold on to tensors
-            error.add_note(f"tierstore: {record.nbytes} bytes that backward asks for are in host memory still")
+            _say_where(error, record.nbytes)
             raise
         source.data = target
         record.ready = copied
@@ -178,6 +180,27 @@ class Streams:
             times.copies_in(record.nbytes)
         self._note(slot)
         return CopyBack(target, copied)
+
+    def copy_part_back(self, record: Record, layout: Layout) -> tuple[int, torch.Tensor]:
+        """Copy only what a tensor of that layout needs, for this thread's stream, which waits for the copy.
+
+        Returns the first byte, and the bytes: uint8, shape [n]. Raises torch.OutOfMemoryError.
+        """
+        slot, device = record.slot, _device_of(record)
+        if slot is None:
+            raise RuntimeError(f"handle {record.key}: copied back without a slot")
+        first, end = span_of((layout,), record.nbytes)
+        first -= first % DEVICE_ALIGNMENT_BYTES
+        stream = self.note_current(device)
+        try:
+            target, record.ready = self._copies.copy_in(slot.as_plain_tensor()[first:end], device, stream, record.ready)
+        except torch.OutOfMemoryError as error:
+            _say_where(error, end - first)
+            raise
+        if (times := self._open_times()) is not None:
+            times.copies_in(end - first)
+        self._wait(stream, record.ready)
+        return first, target
 
     def _note(self, slot: Slot) -> None:
         if not self._note_copy(slot):
@@ -219,6 +242,10 @@ class Streams:
         source = record.source
         if stream != record.stream and source is not None:
             self._copies.share(source, stream)
+
+
+def _say_where(error: torch.OutOfMemoryError, nbytes: int) -> None:
+    error.add_note(f"tierstore: {nbytes} bytes that backward asks for are in host memory still")
 
 
 def _device_of(record: Record) -> torch.device:

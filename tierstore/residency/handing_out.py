@@ -153,9 +153,23 @@ class HandingOut(Guard):
     ) -> torch.Tensor:
         source = self._check_unchanged(record, layout)
         is_changing = True
-        self.rules.hand_over(record, reload_ahead, index)
+        is_there = self.rules.hand_over(record, reload_ahead, index)
+        if not is_there:
+            return self._member_alone(record, layout, counter)
         is_changing = False  # noqa: F841 - a new view that is not kept does no harm
         return self._view_of(record, source, layout, counter)
+
+    def _member_alone(self, record: Record, layout: Layout, counter: torch.Tensor | None) -> torch.Tensor:
+        """A member of a group, in memory of its own. A full device may have room for that; else its error is raised."""
+        try:
+            first, memory = self._devices.streams.copy_part_back(record, layout)
+        except torch.OutOfMemoryError:
+            self._devices.make_room()
+            first, memory = self._devices.streams.copy_part_back(record, layout)
+        self._counters.reloaded_bytes += len(memory)
+        view = rebuild_apart(memory, layout._replace(offset=layout.offset - first // layout.dtype.itemsize), counter)
+        self._lent_views.keep(record, (view,))
+        return view
 
     def _view_of(
         self, record: Record, source: torch.Tensor, layout: Layout, counter: torch.Tensor | None

@@ -96,6 +96,7 @@ class DeviceRules(Generic[R]):
 
     Attributes:
         window: how much may stay, be on its way out, and be copied back ahead.
+        too_large: keys of groups for which the device had no room as a whole.
         flights, busy: copies that are not known to be over: those that still hold device memory, and the others.
         peak_bytes: the most device memory that only the store held at once, since `begin_peak`.
     """
@@ -104,6 +105,7 @@ class DeviceRules(Generic[R]):
         self._memory = memory
         self.window = window
         self.peak_bytes = 0
+        self.too_large: set[int] = set()
         self.flights: deque[_Flight[R]] = deque()
         self._reloaded: OrderedDict[int, _Reload[R]] = OrderedDict()
         self._asked_last = 0  # key of the record that was handed over last; it may be in use right now
@@ -264,6 +266,7 @@ class DeviceRules(Generic[R]):
         self._memory.forget(record)
 
     def unload(self, record: R) -> None:
+        self.too_large.discard(record.key)
         reload = self._reloaded.pop(record.key, None)
         if reload is not None:
             self.window.reloaded.discharge(reload.nbytes)

@@ -108,14 +108,18 @@ class Rules(Up[R]):
         self.used(record)
         return True
 
-    def hand_over(self, record: R, reload_ahead: Lookahead[R] | None, index: int) -> None:
+    def hand_over(self, record: R, reload_ahead: Lookahead[R] | None, index: int) -> bool:
+        """False: its device has no room for a whole group."""
         if record.device is not None:
-            self.reload_demanded(record, reload_ahead)
+            if not self.reload_demanded(record, reload_ahead):
+                self.used(record)
+                return False
             self.device.hand_over(record)
             if reload_ahead is not None:
                 reload_ahead.asked_for(index)
                 self.reload_ahead(reload_ahead)
         self.used(record)
+        return True
 
     def pass_by(self, ahead: Lookahead[R], reload_ahead: Lookahead[R], index: int) -> bool:
         """Backward has asked for pack `index`, which is tracked: bring back what comes next.

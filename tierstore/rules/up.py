@@ -124,16 +124,22 @@ class Up(Down[R]):
 
     # --- from host memory to the device -------------------------------------------------------------------------
 
-    def reload_demanded(self, record: R, ahead: Lookahead[R] | None = None) -> None:
+    def reload_demanded(self, record: R, ahead: Lookahead[R] | None = None) -> bool:
         """Copy a record's bytes, which are in host memory, to its device now.
 
         `ahead`: tells which other copies backward needs soon.
         If the device has no room, all its other copies are dropped, and the copy is tried once more. The error of that
-        is raised; the bytes are still in host memory.
+        is raised; the bytes are still in host memory. For a group, False is returned instead.
         """
-        if not self._reload(record, ahead):
-            self.device.make_room()
-            self._reload(record, ahead, must=True)
+        if record.key in self.device.too_large:
+            return False
+        if self._reload(record, ahead):
+            return True
+        self.device.make_room()
+        if self._reload(record, ahead, must=record.num_members == 1):
+            return True
+        self.device.too_large.add(record.key)  # each try would empty the allocator's cache
+        return False
 
     def _reload(self, record: R, ahead: Lookahead[R] | None, *, must: bool = False) -> bool:
         alive = record.keep_alive()
