@@ -25,10 +25,16 @@ def _as_outside_of_tests(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class _Streams(LateCopies):
-    now = "first"
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = "first"
+        self.shared: list[tuple[int, str]] = []
 
     def current_stream(self, device: torch.device) -> str:
         return f"{self.now} of {device}"
+
+    def share(self, memory: torch.Tensor, stream: str) -> None:
+        self.shared.append((len(memory), stream))
 
 
 @pytest.fixture
@@ -145,6 +151,8 @@ def test_views_lazy_bits_and_dtypes_come_back(store: TierStore) -> None:
     with tiered_offload(store, min_bytes=0):
         loss = loss_of(leaf)
     assert max(_group_sizes(store)) > 2
+    log = store.of_thread.logs.popitem()[1]()
+    assert {member.first_byte % 512 for member in log.members.values()} == {0}
     assert torch.equal(_gradient(loss, leaf), _gradient(loss_of(leaf), leaf))
 
 
@@ -157,6 +165,25 @@ def test_graph_of_groups_that_is_dropped_leaves_nothing(store: TierStore, copies
     copies.synchronize()
     stats = store.stats()
     assert (stats.live_handles, stats.host_bytes, stats.device_bytes) == (0, 0, 0)
+
+
+def test_memory_of_members_is_kept_for_every_stream_that_may_use_it(store: TierStore, copies: _Streams) -> None:
+    leaf = _leaf()
+    for _ in range(2):
+        copies.now = "first"
+        with tiered_offload(store, min_bytes=0, device_bytes="64MiB"):
+            first = _chain(leaf, 4)
+        copies.now = "second"
+        _gradient(first, leaf)
+        del first
+    copies.now = "first"
+    with tiered_offload(store, min_bytes=0):
+        loss = _chain(leaf, 11)
+        copies.shared.clear()
+    assert max(_group_sizes(store)) >= 4
+    names = [name.split()[0] for nbytes, name in copies.shared if nbytes == 4 * _KIB]
+    assert names.count("second") >= max(_group_sizes(store))
+    assert torch.equal(_gradient(loss, leaf), _gradient(_chain(leaf, 11), leaf))
 
 
 @pytest.mark.parametrize("why", ["another stream", "no room"])

@@ -15,10 +15,10 @@ MUTATIONS = {
             "DeviceRules.hand_over", "stream in reload.streams", "reload.streams"
         ),
         "a block that another stream was made to read is not given away before that has read it": never(
-            "_Streams.wait_where_asked", "stream != record.stream"
+            "Streams.wait_where_asked", "stream != record.stream"
         ),
         "a block is not given away before every stream that may use it is through with it": drop(
-            "_Streams.share", "self._copies.share(memory, stream)"
+            "Streams.share", "self._copies.share(memory, stream)"
         ),
         "what is reloaded and not asked for holds its block until it is copied": never(
             "DeviceRules.unload", "reload.memory is not None"
@@ -59,11 +59,41 @@ MUTATIONS = {
     },
     "test_shortage_of_one_graph_books_others_too": {
         "where a device is short of room, what is tracked is booked": drop(
-            "Residency.find_room_to_track", "self._booking.book_tracked()"
+            "Residency.find_room_to_track", "self._booking.book_tracked(group_bytes)"
         ),
     },
     "test_less_may_stay_from_now_on_books_what_is_tracked": {
-        "so it is where less may stay from now on": drop("Residency.keep_on_device", "self._booking.book_tracked()"),
+        "so it is where less may stay from now on": drop(
+            "Residency.keep_on_device", "self._booking.book_tracked(self.rules.device_group_bytes)"
+        ),
+    },
+    "test_each_leaves_alone_where_no_group_can_be_made": {
+        "a group is gathered on the stream that packed its members": never(
+            "Streams.gather", "self._copies.current_stream(device) != stream or is_capturing(device)"
+        ),
+    },
+    "test_memory_of_members_is_kept_for_every_stream_that_may_use_it": {
+        "the blocks of a group's members are not given away before every stream is through with them": drop(
+            "Streams.gather", "self._copies.share(part, known)"
+        ),
+    },
+    "test_small_tensors_leave_and_come_back_in_groups": {
+        "one more member is handed out at once only where its group's copy back was waited for": never(
+            "Rules.next_member", "record.device is not None and not self.device.hand_over_again(record)"
+        ),
+        "what waits for a group leaves at the end of the scope": never(
+            "Residency._survey_tracked", "not (log.tracks and self._devices.window.fits(0))"
+        ),
+    },
+    "test_views_lazy_bits_and_dtypes_come_back": {
+        "a member begins as a block of the device's allocator does": replace(
+            "Booking._grouping_on_device", "DEVICE_ALIGNMENT_BYTES", "64"
+        ),
+    },
+    "test_full_device_gets_one_member": {
+        "a full device gets the member alone": replace(
+            "Up.reload_demanded", "must=record.num_members == 1", "must=True"
+        ),
     },
     "test_dropped_graph_gives_the_room_back": {
         "the room of what was tracked is given back": drop("NotedTensors.drop_ended", "self.tracked.end(remains)"),
@@ -121,7 +151,7 @@ MUTATIONS = {
             "DeviceRules.when_copied", "self._may_ask and end.query()"
         ),
         "device memory is held until it is copied": replace(
-            "_Streams.copy_out", "CopyOut(memory, ...)", "CopyOut(memory[:0].clone(), ...)"
+            "Streams.copy_out", "CopyOut(memory, ...)", "CopyOut(memory[:0].clone(), ...)"
         ),
         "a finalizer parks what is being copied": after(
             "DeviceRules.release",
@@ -134,17 +164,17 @@ MUTATIONS = {
     },
     "test_reload_waits_for_the_copy_out_that_still_runs": {
         "a reload waits for the copy that fills its slot": replace(
-            "_Streams.copy_back", "record.ready", "None", inside="self._copies.copy_in(...)"
+            "Streams.copy_back", "record.ready", "None", inside="self._copies.copy_in(...)"
         ),
     },
     "test_reload_on_another_stream_than_the_records_waits_there_too": {
         "the stream at pack is kept with the record; a reload's target is allocated under it": replace(
-            "_Streams.copy_back", "record.stream", "self._copies.current_stream(_device_of(record))"
+            "Streams.copy_back", "record.stream", "self._copies.current_stream(_device_of(record))"
         ),
     },
     "test_offload_on_another_stream_than_the_records_follows_the_records": {
         "a copy out waits for the stream that packed": replace(
-            "_Streams.copy_out", "record.stream", "self._copies.current_stream(_device_of(record))"
+            "Streams.copy_out", "record.stream", "self._copies.current_stream(_device_of(record))"
         ),
     },
     "test_offload_beyond_the_bound_makes_the_stream_wait_not_the_host": {

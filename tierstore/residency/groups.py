@@ -14,6 +14,15 @@ written, read, evicted and released as one. Each member is handed out as a view 
 * A group is asked for once for each member. It counts as used only when no member is asked for any more.
 * The group is released when its last member is. Until then the others take room, at most the size of a group.
 
+On an accelerator small tensors that have to leave stay tracked until there are enough of them (NOTE [Tracked, then
+booked] in `tracked.py`). Then they are gathered in new memory of the device, on the stream that packed them: by one
+kernel, and one copy serves all. That memory is the source of the group's record, which moves like any other.
+
+* The members of such a group also have one stream. Where that is not the stream of the thread that gathers, where it is
+  being captured, or where the device has no room for both, each tensor leaves by itself.
+* A member begins at a multiple of 512 bytes, as a block of the device's allocator does.
+* A full device that has no room for a group gets the member that is asked for, in memory of its own.
+
 Tensors in a trace have no groups: the trace tells of each of them.
 """
 

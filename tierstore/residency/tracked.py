@@ -4,8 +4,12 @@ NOTE [Tracked, then booked]
 A tensor on an accelerator that stays there for now needs no record either (NOTE [Noted, then booked] in `noted.py`). It
 is *tracked* as long as the window of what stays on devices has room for it, and the plan, if there is one, does not
 send it away. The window is charged with its bytes at once, whoever else holds them. All tracked tensors are booked when
-the window is short of room; the log that was short of it books each tensor from then on. Then those leave that would
-have left if each had been booked when it was packed.
+the window is short of room. Then those leave that would have left if each had been booked when it was packed. From then
+on the log that was short of room books each tensor when it is packed, unless it is small.
+
+A small tensor that has to leave, by the plan or because its log was short of room, is tracked too, and *leaves* when
+there are enough of them for a group (NOTE [Groups] in `groups.py`), or at the end of the scope. So the window may be
+exceeded by a group, a quarter of what may be on its way out (`FLIGHT_BYTES`) at most.
 
 Views of one storage in one log are charged once. A tracked tensor that dies goes into a queue, and the next call of the
 store gives its room back. Backward makes no call for a tracked tensor. If something of its graph has left, every eighth
