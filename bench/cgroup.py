@@ -34,11 +34,7 @@ class Place(NamedTuple):
 
 
 def find_cgroup(controller: str, cgroups: str, mounts: str) -> Place:
-    """Read `/proc/self/cgroup` and `/proc/self/mountinfo`.
-
-    Raises:
-        CgroupError: the controller is not mounted.
-    """
+    """Read `/proc/self/cgroup` and `/proc/self/mountinfo`. Raises CgroupError: the controller is not mounted."""
     paths: dict[str, str] = {}
     for line in cgroups.splitlines():
         _, controllers, path = line.split(":", 2)
@@ -113,11 +109,7 @@ class MemoryCgroup:
 
 @contextmanager
 def memory_cgroup() -> Iterator[MemoryCgroup]:
-    """A new one.
-
-    Raises:
-        CgroupError: it cannot be made; as a rule that takes root and a writable /sys/fs/cgroup.
-    """
+    """A new one. Raises CgroupError: it cannot be made; as a rule that takes root and a writable /sys/fs/cgroup."""
     with _new_cgroup("memory") as (directory, place):
         made = MemoryCgroup(directory, place.version)
         if not any((directory / name).exists() for name in ("memory.limit_in_bytes", "memory.max")):
@@ -127,13 +119,9 @@ def memory_cgroup() -> Iterator[MemoryCgroup]:
 
 @contextmanager
 def slow_drive(directory: Path, bytes_per_second: int) -> Iterator[None]:
-    """Inside, this process reads at most so much in a second from the drive of `directory`, and writes as much.
-
-    Whoever measures the drive from here finds it that slow too, as a volume of a cloud.
-
-    Raises:
-        CgroupError: the directory is on no block device, or drives cannot be limited here; as a rule that takes root.
-    """
+    """Inside, this process reads at most so much in a second from the drive of `directory`, and writes as much, as a
+    volume of a cloud. Raises CgroupError: the directory is on no block device, or drives cannot be limited here (it
+    takes root)."""
     device = _device_of(directory)
     with _new_cgroup("blkio") as (group, place):
         try:

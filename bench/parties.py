@@ -81,11 +81,7 @@ class Daemon:
 
 @contextmanager
 def daemon(directory: Path, *arguments: str) -> Iterator[Daemon]:
-    """`tierstore serve` on that directory; ends with the block, with SIGTERM.
-
-    Raises:
-        RuntimeError: it did not start.
-    """
+    """`tierstore serve` on that directory; ends with the block, with SIGTERM. Raises RuntimeError: it did not start."""
     place = directory / "daemon"
     place.mkdir()
     address = place / "s" / "socket"

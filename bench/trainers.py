@@ -1,11 +1,9 @@
 """What do the trainers gain by the store, and what does that cost, as their users would run them?
 
-A decoder of six layers with random weights, whose forward saves some 800 MiB, trained by each library without and
-with the store, and by checkpointing its layers, without and with the store for the inputs of the checkpoints. Each run
-is a process of its own, in the default environment. The optimizer and everything else are the libraries' defaults; the
-store gets 64 MiB of host memory, and all its other options are the default.
-
-Memory is anonymous and shared memory that is resident, beyond that of the loaded model (`tierstore.demo.memory`).
+A decoder of six layers with random weights, whose forward saves some 800 MiB, trained by each library without and with
+the store, and by checkpointing its layers, without and with the store for the inputs of the checkpoints. Each run is a
+process of its own. All is default, but for the store's 64 MiB of host memory. Memory is anonymous and shared memory
+that is resident, beyond that of the loaded model (`tierstore.demo.memory`).
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Each training is tuned in its process (`tierstore.tuning.tune_loop`) under a limit of memory: the usual staging window,
 and a quarter of what a step saves. Then the outcome is measured once more against the defaults within that limit, since
-the best of several measurements flatters itself. A third store has the defaults once more, and shows what chance does;
-where tuning says that the defaults stay, all three are alike. The stores take turns, a step each, in every order.
+the best of several measurements flatters itself. A third store has the defaults once more, and shows what chance does.
+The stores take turns, a step each, in every order.
 
 Two trainings begin where there is something to find: the transformer with settings that are known to be bad (nothing is
 read ahead), and with half as much again to save, all defaults, on a drive as slow as the usual volume of a cloud.

@@ -60,14 +60,7 @@ def run(model: nn.Module, take: Callable[[nn.Module], Any], names: list[str], ac
     torch.manual_seed(5)
     model = copy.deepcopy(model)
     with with_action(model, names, action, [], store):
-        return take(model), model
-
-
-def assert_as_plain(model: nn.Module, take: Callable[[nn.Module], Any], store: TierStore, action: Action) -> None:
-    names = [name for name in NAMES if name in dict(model.named_modules())]
-    plain, _ = run(model, take, names, None, store)
-    found, _ = run(model, take, names, action, store)
-    assert_same_bits(all_bits(found), all_bits(plain))
+        return take(model)
 
 
 class Odd(nn.Module):
@@ -107,15 +100,112 @@ class OddModel(nn.Module):
         return batch
 
 
-@each_action
-def test_nested_arguments_and_results(store: TierStore, action: Action) -> None:
-    def take(model: nn.Module) -> list[Any]:
-        batch = the_batch()
-        loss = model(batch).square().mean()
-        loss.backward()
-        return [loss, batch.grad, *grads(model)]
+class Several(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(SIDE, SIDE)
 
-    assert_as_plain(OddModel(), take, store, action)
+    def forward(self, batch: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        hidden = self.inner(batch * 2)
+        return hidden.tanh(), hidden.exp(), batch.sin()
+
+
+class Drawing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(SIDE, SIDE)
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        batch = self.inner(batch * 2)
+        if random.random() < 0.5:
+            return batch.sin() * np.random.rand()
+        return batch.exp() * random.random()
+
+
+class Marked(torch.Tensor):
+    """A class of the user's."""
+
+
+def one_step(model: nn.Module) -> list[Any]:
+    batch = the_batch()
+    loss = model(batch).square().mean()
+    loss.backward()
+    return [loss, batch.grad, *grads(model)]
+
+
+def parts_of_the_results(model: nn.Module) -> list[Any]:
+    found = []
+    for parts in ([0], [1], [2], [2, 0], [1, 0, 2]):
+        batch = the_batch()
+        results = model.blocks[0](batch)
+        model.zero_grad()
+        for part in parts:
+            results[part].sum().backward(retain_graph=True)
+        found += [batch.grad, *grads(model)]
+    return found
+
+
+def double_backward(model: nn.Module) -> list[Any]:
+    batch = the_batch()
+    loss = model(batch).square().mean()
+    (gradient,) = torch.autograd.grad(loss, batch, create_graph=True)
+    (loss + gradient.square().sum()).backward()
+    return [gradient, batch.grad, *grads(model)]
+
+
+def forwards_before_backward(model: nn.Module) -> list[Any]:
+    losses = [model(torch.randn(SIDE, SIDE)).square().mean() for _ in range(3)]
+    for loss in (losses[1], losses[0], losses[2]):
+        loss.backward()
+    return grads(model)
+
+
+def without_gradients_and_in_eval(model: nn.Module) -> list[Any]:
+    with torch.no_grad():
+        first = step(model)
+    with torch.inference_mode():
+        second = step(model).clone()
+    loss = step(model.eval())
+    loss.backward()
+    return [first, second.clone(), loss, *grads(model)]
+
+
+def random_numbers_of_python_and_numpy(model: nn.Module) -> list[Any]:
+    random.seed(1)
+    np.random.seed(1)
+    for _ in range(4):
+        step(model).backward()
+    return [*grads(model), torch.tensor([random.random(), np.random.rand()])]
+
+
+def tensor_of_the_users_class(model: nn.Module) -> list[Any]:
+    batch = the_batch().detach().as_subclass(Marked).requires_grad_()
+    result = model(batch)
+    assert type(result) is Marked
+    result.square().mean().backward()
+    return [torch.Tensor(batch.grad), *grads(model)]
+
+
+PROGRAMS = {
+    "nested arguments and results": (OddModel, one_step),
+    "backward of a part of the results": (lambda: Chain(Several, 1), parts_of_the_results),
+    "double backward": (lambda: Chain(Mlp), double_backward),
+    "forwards before backward": (lambda: Chain(Mlp), forwards_before_backward),
+    "without gradients, and in eval": (lambda: Chain(Mlp), without_gradients_and_in_eval),
+    "generators of Python and NumPy": (lambda: Chain(Drawing), random_numbers_of_python_and_numpy),
+    "a tensor of the user's class": (lambda: Chain(Mlp), tensor_of_the_users_class),
+}
+
+
+@each_action
+@pytest.mark.parametrize(("make", "take"), PROGRAMS.values(), ids=PROGRAMS.keys())
+def test_same_bits_as_without_the_action(store: TierStore, action: Action, make: Any, take: Any) -> None:
+    torch.manual_seed(0)
+    model = make()
+    names = [name for name in NAMES if name in dict(model.named_modules())]
+    plain, found = (run(model, take, names, each, store) for each in (None, action))
+    assert_same_bits(all_bits(found), all_bits(plain))
+    assert store.stats().live_handles == 0
 
 
 @each_recomputing
@@ -143,61 +233,6 @@ def test_nested_argument_changed_before_backward_refused(store: TierStore, actio
     ):
         take(model.inner)
     forget_after_error()
-
-
-@each_action
-def test_backward_of_a_part_of_the_results(store: TierStore, action: Action) -> None:
-    class Several(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Linear(SIDE, SIDE)
-
-        def forward(self, batch: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            hidden = self.inner(batch * 2)
-            return hidden.tanh(), hidden.exp(), batch.sin()
-
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.blocks = nn.ModuleList([Several()])
-
-        def forward(self, batch: torch.Tensor) -> Any:
-            return self.blocks[0](batch)
-
-    for parts in ([0], [1], [2], [2, 0], [1, 0, 2]):
-
-        def take(model: nn.Module, parts: list[int] = parts) -> list[Any]:
-            batch = the_batch()
-            results = model(batch)
-            for part in parts:
-                results[part].sum().backward(retain_graph=True)
-            return [batch.grad, *grads(model)]
-
-        assert_as_plain(Model(), take, store, action)
-    assert store.stats().live_handles == 0
-
-
-@each_action
-def test_double_backward(store: TierStore, action: Action) -> None:
-    def take(model: nn.Module) -> list[Any]:
-        batch = the_batch()
-        loss = model(batch).square().mean()
-        (gradient,) = torch.autograd.grad(loss, batch, create_graph=True)
-        (loss + gradient.square().sum()).backward()
-        return [gradient, batch.grad, *grads(model)]
-
-    assert_as_plain(Chain(Mlp), take, store, action)
-
-
-@each_action
-def test_two_forwards_before_backward(store: TierStore, action: Action) -> None:
-    def take(model: nn.Module) -> list[Any]:
-        losses = [model(torch.randn(SIDE, SIDE)).square().mean() for _ in range(3)]
-        for loss in (losses[1], losses[0], losses[2]):
-            loss.backward()
-        return grads(model)
-
-    assert_as_plain(Chain(Mlp), take, store, action)
 
 
 @each_action
@@ -229,43 +264,6 @@ with TierStore(sys.argv[1], host_bytes=0) as store:
 
 def test_first_recomputed_call_of_a_process_keeps_no_graph_alive(store_directory: Path) -> None:
     subprocess.run([sys.executable, "-c", FIRST_CALL, str(store_directory)], check=True, timeout=120)
-
-
-@each_action
-def test_without_gradients_and_in_eval(store: TierStore, action: Action) -> None:
-    def take(model: nn.Module) -> list[Any]:
-        with torch.no_grad():
-            first = step(model)
-        with torch.inference_mode():
-            second = step(model).clone()
-        loss = step(model.eval())
-        loss.backward()
-        return [first, second.clone(), loss, *grads(model)]
-
-    assert_as_plain(Chain(Mlp), take, store, action)
-
-
-@each_recomputing
-def test_generators_of_python_and_numpy(store: TierStore, action: Action) -> None:
-    class Drawing(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Linear(SIDE, SIDE)
-
-        def forward(self, batch: torch.Tensor) -> torch.Tensor:
-            batch = self.inner(batch * 2)
-            if random.random() < 0.5:
-                return batch.sin() * np.random.rand()
-            return batch.exp() * random.random()
-
-    def take(model: nn.Module) -> list[Any]:
-        random.seed(1)
-        np.random.seed(1)
-        for _ in range(4):
-            step(model).backward()
-        return [*grads(model), torch.tensor([random.random(), np.random.rand()])]
-
-    assert_as_plain(Chain(Drawing), take, store, action)
 
 
 # --- what the caller changes between forward and backward; test_same_state.py has what the block itself is ------------
@@ -484,19 +482,3 @@ def test_checkpoint_of_the_users_around_the_model(store: TierStore, action: Acti
     with with_action(model, NAMES, action, [], store):
         assert_same_bits(trained(model, take), expected)
     assert store.stats().live_handles == 0
-
-
-class Marked(torch.Tensor):
-    """A class of the user's."""
-
-
-@each_action
-def test_tensor_of_the_users_class(store: TierStore, action: Action) -> None:
-    def take(model: nn.Module) -> list[Any]:
-        batch = the_batch().detach().as_subclass(Marked).requires_grad_()
-        result = model(batch)
-        assert type(result) is Marked
-        result.square().mean().backward()
-        return [torch.Tensor(batch.grad), *grads(model)]
-
-    assert_as_plain(Chain(Mlp), take, store, action)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import typer
@@ -27,20 +26,15 @@ def _without_types(parameters: list[Any]) -> list[Any]:
             each.metavar = ""
         if each.param_type_name == "argument":
             each.display_type_rich = lambda ctx: None
-            each.get_usage_pieces = partial(_usage_of, each)
+            usage = each.metavar + ("" if each.nargs == 1 else "...")
+            each.get_usage_pieces = lambda ctx, usage=usage: [usage]
     return parameters
-
-
-def _usage_of(argument: Any, ctx: Any) -> list[str]:
-    """How the line "Usage" names a required argument."""
-    return [argument.metavar + ("" if argument.nargs == 1 else "...")]
 
 
 class Command(TyperCommand):
     """A command. Its help page shows a type beside options that take a value, and only there."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """As typer's."""
         return _without_types(super().get_params(ctx))
 
 
@@ -48,7 +42,6 @@ class Group(TyperGroup):
     """A group of commands, with the same help page."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """As typer's."""
         return _without_types(super().get_params(ctx))
 
 

@@ -41,7 +41,6 @@ class PeakHostMemory:
 
     @property
     def added_bytes(self) -> int:
-        """The peak so far, above the level at the start."""
         return self._highest_bytes - self._level_bytes
 
     def __enter__(self) -> PeakHostMemory:

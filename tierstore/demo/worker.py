@@ -49,12 +49,8 @@ def main() -> int:
 
 
 def train(settings: DemoSettings, store_path: str | None, host_bytes: int, emit: Told) -> RunReport:
-    """Train for the steps asked for, and report. `store_path`: None: plainly, without a store.
-
-    Raises:
-        ConfigError: device, text or the store's options cannot be used.
-        TierStoreError: the store failed.
-    """
+    """Train for the steps asked for, and report. `store_path`: None: plainly, without a store. Raises ConfigError:
+    device, text or the store's options cannot be used."""
     device = find_device(settings.device)
     emit({"started": describe(device)})
     model, optimizer, batches = prepare(settings, device)

@@ -44,8 +44,7 @@ class Moment:
     """A part of the step in which memory is used.
 
     Attributes:
-        bytes: the most that is used, beside what blocks keep for later.
-        holders: the blocks that hold what they keep then.
+        bytes: the most that is used, beside what `holders` keep for later.
         block: the block that is called, or whose backward runs; None: none.
         stored_bytes: in the place of `bytes` if that block's saved tensors go to the store and come back one by one.
     """
@@ -66,8 +65,8 @@ class StepCosts:
     Attributes:
         step_seconds: of a step in which everything is kept.
         store_seconds: for each byte that goes to the store and comes back.
-        store_bytes: memory that the store itself needs, if anything goes to it.
-        spared_bytes: so much less it needs with a narrow staging window.
+        store_bytes: memory that the store itself needs, if anything goes to it; `spared_bytes` less with a narrow
+            window.
     """
 
     step_seconds: float
@@ -82,13 +81,10 @@ class StepCosts:
 
 @dataclass(frozen=True)
 class Decision:
-    """An option for each block, by the block's name.
+    """An option for each block, by the block's name; peak and step as predicted; the bytes that go to the store in a
+    step.
 
-    Attributes:
-        chosen: the options.
-        peak_bytes, step_seconds: as predicted.
-        stored_bytes: go to the store in a step.
-        is_narrow: the store's staging window is `NARROW_BYTES` meanwhile.
+    `is_narrow`: the store's staging window is `NARROW_BYTES` meanwhile.
     """
 
     chosen: Mapping[str, Option]
@@ -99,7 +95,6 @@ class Decision:
 
     @property
     def staging_bytes(self) -> int | None:
-        """Of the store's staging window; None: as it was opened."""
         return NARROW_BYTES if self.is_narrow else None
 
     def does_the_same(self, other: Decision) -> bool:
@@ -119,13 +114,8 @@ def decide(
     *,
     is_narrow: bool = False,
 ) -> Decision | None:
-    """The fastest decision whose peak is within the limit; None: there is none.
-
-    Args:
-        options: of each block.
-        limit_bytes: None: the decision with the least peak is wanted instead.
-        is_narrow: with a narrow staging window.
-    """
+    """The fastest decision whose peak is within the limit; None: there is none. Without a limit: that with the least
+    peak."""
     program = _Program(options, moments, costs.narrow if is_narrow else costs, limit_bytes)
     chosen = program.solve()
     return None if chosen is None else decision_of(chosen, moments, costs, is_narrow=is_narrow)
@@ -204,7 +194,6 @@ class _Program:
             self._add_moment(moment, costs, limit_bytes or 0)
 
     def solve(self) -> dict[str, Option] | None:
-        """The chosen options; None: there is no choice within the limit."""
         solver = highspy.Highs()  # type: ignore[no-untyped-call]
         solver.setOptionValue("output_flag", False)
         solver.setOptionValue("time_limit", _SOLVER_SECONDS)
@@ -232,7 +221,7 @@ class _Program:
         return len(self._costs) - 1
 
     def _seconds(self, option: Option, costs: StepCosts, place: float) -> float:
-        """What an option of a block costs. `place`: of the block in forward, from 0 to 1."""
+        """`place`: of the block in forward, from 0 to 1."""
         stored_seconds = costs.store_seconds * self._own_bytes(option.stored)
         return self._second * (option.seconds + stored_seconds * (1 + _LATER * place))
 
@@ -253,7 +242,6 @@ class _Program:
         return uses_store
 
     def _add_moment(self, moment: Moment, costs: StepCosts, limit_bytes: int) -> None:
-        """Bound what is in memory at the moment by the limit, or by the peak that is looked for."""
         row = {self._uses_store: costs.store_bytes * _MIB}
         for name in moment.holders:
             for column, option in zip(self._chosen[name], self._options[name], strict=True):

@@ -29,12 +29,9 @@ def why_memory_stays(
 ) -> str | None:
     """The sentence; None: memory fell, or there is too little of it to speak of, or the user wants it so.
 
-    Args:
-        away_bytes: of saved tensors that are on disk now.
-        free_bytes: what the allocator keeps of what was freed; None: it does not tell.
-        mode: `return_memory`, as the user gave it.
-        left_alone: why the allocator is left alone; "": it is not.
-        mapped_bytes: memory that the store takes to move them.
+    `away_bytes`: of saved tensors that are on disk now. `free_bytes`: what the allocator keeps of what was freed; None:
+    it does not tell. `left_alone`: why the allocator is left alone; "": it is not. `mapped_bytes`: memory that the
+    store takes to move them.
     """
     if may_be_told(away_bytes) and mapped_bytes >= away_bytes // 2:
         return (

@@ -29,14 +29,8 @@ class Clock:
     """Runs processes until none can go on.
 
     All work items of one activity run at the same speed. So one number for each activity tells when each item is done:
-    the work that an item has received if it was there from the beginning.
-
-    Args:
-        rates: see `Rates`; called again whenever an item begins or ends.
-
-    Attributes:
-        now_seconds: virtual time since the beginning.
-        busy_seconds: for each activity, how long there was any work.
+    the work that an item has received if it was there from the beginning. `rates`: called again whenever an item begins
+    or ends. `busy_seconds`: for each activity, how long there was any work.
     """
 
     def __init__(self, rates: Rates) -> None:

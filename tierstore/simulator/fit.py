@@ -21,13 +21,8 @@ _NUM_STEPS = 4
 
 
 class Observation(NamedTuple):
-    """The time of a real step.
-
-    Attributes:
-        workload: the step, with compute times as they are when nothing leaves memory.
-        settings: the settings that it ran with.
-        step_seconds: the median of steps after the first, which teaches the order.
-    """
+    """The time of a real step: the median of steps after the first. `workload`: with compute times as they are when
+    nothing leaves memory."""
 
     workload: Workload
     settings: Settings
@@ -46,9 +41,8 @@ def fit(hardware: Hardware, observed: Sequence[Observation]) -> Hardware:
     The error is the mean of the logarithms of simulated to observed time, without sign, so one disturbed step does not
     dominate. Steps in which nothing moves contribute nothing. Simulates each observation up to 16 times.
 
-    Raises:
-        ConfigError: there is no observation, or one took no time.
-        StoreFullError: in one of the simulations, the store would be full.
+    Raises ConfigError: there is no observation, or one took no time. StoreFullError: in a simulation, the store would
+    be.
     """
     if not observed or any(not each.step_seconds > 0 for each in observed):
         raise ConfigError("observed", [each.step_seconds for each in observed], "give steps that took some time")

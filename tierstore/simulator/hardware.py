@@ -43,7 +43,6 @@ class Drive:
     Attributes:
         writes, reads: speeds by depth, at least one each, depths rising.
         write_latency_seconds, read_latency_seconds: of a transfer, before its bytes flow; it keeps its turn meanwhile.
-        capacity_bytes: bytes that may be stored.
         num_at_once: how many transfers, reads and writes, are served together; others wait in order. None: all, as by
             drives with queues of their own.
 
@@ -72,13 +71,10 @@ class Drive:
 
 @dataclass(frozen=True)
 class CodecSpeed:
-    """The effect and speed of a codec on one kind of content, on one core.
+    """The effect and speed of a codec on one kind of content, on one core, by unencoded bytes.
 
-    Attributes:
-        kind: of the content, as `Saved.kind`; "" stands for every kind without figures of its own.
-        codec: such as "zstd:1".
-        ratio: bytes after over bytes before.
-        encode_bytes_per_second, decode_bytes_per_second: of unencoded bytes.
+    `kind`: as `Saved.kind`; "" stands for every kind without figures of its own. `ratio`: bytes after over bytes
+    before.
     """
 
     kind: str

@@ -30,14 +30,9 @@ _PREFETCH_ORDERS = ("learned", "reverse", "none")
 
 @dataclass(frozen=True)
 class Settings:
-    """The options of each rank's store and scope.
+    """The options of each rank's store and scope, as `TierStore` and `tiered_offload` have them.
 
-    Attributes:
-        host_bytes, staging_bytes, codec: as `TierStore`'s.
-        staging_grows: behave as a store whose `staging_bytes` is None.
-        disk_bytes: as `TierStore`'s; None: an equal part of the drive.
-        prefetch, lookahead_bytes, device_bytes: as `tiered_offload`'s.
-        num_spill_lanes, num_restore_lanes, num_turns: as the store has them.
+    `staging_grows`: behave as a store whose `staging_bytes` is None. `disk_bytes`: None: an equal part of the drive.
 
     Raises:
         ConfigError: `prefetch` is unknown, or a number of lanes or turns is below 1.
@@ -69,14 +64,12 @@ class Settings:
 
 @dataclass(frozen=True)
 class SimulatedStep:
-    """The cost of one step of one rank.
+    """The cost of one step of one rank; peaks are the most at once, in this step.
 
     Attributes:
-        seconds: how long it took.
         counters: what was counted during the step, as in `StoreStats`.
         link_wait_seconds: how long the accelerator waited for copies; not in `stall_seconds`, which are the host's.
-        host_bytes_peak, staging_bytes_peak: the most at once, in this step.
-        device_bytes_peak: the most that only the store held on the accelerator at once, kept and being copied.
+        device_bytes_peak: the most that only the store held on the accelerator, kept and being copied.
         transfers: every write and read that ended in the step, in the order of their ends.
     """
 
@@ -101,19 +94,11 @@ def simulate(
     num_steps: int = 3,
     num_ranks: int = 1,
 ) -> Sequence[Sequence[SimulatedStep]]:
-    """Simulate steps; returns those of each rank, in order. In the first step the store does not know the graph yet.
-    The last one stands for all later steps.
+    """Simulate steps; returns those of each rank, in order. In the first step the store does not know the graph yet,
+    and the second starts with the state that the first left. The last one stands for all later steps.
 
     Ranks begin together and share the drive and the cores, so they do the same at the same time. Waits for nothing and
     touches no file; its run time grows with the number of transfers.
-
-    Args:
-        workload: what each rank does in each step.
-        hardware: the machine that the ranks share.
-        settings: of each rank's store.
-        num_steps: usually more than two: the first teaches the order, and the second starts with the state that the
-            first left.
-        num_ranks: how many ranks share the machine.
 
     Raises:
         ConfigError: a number is below 1, there is no such codec, or tensors are saved on an accelerator and there is

@@ -64,7 +64,6 @@ class FaultyDisk:
         self._disk.abandon_after_fork()
 
     async def close(self) -> None:
-        """See `DiskTier.close`. If it fails, everything has been freed before."""
         drawn = self._faults.draw("close")
         await asyncio.sleep(drawn.delay_seconds)
         await self._disk.close()
@@ -109,7 +108,6 @@ class _Completions:
         self._held: list[_Held] = []
 
     def begin(self) -> None:
-        """An operation begins."""
         self._num_running += 1
 
     async def end(self, num_others: int) -> None:

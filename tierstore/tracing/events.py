@@ -97,13 +97,9 @@ class ScopeEnd(_Event, frozen=True, tag="scope_end"):
 class Pack(_Event, frozen=True):
     """Autograd saved a tensor, and the store took it.
 
-    Attributes:
-        began_ns, end_ns: of the call, waiting included.
-        record: the record that it is a view of; None: it has none yet (see `Booked`).
-        node: the autograd node that saved it; later nodes of forward have higher numbers.
-        storage: names its storage among tensors that have no record, while the storage lives.
-        version: the tensor's count of in-place changes.
-        storage_bytes, view_bytes: size of the storage, and of the tensor's elements.
+    `record`: that it is a view of; None: it has none yet (see `Booked`). `node`: the autograd node that saved it; later
+    nodes of forward have higher numbers. `storage` names its storage among tensors that have no record, while the
+    storage lives.
     """
 
     began_ns: int

@@ -72,7 +72,6 @@ class OpenJobs:
     def end_restore(
         self, record: int, outcome: Loaded | Exception, at_ns: int, *, is_wanted: bool
     ) -> tuple[Any, ...] | None:
-        """The event of a read that is over; None: the trace did not see it begin."""
         job = self.restores.forget(record)
         if job is None or job.began_ns is None:
             return None

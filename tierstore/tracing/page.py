@@ -28,12 +28,8 @@ _PHASES = ("forward", "backward")
 def page_of(steps: Sequence[Step], header: Header, names: Mapping[int, str], num_steps: int, *, first: int) -> str:
     """Return the page. Its times are milliseconds from each step's beginning.
 
-    Args:
-        steps: those that a reader may choose from, in their order.
-        header: of the trace.
-        names: of threads.
-        num_steps: of the whole trace.
-        first: number of the step that is shown first.
+    `steps`: those that a reader may choose from, of `num_steps` in the trace; number `first` is shown first. `names`:
+    of threads.
     """
     summaries = [summarize(step, header) for step in steps]
     drawn = [_data(step, summary, header, names) for step, summary in zip(steps, summaries, strict=True)]

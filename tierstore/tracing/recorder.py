@@ -49,8 +49,8 @@ _now = time.perf_counter_ns
 
 
 class TraceFile:
-    """A file open for writing and locked (flock): two traces in one file could not be told apart.
-    A device or a pipe is neither locked nor truncated.
+    """A file open for writing and locked (flock): two traces in one file could not be told apart. A device or a pipe is
+    neither locked nor truncated.
 
     Raises:
         ConfigError: it cannot be opened, or another trace is being written to it. Its content is unchanged.
@@ -79,7 +79,6 @@ class TraceFile:
             rest = rest[os.write(self._descriptor, rest) :]
 
     def close(self) -> None:
-        """Close and unlock the file. Call it once."""
         os.close(self._descriptor)
 
 

@@ -42,8 +42,6 @@ def consult(
 ) -> bool:
     """Examine, print, write the files asked for. Returns whether offloading works here. Blocks a little over `seconds`.
 
-    Args: as `tierstore doctor`'s.
-
     Raises:
         StorageIOError: the system refuses a call, or a thread.
         ConfigError: the directory cannot be used, or a file is there already or cannot be made. A file that cannot be

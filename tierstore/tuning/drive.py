@@ -87,7 +87,7 @@ class _Bench:
 
     def fill(self, seconds: float) -> tuple[int, float]:
         """Write the file from its beginning, once at most. Returns bytes, within which all later transfers stay, and
-        bytes per second."""
+        speed."""
         block_bytes = MIB if self._block_limit_bytes >= MIB else BLOCKS[0]
         run = self._move("write", block_bytes, max(DEPTHS), seconds, once=True)
         self._span_bytes = len(run.call_seconds) * block_bytes
@@ -115,9 +115,7 @@ class _Bench:
     ) -> _Run:
         """Move blocks, `depth` at once, for so long, one of each lane at least. Raises OSError if the drive fails.
 
-        Args:
-            once: stop at the end of the file.
-            stride: from one transfer to the next, in blocks.
+        `once`: stop at the end of the file. `stride`: from one transfer to the next, in blocks.
         """
         if direction == "read" and not self._mode.direct:
             os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -161,15 +159,10 @@ def measure_drive(
 ) -> Drive:
     """Return `drive` with the measurements. Blocks for about `seconds`, at most `SLACK_SECONDS` longer.
 
-    Args:
-        drive: what is known of the drive without touching it.
-        directory: a directory on it.
-        seconds: for all steps together.
-        memory_bytes: the most that buffers may take.
-        step_done: called `NUM_STEPS` times at most, on this thread.
+    `memory_bytes`: the most that buffers may take. `step_done`: called `NUM_STEPS` times at most, on this thread.
 
-    Faults of the drive raise nothing: they are in `error`, beside what was measured before. A transfer that never
-    comes back keeps a daemon thread, its buffer and the file until the process ends.
+    Faults of the drive raise nothing: they are in `error`, beside what was measured before. A transfer that never comes
+    back keeps a daemon thread, its buffer and the file until the process ends.
     """
     before_bytes = device_bytes(drive.device)
     news: SimpleQueue[_News] = SimpleQueue()

@@ -27,9 +27,7 @@ _MOST_LAST_WORDS = 2000
 class TrialFailedError(TierStoreError):
     """A trial did not come to its end, or recorded no steps. All processes that it had started have ended.
 
-    Attributes:
-        what: what went wrong, in words.
-        last_words: the end of the program's output; "": there was none.
+    `what` went wrong, in words. `last_words`: the end of the program's output; "": there was none.
     """
 
     what: str
@@ -41,12 +39,9 @@ class TrialFailedError(TierStoreError):
 
 @dataclass(frozen=True)
 class Program:
-    """A program that can be run for a trial.
+    """A program that can be run for a trial, in which it records `num_graphs` graphs.
 
-    Attributes:
-        command: program and arguments; the program is looked up as a shell does.
-        num_graphs: graphs to record in each trial.
-        trial_seconds: the program is ended after this time; what it has recorded by then counts.
+    It is looked up as a shell does, and ended after `trial_seconds`; what it has recorded by then counts.
     """
 
     command: Sequence[str]

@@ -37,12 +37,8 @@ class Setting(Struct, frozen=True, kw_only=True):
 
 
 class Report(Struct, frozen=True, kw_only=True):
-    """The report as `tierstore doctor --json` prints it.
-
-    Attributes:
-        is_usable: offloading works here and is useful: no finding is a problem.
-        findings: the worst first.
-    """
+    """The report as `tierstore doctor --json` prints it. `is_usable`: offloading works here and is useful: no finding
+    is a problem. `findings`: the worst first."""
 
     version: int
     is_usable: bool

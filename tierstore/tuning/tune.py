@@ -142,13 +142,8 @@ def _limits(plan: TuningPlan, recording: ProgramRecording, saved_bytes: int) -> 
 def memory_within(limit_bytes: int, resident_bytes: int | None, held_bytes: int) -> int:
     """How much memory a store may take in a program whose resident memory is to stay within a limit.
 
-    Args:
-        limit_bytes: the limit.
-        resident_bytes: what it was at the end of forward, as recorded; None: the system did not tell.
-        held_bytes: the part of it that was saved tensors.
-
-    Raises:
-        ConfigError: it is too little for a store, or not known.
+    `resident_bytes`: what it was at the end of forward, as recorded (None: the system did not tell); `held_bytes` of
+    that were saved tensors. Raises ConfigError: it is too little for a store, or not known.
     """
     if resident_bytes is None:
         raise ConfigError("limit", limit_bytes, "the system does not tell the program's memory: give --host-bytes")
@@ -177,9 +172,7 @@ def _device_bytes(workload: Workload) -> int:
 def measure_machine(directory: Path, progress: Callable[[int], None] = lambda done: None) -> Hardware:
     """Measure the machine. Blocks for about ten seconds. `progress`: called with the steps done, of `NUM_EXAMINED`.
 
-    Raises:
-        ConfigError: there is no such directory (any more).
-        TrialFailedError: the drive could not be measured.
+    Raises ConfigError: there is no such directory (any more). TrialFailedError: the drive could not be measured.
     """
     check_directory(directory)
     done = count(1)

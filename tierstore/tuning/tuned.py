@@ -52,7 +52,6 @@ class Candidate:
 
     @property
     def device_bytes(self) -> int:
-        """How much it lets stay on an accelerator."""
         return self.found_bytes if self.settings.device_bytes == AUTO else self.settings.device_bytes
 
     @property
@@ -89,9 +88,8 @@ class Tuned:
     Attributes:
         place, min_bytes: as the program has them: they were not searched.
         candidates: what was measured; the first one that `is_allowed` is the reference.
-        chosen: the one of them to use.
+        chosen, reason: the one of them to use, and why, in a sentence.
         found: the result of the search in the simulator.
-        reason: why this one was chosen, in a sentence.
         link: the speed of copies from and to the accelerator, in words; None: nothing is saved there.
     """
 
