@@ -21,7 +21,7 @@ SUITE = (
     "two_drives", "training_step", "memory_limit", "freed_memory", "codec_choice", "sidecar_throughput", "trainers",
     "memory_plan",
 )  # fmt: skip
-TUNING = ("simulator_accuracy", "prefetch_tuning", "tuned_settings")
+TUNING = ("prefetch_tuning", "tuned_settings")
 """Those whose question is which settings are best."""
 NAMES = SUITE + TUNING
 
