@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from math import inf
 
@@ -269,8 +267,3 @@ def test_disk_too_small_for_the_step_is_full_as_the_store_would_be() -> None:
 def test_simulate_what_makes_no_sense_is_refused(make: object) -> None:
     with pytest.raises(ConfigError):
         make()  # type: ignore[operator]
-
-
-def test_simulator_imported_without_torch() -> None:
-    code = "import sys, tierstore.simulator.simulate; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -56,6 +56,21 @@ class _Event(msgspec.Struct, frozen=True, tag_field="event", tag=str.lower):
     pass
 
 
+class _OfGraph(_Event, frozen=True):
+    at_ns: int
+    graph: int
+
+
+class _OfTensor(_OfGraph, frozen=True):
+    index: int
+
+
+class _OfBytes(_Event, frozen=True):
+    at_ns: int
+    record: int
+    nbytes: int
+
+
 class Header(_Event, frozen=True):
     """The first line. `began_ns` and `began_unix_seconds` are the same moment."""
 
@@ -120,21 +135,14 @@ class Pack(_Event, frozen=True):
     shape: tuple[int, ...]
 
 
-class Booked(_Event, frozen=True):
+class Booked(_OfTensor, frozen=True):
     """A saved tensor that had no record now has one, perhaps together with other saved tensors."""
 
-    at_ns: int
-    graph: int
-    index: int
     record: int
 
 
-class Ours(_Event, frozen=True):
+class Ours(_OfTensor, frozen=True):
     """Only the store still holds the storage of a saved tensor. Never recorded if others hold it throughout."""
-
-    at_ns: int
-    graph: int
-    index: int
 
 
 class Unpack(_Event, frozen=True):
@@ -147,30 +155,21 @@ class Unpack(_Event, frozen=True):
     index: int
 
 
-class Release(_Event, frozen=True):
+class Release(_OfTensor, frozen=True):
     """The graph released a saved tensor. The last release of a record frees its memory."""
 
-    at_ns: int
-    graph: int
-    index: int
 
-
-class Gone(_Event, frozen=True):
+class Gone(_OfGraph, frozen=True):
     """The whole graph is freed, and the scopes that saved it have been left."""
 
-    at_ns: int
-    graph: int
 
-
-class Computed(_Event, frozen=True):
+class Computed(_OfGraph, frozen=True):
     """How long a graph took on its accelerator, by marks in the stream that computes.
 
     Recorded only in trials of `tierstore tune`, where each scope first waits for the accelerator. Forward is from its
     first pack to its first unpack, backward from there to its last.
     """
 
-    at_ns: int
-    graph: int
     forward_seconds: float
     forward_wait_seconds: float
     out_bytes: int
@@ -222,12 +221,8 @@ class Cancelled(_Event, frozen=True):
     nbytes: int
 
 
-class Freed(_Event, frozen=True):
+class Freed(_OfBytes, frozen=True):
     """A record that is on disk left host memory."""
-
-    at_ns: int
-    record: int
-    nbytes: int
 
 
 class Restore(_Event, frozen=True):
@@ -250,20 +245,12 @@ class Restore(_Event, frozen=True):
     failed: str | None
 
 
-class Offload(_Event, frozen=True):
+class Offload(_OfBytes, frozen=True):
     """A copy from an accelerator to host memory was queued on a stream. Its end is not recorded."""
 
-    at_ns: int
-    record: int
-    nbytes: int
 
-
-class Reload(_Event, frozen=True):
+class Reload(_OfBytes, frozen=True):
     """A copy from host memory to an accelerator was queued on a stream. Its end is not recorded."""
-
-    at_ns: int
-    record: int
-    nbytes: int
 
 
 class Levels(_Event, frozen=True):
