@@ -128,11 +128,8 @@ def draw(found: dict[str, Any], file: Path) -> None:
 
 
 def record(path: str | None, results: Path) -> dict[str, Any]:
-    """Train each variant in a process of its own; write what was seen to `results/step_memory.json`.
-
-    Raises:
-        RuntimeError: a training failed, or the losses differ.
-    """
+    """Train each variant in a process of its own; write what was seen to `results/step_memory.json`. Raises
+    RuntimeError: a training failed, or the losses differ."""
     place = store_directory(path)
     recordings = {}
     for variant in DRAWN:

@@ -175,11 +175,8 @@ def run_demo(
 def run_training(
     variant: str, settings: DemoSettings, store_path: str | None = None, host_bytes: int = 0, *, told: Told
 ) -> RunReport:
-    """Run `worker.py` in a fresh process, and wait for its report. What the run raised is raised again here.
-
-    Raises:
-        DemoFailedError: the run ended without a report, in any other way.
-    """
+    """Run `worker.py` in a fresh process, and wait for its report. What the run raised is raised again here. Raises
+    DemoFailedError: the run ended without a report, in any other way."""
     request = json.dumps([asdict(settings), store_path, host_bytes])
     report = None
     with (

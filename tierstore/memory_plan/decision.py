@@ -279,7 +279,6 @@ def _held(option: Option, way: str) -> Mapping[int, int]:
 
 
 def _shared_storages(options: Mapping[str, Sequence[Option]]) -> dict[int, int]:
-    """The storages that more than one block may keep or store, with their sizes."""
     users: dict[int, set[str]] = {}
     sizes: dict[int, int] = {}
     for name, several in options.items():

@@ -178,7 +178,6 @@ class MemoryPlan:
         return model
 
     def _end(self) -> None:
-        """The plan does nothing any more: not in the modules that it was applied to, nor in copies of them."""
         for around in list(self._made):
             if isinstance(around, PlannedCalls):
                 around.end()

@@ -242,7 +242,6 @@ def _within(trials: Trials, prices: Prices, action: Action) -> Decision | None:
 
 
 def _costs(prices: Prices, steps: Mapping[str, MeasuredStep], again_seconds: Mapping[str, float]) -> StepCosts:
-    """The time of a plain step and of a stored byte, from two steps that store unequal numbers of bytes."""
     all_bytes = prices.uniform(Action("store")).stored_bytes
     inputs_bytes = prices.uniform(Action("recompute", stores=True)).stored_bytes
     per_byte, base_seconds = _USUAL_SECONDS, None

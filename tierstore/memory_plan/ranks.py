@@ -39,11 +39,8 @@ def _gathered(told: Any) -> list[Any]:
 
 def share_differences(calls: Sequence[RecordedCall]) -> None:
     """Have `differs` of each call say what it says in another rank, if it says nothing here: the next steps compute
-    blocks again, and all ranks have to do so with the same ones. Each of them has to call; waits for all.
-
-    Raises:
-        ConfigError: in all ranks: they have other blocks.
-    """
+    blocks again, and all ranks have to do so with the same ones. Each of them has to call; waits for all. Raises
+    ConfigError: in all ranks: they have other blocks."""
     of_ranks = _gathered([(call.name, call.differs) for call in calls])
     names = [[name for name, _ in told] for told in of_ranks]
     if any(others != names[0] for others in names):

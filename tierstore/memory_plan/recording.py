@@ -166,7 +166,6 @@ class BlockRecording:
         before: Generators,
         checksums: list[object],
     ) -> str:
-        """Why a second call differs from the first; "": it does not."""
         after = before.again()
         self._tidy()
         before.restore()
@@ -243,7 +242,6 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Compiled code inside the block is run as it is."""
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -33,11 +33,8 @@ class MeasuredStep(NamedTuple):
 
 
 class Steps:
-    """Takes steps of `run` and backward; `num_taken`: how many.
-
-    Raises:
-        ConfigError: something is called after each gradient of a parameter, such as an optimizer.
-    """
+    """Takes steps of `run` and backward; `num_taken`: how many. Raises ConfigError: something is called after each
+    gradient of a parameter, such as an optimizer."""
 
     def __init__(self, model: nn.Module, run: Callable[[], torch.Tensor], meter: Meter) -> None:
         for name, parameter in model.named_parameters():
@@ -54,11 +51,8 @@ class Steps:
         timeline: StepTimeline | None = None,
         has_backward: bool = True,
     ) -> MeasuredStep:
-        """Take a step, with the calls of modules through `around` and forward inside `scope`, and measure it.
-
-        Raises:
-            ConfigError: `run` computes no loss; or something is called after each gradient of a leaf that it reaches.
-        """
+        """Take a step, with the calls of modules through `around` and forward inside `scope`, and measure it. Raises
+        ConfigError: `run` computes no loss; or something is called after each gradient of a leaf that it reaches."""
         with self._left_as_found() as gradients, with_calls(self._model, around), timeline or nullcontext():
             self.num_taken += 1
             self._meter.reset()

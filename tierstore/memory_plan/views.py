@@ -40,7 +40,6 @@ def plan_text(contents: Contents) -> str:
 
 
 def _remarks(contents: Contents) -> list[Text]:
-    """How large the store's window is if that is not as usual, and why some are never computed again."""
     remarks = []
     if contents.staging_bytes:
         remarks.append(Text(f"The store moves at most {format_bytes(contents.staging_bytes)} at a time meanwhile."))

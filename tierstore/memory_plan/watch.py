@@ -191,8 +191,6 @@ class StepWatch:
 
 
 class _Running:
-    """A step that has begun, measured until the end of its last backward, if there is a meter."""
-
     _last: ClassVar[weakref.ref[_Running] | None] = None
     """Who has reset the peak last. Meters of one process share it, so what an earlier step measures says nothing."""
 

@@ -176,7 +176,6 @@ def _have_glibc_keep_freed(library: CDLL, keeps: bool) -> None:
 
 
 def _setting_of_user(environment: Mapping[str, str]) -> str | None:
-    """The variable by which the user has decided; None: there is none. jemalloc's MALLOC_CONF is one too."""
     if "glibc.malloc." in environment.get("GLIBC_TUNABLES", ""):
         return "GLIBC_TUNABLES"
     return next((name for name in sorted(environment) if name.startswith("MALLOC_")), None)

@@ -226,7 +226,6 @@ class Returner:
 
 
 def _note(noted: set[int], returner: Returner, belongs: bool) -> bool:
-    """Have a set contain a returner, or not; gives whether that is new."""
     if (id(returner) in noted) == belongs:
         return False
     noted.symmetric_difference_update({id(returner)})

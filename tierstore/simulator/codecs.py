@@ -76,7 +76,6 @@ class CodecOfRecords:
         return 0.0 if speed is None else record.nbytes / speed.decode_bytes_per_second
 
     def _look_at_machine(self) -> None:
-        """Measure the machine's load from time to time, as `CodecPolicy` does."""
         seconds = self._clock.now_seconds - self._looked_at
         if seconds < _METER_EVERY_SECONDS:
             return

@@ -29,9 +29,7 @@ def workload_of(trace: RecordedTrace, step: Step, *, training_cores: float | Non
     Traces of version 1 do not record this. For them the store alone holds a storage once a later node saves something.
 
     `training_cores`: that compute keeps busy; None: all of the recorded machine, or one if an accelerator computes.
-
-    Raises:
-        ConfigError: the step was recorded only in part, or on several accelerators; only one can be simulated.
+    Raises ConfigError: the step was recorded only in part, or on several accelerators; only one can be simulated.
     """
     if not step.is_whole or step.backward_began_ns is None:
         raise ConfigError("step", step.number, "give a step that was recorded from its forward to its end")
@@ -74,8 +72,6 @@ def _let_go(step: Step, packs: Sequence[Pack], roots: Sequence[int]) -> Mapping[
 
 
 class _Moment(NamedTuple):
-    """An action of the thread from `began_ns` to `ended_ns`; `waited_ns` of that time it waited."""
-
     began_ns: int
     ended_ns: int
     waited_ns: int

@@ -88,10 +88,8 @@ class CodecSpeed:
 class Link:
     """The link between host memory and the accelerator of a rank; each rank has its own.
 
-    Copies of one direction go one after the other, as on a stream. Neither direction slows the other.
-
-    Raises:
-        ConfigError: a speed is not above 0.
+    Copies of one direction go one after the other, as on a stream. Neither direction slows the other. Raises
+    ConfigError: a speed is not above 0.
     """
 
     to_host_bytes_per_second: float

@@ -33,9 +33,7 @@ class Settings:
     """The options of each rank's store and scope, as `TierStore` and `tiered_offload` have them.
 
     `staging_grows`: behave as a store whose `staging_bytes` is None. `disk_bytes`: None: an equal part of the drive.
-
-    Raises:
-        ConfigError: `prefetch` is unknown, or a number of lanes or turns is below 1.
+    Raises ConfigError: `prefetch` is unknown, or a number of lanes or turns is below 1.
     """
 
     host_bytes: int
@@ -129,8 +127,6 @@ def _check(workload: Workload, hardware: Hardware, num_steps: int, num_ranks: in
 
 
 class _NumQueued(Observer):
-    """Counts writes and reads that were queued, including those cancelled later."""
-
     value = 0
 
     def spill_queued(self, record: int, nbytes: int) -> None:
@@ -141,8 +137,6 @@ class _NumQueued(Observer):
 
 
 class _Run:
-    """The steps of one rank. `turns`: at the drive, shared by all ranks."""
-
     def __init__(
         self, clock: Clock, turns: VirtualTurns, workload: Workload, hardware: Hardware, settings: Settings
     ) -> None:

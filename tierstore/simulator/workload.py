@@ -73,12 +73,9 @@ Action = Compute | Pack | LetGo | EndScope | Unpack | Release
 @dataclass(frozen=True)
 class Workload:
     """One step of one rank: the actions of its training thread, in order. `training_cores`: that compute keeps busy,
-    unless an accelerator computes.
-
-    Raises:
-        ConfigError: the actions are not those of a step: each tensor is packed once, in the order of the indices, and
-            asked for and released only after that. Or the size, storage or place of a saved tensor is impossible.
-    """
+    unless an accelerator computes. Raises ConfigError: the actions are not those of a step: each tensor is packed once,
+    in the order of the indices, and asked for and released only after that. Or the size, storage or place of a saved
+    tensor is impossible."""
 
     saved: Sequence[Saved]
     actions: Sequence[Action]

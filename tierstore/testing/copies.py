@@ -37,8 +37,6 @@ class _Copied:
 
 
 class _Mark:
-    """A `Marker` that keeps its time; the work before it is done."""
-
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
 

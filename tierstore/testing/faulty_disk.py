@@ -93,8 +93,6 @@ def _fail(operation: Operation, number: int, data: str, num_bytes: int = 0, usag
 
 
 class _Held:
-    """A completion that is held back until others are reported."""
-
     def __init__(self, num_others: int) -> None:
         self.num_others = num_others
         self.released = asyncio.Event()

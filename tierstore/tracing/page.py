@@ -51,7 +51,6 @@ def _shown(text: str) -> str:
 
 
 def _section(summary: StepSummary, num_steps: int, first: int) -> str:
-    """The words and figures of one step."""
     hidden = "" if summary.number == first else " hidden"
     lines = "".join(f"<p>{_shown(line)}</p>" for line in summary.headline)
     memory = "".join(

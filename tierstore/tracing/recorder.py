@@ -65,11 +65,8 @@ _now = time.perf_counter_ns
 
 class TraceFile:
     """A file open for writing and locked (flock): two traces in one file could not be told apart. A device or a pipe is
-    neither locked nor truncated.
-
-    Raises:
-        ConfigError: it cannot be opened, or another trace is being written to it. Its content is unchanged.
-    """
+    neither locked nor truncated. Raises ConfigError: it cannot be opened, or another trace is being written to it. Its
+    content is unchanged."""
 
     def __init__(self, place: str, *, is_continued: bool = False) -> None:
         self._descriptor = -1
@@ -204,11 +201,8 @@ class Recorder(Observer):
         self._orders.put(None)
 
     def close(self, deadline_seconds: float, reason: str = "ended") -> None:
-        """End the trace: write what waits, close the file. Idempotent, but an error is raised only once.
-
-        Raises:
-            StorageIOError: a write failed, or was not done in time; the file ends there, and training is not affected.
-        """
+        """End the trace: write what waits, close the file. Idempotent, but an error is raised only once. Raises
+        StorageIOError: a write failed, or was not done in time; the file ends there, and training is not affected."""
         self._reason = reason
         self._orders.put(None)
         self._thread.join(deadline_seconds)

@@ -139,7 +139,6 @@ class Recordings:
         current.close(_DEADLINE_SECONDS)
 
     def _look_away_if_idle(self) -> None:
-        """Stop observing the store when nothing is traced."""
         recorder = self._current
         with self._residency.lock:
             if recorder is None or recorder.is_idle() or recorder.is_over():

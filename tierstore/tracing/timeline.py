@@ -128,7 +128,6 @@ def _transfers(step: Step) -> Iterator[Lane]:
 
 
 def _lanes(group: str, kind: str, jobs: Sequence[Spill | Restore], step: Step) -> Iterator[Lane]:
-    """One for each lane of the engine, with this part of its transfers."""
     boxes_of: dict[int, list[Box]] = {}
     for job in jobs:
         in_codec_ns = codec_ns(job, step.codecs)

@@ -85,7 +85,6 @@ def consult(
 
 
 def _absolute(directory: Path) -> Path:
-    """The absolute path: it goes into files that are read elsewhere."""
     text = os.path.abspath(directory)
     if not text.isascii() and text.encode("utf-8", "replace").decode("utf-8") != text:
         raise ConfigError("path", text, "the report and its files are UTF-8, which cannot encode this path")

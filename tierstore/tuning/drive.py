@@ -75,8 +75,6 @@ class _Run:
 
 
 class _Bench:
-    """A reserved file on the drive, and the buffers to move."""
-
     def __init__(self, segment: Segment, mode: IoMode, memory_bytes: int) -> None:
         self._block_limit_bytes = max(BLOCKS[0], memory_bytes // max(DEPTHS))
         self._descriptor = segment.file.fileno()
@@ -98,7 +96,6 @@ class _Bench:
         return statistics.median(self._move(direction, _LATENCY_BYTES, 1, seconds, stride=_SCATTER).call_seconds)
 
     def transfer(self, direction: Direction, block_bytes: int, depth: int, seconds: float) -> Transfer | None:
-        """Measure one combination; None: it would take too long, or more space or memory than there is."""
         in_flight_bytes = block_bytes * depth
         if in_flight_bytes > self._span_bytes or block_bytes > self._block_limit_bytes:
             return None

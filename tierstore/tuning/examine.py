@@ -142,7 +142,6 @@ def _fresh_speed(source: memoryview, seconds: float) -> float:
 
 
 def _huge_pages() -> HugePages:
-    """Ask for huge pages, for private memory and for a client's window, and read the kernel's settings."""
     num_bytes = _buffer_bytes(2)
     free_bytes, free_share = system.free_in_pieces(_HUGE_ORDER)
     memory = mapped(num_bytes)

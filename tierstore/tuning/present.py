@@ -73,8 +73,6 @@ def present(program: Program, plan: TuningPlan, *, config: Path, hardware: Path 
 
 
 class _Lines:
-    """Says when a stage begins and ends, when a trial begins, and now and then how far a stage is."""
-
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._began_at: dict[str, float] = {}

@@ -204,7 +204,6 @@ def step_seconds_of(traces: Sequence[RecordedTrace]) -> float | None:
 
 
 def _ended_graphs(traces: Sequence[RecordedTrace]) -> tuple[Counter[_Graph], list[tuple[int, _Graph]]]:
-    """The bytes of each graph that packed, and when those ended that did, the first one first."""
     sizes: Counter[_Graph] = Counter()
     ended: dict[_Graph, int] = {}
     for number, trace in enumerate(traces):

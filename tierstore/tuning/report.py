@@ -122,7 +122,6 @@ def _host_bytes(machine: Measurements) -> tuple[str, str, str]:
 
 
 def _staging_bytes(machine: Measurements) -> Iterator[tuple[str, str, str]]:
-    """Of less memory than the usual window is made for."""
     available_bytes = machine.memory.available_bytes // machine.num_trainers
     staging_bytes = max(_LEAST_STAGING_BYTES, available_bytes // _STAGING_SHARE)
     if not machine.daemon.keeps_directory and staging_bytes < _USUAL_STAGING_BYTES:

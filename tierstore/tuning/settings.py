@@ -77,7 +77,6 @@ class TrialSettings:
         )
 
     def __str__(self) -> str:
-        """The settings in one line, for people; what is rarely set only where it is not the default."""
         rare = {
             f"prefetch {self.prefetch}": self.prefetch != "learned",
             f"{_size(self.lookahead_bytes)} ahead": self.lookahead_bytes is not None,

@@ -146,8 +146,6 @@ def free_in_pieces(order: int) -> tuple[int | None, float | None]:
 
 
 class _Report(msgspec.Struct):
-    """The part of a daemon's report that is used here."""
-
     path: str
 
 

@@ -264,7 +264,6 @@ def _search(
 
 
 def _try(run: Run, settings: TrialSettings | None) -> ProgramRecording:
-    """Run one trial and read what it recorded. Main thread only. Raises TrialFailedError, ConfigError."""
     folder = tempfile.TemporaryDirectory(prefix="tierstore-tune-")
     try:
         run(settings, Path(folder.name))
