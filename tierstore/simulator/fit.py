@@ -1,32 +1,21 @@
-"""Fits to a few real steps what only they show: how much the store's work slows training down. Pure."""
+"""Fits to a real step what only that shows: how much the store's work slows training down. Pure."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
 from dataclasses import replace
 from math import log
-from typing import NamedTuple
 
 from ..errors import ConfigError
 from .hardware import Hardware
 from .simulate import Settings, simulate
 from .workload import Workload
 
-__all__ = ["Observation", "fit", "steady_seconds"]
+__all__ = ["fit", "steady_seconds"]
 
 _TRIED = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
 _NUM_REFINEMENTS = 5
 _NUM_STEPS = 4
-
-
-class Observation(NamedTuple):
-    """The time of a real step: the median of steps after the first. `workload`: with compute times as they are when
-    nothing leaves memory."""
-
-    workload: Workload
-    settings: Settings
-    step_seconds: float
 
 
 def steady_seconds(workload: Workload, hardware: Hardware, settings: Settings) -> float:
@@ -35,23 +24,18 @@ def steady_seconds(workload: Workload, hardware: Hardware, settings: Settings) -
     return statistics.median(step.seconds for step in steps[1:])
 
 
-def fit(hardware: Hardware, observed: Sequence[Observation]) -> Hardware:
-    """The same machine with the contention, from 0 to 8, that brings simulated steps nearest to the observed ones.
+def fit(hardware: Hardware, workload: Workload, settings: Settings, step_seconds: float) -> Hardware:
+    """The same machine with the contention, from 0 to 8, that brings simulated steps nearest to the observed one.
 
-    The error is the mean of the logarithms of simulated to observed time, without sign, so one disturbed step does not
-    dominate. Steps in which nothing moves contribute nothing. Simulates each observation up to 16 times.
-
-    Raises ConfigError: there is no observation, or one took no time. StoreFullError: in a simulation, the store would
-    be.
+    `step_seconds`: the median of real steps after the first. Simulates up to 16 times. Raises ConfigError: it took no
+    time. StoreFullError: in a simulation, the store would be.
     """
-    if not observed or any(not each.step_seconds > 0 for each in observed):
-        raise ConfigError("observed", [each.step_seconds for each in observed], "give steps that took some time")
+    if not step_seconds > 0:
+        raise ConfigError("step_seconds", step_seconds, "give a step that took some time")
 
     def error_of(contention: float) -> float:
-        tried = replace(hardware, contention=contention)
-        return statistics.fmean(
-            abs(log(steady_seconds(each.workload, tried, each.settings) / each.step_seconds)) for each in observed
-        )
+        seconds = steady_seconds(workload, replace(hardware, contention=contention), settings)
+        return abs(log(seconds / step_seconds))
 
     errors = {contention: error_of(contention) for contention in _TRIED}
     for _ in range(_NUM_REFINEMENTS):  # halfway from the best to its neighbours

@@ -43,8 +43,6 @@ class Drive:
     Attributes:
         writes, reads: speeds by depth, at least one each, depths rising.
         write_latency_seconds, read_latency_seconds: of a transfer, before its bytes flow; it keeps its turn meanwhile.
-        num_at_once: how many transfers, reads and writes, are served together; others wait in order. None: all, as by
-            drives with queues of their own.
 
     Raises:
         ConfigError: there is no speed, a depth comes twice, or a figure is negative.
@@ -55,7 +53,6 @@ class Drive:
     write_latency_seconds: float = 0.0
     read_latency_seconds: float = 0.0
     capacity_bytes: int = 2**63 - 1
-    num_at_once: int | None = None
 
     def __post_init__(self) -> None:
         for name, speeds in (("writes", self.writes), ("reads", self.reads)):
@@ -64,8 +61,6 @@ class Drive:
                 raise ConfigError(name, depths, "give at least one speed, by rising depths from 1")
             if not all(speed.bytes_per_second > 0 for speed in speeds):
                 raise ConfigError(name, speeds, "give speeds above 0")
-        if self.num_at_once is not None and self.num_at_once < 1:
-            raise ConfigError("num_at_once", self.num_at_once, "give at least 1, or None for all")
         _check_not_negative(self, "write_latency_seconds", "read_latency_seconds", "capacity_bytes")
 
 

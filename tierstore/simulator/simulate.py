@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from ..rules.graph_order import Budgets
 from ..rules.lookahead import LearnedOrders
 from ..rules.observer import Observer
 from ..rules.windows import HostWindows
-from .clock import Clock, Process, VirtualTurns
+from .clock import Clock, Process
 from .device import SimulatedDevice
 from .engine import SimulatedEngine, Transfer
 from .hardware import Activity, Hardware
@@ -105,11 +104,9 @@ def simulate(
     """
     _check(workload, hardware, num_steps, num_ranks)
     clock = Clock(partial(hardware.rates, workload.training_cores))
-    num_at_once = hardware.drive.num_at_once
-    turns = VirtualTurns(sys.maxsize if num_at_once is None else num_at_once)
     if settings.disk_bytes is None:
         settings = replace(settings, disk_bytes=hardware.drive.capacity_bytes // num_ranks)
-    ranks = [_Run(clock, turns, workload, hardware, settings) for _ in range(num_ranks)]
+    ranks = [_Run(clock, workload, hardware, settings) for _ in range(num_ranks)]
     for rank in ranks:
         clock.begin(rank.steps(num_steps))
     clock.run()
@@ -137,9 +134,7 @@ class _NumQueued(Observer):
 
 
 class _Run:
-    def __init__(
-        self, clock: Clock, turns: VirtualTurns, workload: Workload, hardware: Hardware, settings: Settings
-    ) -> None:
+    def __init__(self, clock: Clock, workload: Workload, hardware: Hardware, settings: Settings) -> None:
         self.done: list[SimulatedStep] = []
         self._clock, self._workload, self._settings = clock, workload, settings
         self._call_seconds = hardware.call_seconds_per_record
@@ -148,7 +143,7 @@ class _Run:
         self._windows = HostWindows(settings.host_bytes, settings.staging_bytes, grows=settings.staging_grows)
         self._num_queued = _NumQueued()
         self._copies = SimulatedDevice(clock)
-        self._engine = SimulatedEngine(clock, hardware, turns, workload.training_cores, settings)
+        self._engine = SimulatedEngine(clock, hardware, workload.training_cores, settings)
         self._rank = self._engine.transfers = Rank(
             clock,
             self._windows,

@@ -21,7 +21,7 @@ from ..base.interrupts import interrupts_held_back
 from ..errors import ConfigError, StoreFullError
 from ..hardware import AcceleratorLink, Hardware
 from ..simulator import Hardware as SimulatedHardware
-from ..simulator import Observation, Workload, fit, simulate, steady_seconds
+from ..simulator import Workload, fit, simulate, steady_seconds
 from ..simulator.from_hardware import hardware_of
 from .codecs import sample_data_of_kind
 from .examine import NUM_EXAMINED, examine, measure_accelerators
@@ -220,12 +220,11 @@ def fitted(
     """
     if recording.num_ranks > 1:  # the fit does not model ranks that slow each other down
         return hardware
-    observed = Observation(workload, recording.settings.simulated, recording.step_seconds)
-    began_at = time.monotonic()
+    settings, began_at = recording.settings.simulated, time.monotonic()
     try:
-        steady_seconds(observed.workload, hardware, observed.settings)
+        steady_seconds(workload, hardware, settings)
         is_quick = (time.monotonic() - began_at) * _NUM_SIMULATED_FOR_FIT <= seconds / 2
-        return fit(hardware, [observed]) if is_quick else hardware
+        return fit(hardware, workload, settings, recording.step_seconds) if is_quick else hardware
     except StoreFullError:  # the described machine may be another, with a smaller drive
         return hardware
 
