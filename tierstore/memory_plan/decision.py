@@ -176,49 +176,41 @@ class _Program:
     ) -> None:
         self._options = options
         self._shared = _shared_storages(options)
-        self._costs: list[float] = []
-        self._most: list[float] = []
-        self._rows: list[tuple[dict[int, float], float, float]] = []
+        self._solver = highspy.Highs()  # type: ignore[no-untyped-call]
+        self._solver.setOptionValue("output_flag", False)
+        self._solver.setOptionValue("time_limit", _SOLVER_SECONDS)
+        self._solver.setOptionValue("mip_rel_gap", _GAP)
         self._any_of: dict[tuple[str, int, frozenset[str]], int] = {}
         self._second = 1.0 if limit_bytes is not None else 1e-6  # what a second costs, beside a peak that costs 1 a MiB
         self._chosen = {
             name: [self._column(self._seconds(option, costs, place / len(options))) for option in several]
             for place, (name, several) in enumerate(options.items())
         }
-        self._num_choices = len(self._costs)
         for columns in self._chosen.values():
-            self._rows.append((dict.fromkeys(columns, 1.0), 1.0, 1.0))
+            self._row(dict.fromkeys(columns, 1.0), 1.0, 1.0)
+            for column in columns:
+                self._solver.changeColIntegrality(column, highspy.HighsVarType.kInteger)
         self._uses_store = self._add_store(costs)
         self._peak = self._column(1.0, most=highspy.kHighsInf) if limit_bytes is None else None
         for moment in moments:
             self._add_moment(moment, costs, limit_bytes or 0)
 
     def solve(self) -> dict[str, Option] | None:
-        solver = highspy.Highs()  # type: ignore[no-untyped-call]
-        solver.setOptionValue("output_flag", False)
-        solver.setOptionValue("time_limit", _SOLVER_SECONDS)
-        solver.setOptionValue("mip_rel_gap", _GAP)
-        num_columns = len(self._costs)
-        solver.addVars(num_columns, [0.0] * num_columns, self._most)
-        columns = list(range(num_columns))
-        solver.changeColsCost(num_columns, columns, self._costs)
-        for column in range(self._num_choices):
-            solver.changeColIntegrality(column, highspy.HighsVarType.kInteger)
-        for row, least, most in self._rows:
-            solver.addRow(least, most, len(row), list(row), list(row.values()))
-        solver.run()
-        if solver.getInfo().primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
+        self._solver.run()
+        if self._solver.getInfo().primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
             return None
-        values = list(solver.getSolution().col_value)
+        values = list(self._solver.getSolution().col_value)
         return {
             name: self._options[name][max(range(len(own)), key=lambda place: values[own[place]])]
             for name, own in self._chosen.items()
         }
 
     def _column(self, cost: float, most: float = 1.0) -> int:
-        self._costs.append(cost)
-        self._most.append(most)
-        return len(self._costs) - 1
+        self._solver.addCol(cost, 0.0, most, 0, [], [])
+        return int(self._solver.getNumCol()) - 1
+
+    def _row(self, row: Mapping[int, float], least: float, most: float = highspy.kHighsInf) -> None:
+        self._solver.addRow(least, most, len(row), list(row), list(row.values()))
 
     def _seconds(self, option: Option, costs: StepCosts, place: float) -> float:
         """`place`: of the block in forward, from 0 to 1."""
@@ -234,11 +226,11 @@ class _Program:
         for name, several in self._options.items():
             storing = [column for column, option in zip(self._chosen[name], several, strict=True) if option.stored]
             if storing:
-                self._rows.append(({uses_store: 1.0} | dict.fromkeys(storing, -1.0), 0.0, highspy.kHighsInf))
+                self._row({uses_store: 1.0} | dict.fromkeys(storing, -1.0), 0.0)
         for storage, nbytes in self._shared.items():
             column = self._column_of_any("stored", storage, frozenset(self._options))
             if column is not None:
-                self._costs[column] = self._second * costs.store_seconds * nbytes
+                self._solver.changeColCost(column, self._second * costs.store_seconds * nbytes)
         return uses_store
 
     def _add_moment(self, moment: Moment, costs: StepCosts, limit_bytes: int) -> None:
@@ -255,7 +247,7 @@ class _Program:
                 row[column] = row.get(column, 0.0) + (moment.bytes_for(option) - moment.bytes) * _MIB
         if self._peak is not None:
             row[self._peak] = -1.0
-        self._rows.append((row, -highspy.kHighsInf, (limit_bytes - moment.bytes) * _MIB))
+        self._row(row, -highspy.kHighsInf, (limit_bytes - moment.bytes) * _MIB)
 
     def _column_of_any(self, way: str, storage: int, blocks: frozenset[str]) -> int | None:
         """A column that is 1 if any of the blocks keeps (or stores) the storage; None: no option of theirs does."""
@@ -270,7 +262,7 @@ class _Program:
             for name in holders:
                 several = zip(self._chosen[name], self._options[name], strict=True)
                 holding = [own for own, option in several if storage in _held(option, way)]
-                self._rows.append(({column: 1.0} | dict.fromkeys(holding, -1.0), 0.0, highspy.kHighsInf))
+                self._row({column: 1.0} | dict.fromkeys(holding, -1.0), 0.0)
         return self._any_of[key]
 
 
