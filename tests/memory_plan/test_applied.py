@@ -44,6 +44,7 @@ from tierstore.memory_plan.menu import Action, HeldOutput
 from tierstore.memory_plan.steps import with_calls
 
 NAMES = ["blocks.0", "blocks.1"]
+STATISTICS = ["norm.num_batches_tracked", "norm.running_mean", "norm.running_var"]
 HOLDING = [
     Action("recompute", (HeldOutput(number, name),), stores)
     for number, name in ((1, "aten.addmm.default"), (0, "aten.mul.Tensor"))
@@ -312,9 +313,6 @@ def test_argument_or_result_changed_by_the_caller(store: TierStore, action: Acti
         assert_same_bits(all_bits(found), all_bits(plain))
 
 
-# --- errors and interrupts ------------------------------------------------------------------------------------------
-
-
 @each_action
 @pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt])
 def test_error_in_forward_or_in_the_recomputation_later_steps_are_right(
@@ -331,12 +329,11 @@ def test_error_in_forward_or_in_the_recomputation_later_steps_are_right(
                 raise kind("on purpose")
             return hidden.exp()
 
-    buffers = ["norm.num_batches_tracked", "norm.running_mean", "norm.running_var"]
     for fails_at in (1, 2, 3, 4):
         Failing.fails_at = Failing.num_calls = 0
         model = Chain(Failing)
         plain = copy.deepcopy(model)
-        with with_action(model, NAMES, action, buffers, store):
+        with with_action(model, NAMES, action, STATISTICS, store):
             Failing.fails_at, Failing.num_calls = fails_at, 0
             try:
                 step(model).backward()
@@ -369,16 +366,12 @@ def test_store_closed_one_clear_error(make_store: MakeStore, action: Action) -> 
             step(model).backward()
 
 
-# --- copies, threads, compilers -------------------------------------------------------------------------------------
-
-
 @each_action
 def test_copies_compute_with_their_own_weights_and_buffers(store: TierStore, action: Action) -> None:
     model = Chain(Normed)
-    buffers = ["norm.num_batches_tracked", "norm.running_mean", "norm.running_var"]
     expected = trained(copy.deepcopy(model))
     state = all_bits(model.state_dict().values())
-    with with_action(model, NAMES, action, buffers, store):
+    with with_action(model, NAMES, action, STATISTICS, store):
         copied = copy.deepcopy(model)
         assert_same_bits(trained(copied), expected)
         assert all_bits(model.state_dict().values()) == state
@@ -397,7 +390,6 @@ def test_replicas_on_threads_at_once(store: TierStore, action: Action) -> None:
     """As `DataParallel` calls them."""
     num_threads = 4
     model = Chain(Normed)
-    buffers = ["norm.num_batches_tracked", "norm.running_mean", "norm.running_var"]
     expected = trained(copy.deepcopy(model))
     replicas = [copy.deepcopy(model) for _ in range(num_threads)]
     barrier, found = threading.Barrier(num_threads), [[] for _ in range(num_threads)]
@@ -413,7 +405,7 @@ def test_replicas_on_threads_at_once(store: TierStore, action: Action) -> None:
             optimizer.step()
         found[number] += all_bits(replica.state_dict().values())
 
-    calls = planned(NAMES, action, buffers, store)
+    calls = planned(NAMES, action, STATISTICS, store)
     with with_calls(model, calls):
         replicas[:] = [copy.deepcopy(model) for _ in range(num_threads)]
         threads = [threading.Thread(target=work, args=(number,)) for number in range(num_threads)]
@@ -426,27 +418,16 @@ def test_replicas_on_threads_at_once(store: TierStore, action: Action) -> None:
 
 
 @each_action
-def test_module_that_is_compiled_inside(store: TierStore, action: Action) -> None:
-    torch.compiler.reset()
-    model = Chain(Compiled)
-    expected = trained(copy.deepcopy(model))
-    with with_action(model, NAMES, action, [], store):
-        assert_same_bits(trained(model), expected)
-
-
-@each_action
+@pytest.mark.parametrize("as_a_whole", [False, True])
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # Dynamo looks there
-def test_block_that_is_compiled(store: TierStore, action: Action) -> None:
+def test_block_that_is_compiled_or_has_a_member_that_is(store: TierStore, action: Action, as_a_whole: bool) -> None:
     torch.compiler.reset()
     model = Chain(Compiled)
-    for block in model.blocks:
+    for block in model.blocks if as_a_whole else ():
         block.compile(backend="aot_eager")  # what is compiled in it is part of that
     expected = trained(copy.deepcopy(model))
     with with_action(model, NAMES, action, [], store):
         assert_same_bits(trained(model), expected)
-
-
-# --- beside other hooks ---------------------------------------------------------------------------------------------
 
 
 @contextmanager

@@ -110,7 +110,7 @@ def _block(name: str, option: Option, prices: Prices) -> BlockPlan:
         prices.kinds[name],
         action.kind,
         action.stores,
-        action.held,
+        tuple((output.number, output.name) for output in action.held),
         tuple(traits.buffers),
         tuple(traits.evaluates),
         sum(kept.values()),
