@@ -11,9 +11,8 @@ Pure: no thread, no file, no torch. `from_trace` makes a workload from a recorde
 from the file that `tierstore doctor --hardware` writes, and `fit` fits it to a real step.
 """
 
-from .fit import fit, steady_seconds
 from .hardware import CodecSpeed, DepthSpeed, Drive, Hardware, Link
-from .simulate import Settings, SimulatedStep, simulate
+from .simulate import Settings, SimulatedStep, fit, simulate, steady_seconds
 from .workload import Action, Compute, EndScope, LetGo, Pack, Release, Saved, Unpack, Workload
 
 __all__ = [
