@@ -72,10 +72,6 @@ class PlannedCalls:
     def __deepcopy__(self, memo: dict[int, object]) -> PlannedCalls:
         return self
 
-    def end(self) -> None:
-        """The plan is removed. Backward of what was computed before is not changed by that."""
-        self.is_over = True
-
     def run(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.is_over or self.action.kind == "keep" or not torch.is_grad_enabled():
             return call(*args, **kwargs)

@@ -180,7 +180,7 @@ class MemoryPlan:
     def _end(self) -> None:
         for around in list(self._made):
             if isinstance(around, PlannedCalls):
-                around.end()
+                around.is_over = True  # backward of what was computed before is not changed by that
         for module in filter(None, (reference() for reference in self._touched)):
             if around_calls_of(module) in self._made:
                 call_plainly(module)
