@@ -1,8 +1,5 @@
 """Cgroups for one process: a memory limit that the kernel enforces, its account of the peak, and a drive of any speed.
-
-cgroup v1 and v2, whichever has the controller on this machine; see cgroups(7) and the kernel's admin guide
-(cgroup-v1/memory, cgroup-v1/blkio-controller, cgroup-v2). Making one takes root, or a subtree that was delegated.
-"""
+Version 1 and 2, whichever has the controller here. Making one takes root, or a subtree that was delegated."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from typing import NamedTuple
 
 
 class CgroupError(Exception):
-    """No such cgroup can be made here; the message says why."""
+    pass
 
 
 class Place(NamedTuple):
@@ -85,7 +82,6 @@ class MemoryCgroup:
             swap.write_text("0")
 
     def command(self, arguments: Sequence[str]) -> list[str]:
-        """The same command, run inside from its first instruction on."""
         return ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(self._directory / "cgroup.procs"), *arguments]
 
     def _read(self, first: str, second: str) -> str:
@@ -102,7 +98,6 @@ class MemoryCgroup:
 
     @property
     def num_oom_kills(self) -> int:
-        """How many of its processes the kernel has ended for want of memory."""
         found = re.search(r"^oom_kill (\d+)$", self._read("memory.oom_control", "memory.events"), re.MULTILINE)
         return int(found[1]) if found else 0
 

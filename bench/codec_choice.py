@@ -92,8 +92,6 @@ def _combined(left: Readings, right: Readings, sign: int) -> Readings:
 
 
 class Turns:
-    """A store for each codec, and their steps; every call blocks for as long as it steps."""
-
     def __init__(self, scratch: Path, opened: ExitStack) -> None:
         self._clocks = OwnClocks()
         self._order = random.Random(0)
@@ -108,7 +106,6 @@ class Turns:
             return lap_of(lambda: step(self.stores[name]))["seconds"]
 
     def take(self, names: Sequence[str], step: Step, seconds: Seconds) -> None:
-        """One turn: a step with each, in an order of its own."""
         for name in self._order.sample(names, len(names)):
             seconds[name].append(self.step(name, step))
 
@@ -119,12 +116,10 @@ class Turns:
             self.step("auto", step)
 
     def stored(self) -> Counter[str]:
-        """How many records "auto" has stored with each codec."""
         return sum((Counter(counts) for counts in self.stores["auto"].stats().codec_choices.values()), Counter())
 
 
 def move(store: TierStore, tensors: list[Tensor]) -> None:
-    """Down and up again, in order; the last elements show that it was done."""
     handles = [store.put(tensor) for tensor in tensors]
     store.flush()
     for number, (handle, tensor) in enumerate(zip(handles, tensors, strict=True)):
@@ -157,7 +152,6 @@ def step_of(scene: str, tensors: list[Tensor], turns: Turns) -> Step:
 
 
 def median_seconds(work: Callable[[], object], times: int) -> float:
-    """The median of some runs; the first one is not counted."""
     return statistics.median([lap_of(work)["seconds"] for _ in range(times + 1)][1:])
 
 

@@ -104,8 +104,6 @@ class JobParts:
 
 
 class Lap(NamedTuple):
-    """One pass in one direction: what was moved, the CPU time of all threads, and of the parts of the store's jobs."""
-
     gb_per_second: float
     cpu_seconds_per_gb: float
     parts: Figures
@@ -136,7 +134,6 @@ def check(tensor: Tensor, number: int) -> None:
 
 @contextmanager
 def tierstore(scratch: Path, **how: Any) -> Iterator[Mover]:
-    """An embedded store that keeps nothing in host memory and encodes nothing. `how`: as `mover_of`'s."""
     with TierStore(scratch, host_bytes=0, codec="none") as store:
         mover = mover_of(store, random_tensors(NUM_TENSORS), **how)
         mover.spill()
@@ -153,10 +150,8 @@ def mover_of(
     num_named: int = LOOKAHEAD,
     are_kept: bool = False,
 ) -> Mover:
-    """Everything is put, then got in the same order; each is dropped at once, or kept until all were got.
-
-    `num_named`: so many are named to `prefetch` before each `get`; as many as there are: once, before the first.
-    """
+    """Everything is put, then got in the same order; each is dropped at once, or kept until all were got. `num_named`:
+    so many are named to `prefetch` before each `get`; as many as there are: once, before the first."""
     handles: dict[int, Handle] = {}
 
     def spill() -> None:

@@ -88,7 +88,6 @@ def started(model: str, variant: str, scratch: Path, left_bytes: int) -> Iterato
 
 
 def figures_of(variant: str, training: Training, turns: list[dict[str, Figures]]) -> Figures:
-    """Of one variant: medians over the turns, and how they stand to others of the same turn. None, if it was killed."""
     steps = [turn[variant] for turn in turns]
     figures: Figures = {"out_of_memory_kills": training.cgroup.num_oom_kills}
     if not all(steps):

@@ -122,7 +122,6 @@ def _runs(benchmark: Benchmark, rounds: int, folder: Path, progress: Callable[[s
 
 
 def read_results(name: str, directory: Path = RESULTS) -> Results | None:
-    """What the last run of a benchmark wrote; None if there is nothing."""
     file = directory / f"{name}.jsonl"
     lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     if not lines:

@@ -89,7 +89,6 @@ def measure(process: str, scratch: Path) -> Figures | dict[str, Figures]:
 
 
 def ratios(variant: str, others: Sequence[str], turns: list[dict[str, Figures]]) -> Figures:
-    """Medians of how long the variant's steps took, of those of each of the others in the same turn."""
     return {
         f"step_to_{name.split(',')[0].replace(' ', '_')}": statistics.median(
             steps[variant]["step_seconds"] / steps[name]["step_seconds"] for steps in turns
@@ -158,11 +157,8 @@ def train(variant: str, scratch: Path, written_bytes: int, read_bytes: int) -> N
 
 
 def thread_times() -> Figures:
-    """Since the threads began, by the scheduler (schedstat in /proc); a kernel without these accounts says 0.
-
-    What threads that Python knows of have used, but for the main one, and how long that was ready to run while others
-    had the cores.
-    """
+    """What threads that Python knows of have used since they began, but for the main one, and how long that was ready
+    to run while others had the cores (schedstat in /proc; a kernel without it says 0)."""
 
     def ran_and_waited(thread: int | None) -> tuple[float, float]:
         try:
@@ -215,7 +211,6 @@ class MoverRun(Run):
         self._jobs.append(self._thread.submit(self._moves["up"]))
 
     def after(self) -> None:
-        """The step ends when the bytes have been moved."""
         started = time.perf_counter()
         for job in self._jobs:
             job.result()

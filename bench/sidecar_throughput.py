@@ -76,7 +76,6 @@ def measure(variant: str, scratch: Path) -> Figures:
 
 
 def one_turn(parties: list[Party], served: Daemon) -> Figures:
-    """Each party spills everything, then each restores it all."""
     figures: Figures = {}
     for way in ("spill", "restore"):
         rates = {}
@@ -118,7 +117,6 @@ def work(name: str, scratch: Path, address: str, num_clients: int) -> None:
 
 
 def time_puts(store: TierStore) -> Figures:
-    """Mean microseconds of a put into a store with room."""
     tensors = [torch.empty(PUT_BYTES, dtype=torch.uint8) for _ in range(PUTS)]
     started = time.perf_counter()
     handles = [store.put(tensor) for tensor in tensors]

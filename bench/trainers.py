@@ -74,7 +74,6 @@ def model_of() -> nn.Module:
 
 
 def tokens() -> list[dict[str, torch.Tensor]]:
-    """A data set of random rows, the same every time."""
     rows = torch.randint(VOCABULARY, (STEPS * BATCH, LENGTH), generator=torch.Generator().manual_seed(0))
     return [{"input_ids": row, "labels": row} for row in rows]
 
@@ -94,7 +93,6 @@ class Steps:
 
 
 def measure(variant: str, scratch: Path) -> Figures:
-    """One training in this process; the first step is warm-up."""
     warnings.simplefilter("ignore")
     library = variant.removesuffix(STORE)
     store = scratch if variant.endswith(STORE) else None
@@ -109,7 +107,6 @@ def measure(variant: str, scratch: Path) -> Figures:
 
 
 def transformers(library: str, store: Path | None, scratch: Path, steps: Steps) -> Callable[[], object]:
-    """The trainer of transformers, or TRL's, with its defaults."""
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     from tierstore.integrations.transformers import offload_trainer

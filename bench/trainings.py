@@ -31,17 +31,16 @@ class Run:
         self.forward = forward
 
     def between(self) -> None:
-        """After forward."""
+        pass
 
     def after(self) -> None:
-        """After backward."""
+        pass
 
     def figures(self) -> Figures:
         return {}
 
 
 def timed_step(loss_of: Loss, optimizer: torch.optim.Optimizer, run: Run) -> Figures:
-    """One step; its seconds and its loss."""
     began = time.perf_counter()
     with run.forward():
         loss = loss_of()

@@ -61,12 +61,9 @@ BENCHMARK = Benchmark(
 
 
 def measure(variant: str, scratch: Path) -> dict[str, float]:
-    """Tune, then compare.
-
-    `time_ratio` is the median over the turns, within `least_ratio` and `most_ratio` with 95 %; `same_ratio` is what the
-    same settings come to beside themselves. `changed_ratio` is the median where tuning has changed anything, else 1.
-    `tuning_seconds` is what tuning took.
-    """
+    """Tune, then compare. `time_ratio` is the median over the turns, within `least_ratio` and `most_ratio` with 95 %;
+    `same_ratio` is what the same settings come to beside themselves. `changed_ratio` is the median where tuning has
+    changed anything, else 1."""
     torch.set_num_threads(NUM_THREADS)
     workload = _workload(variant)
     before = default_settings(USUAL_STAGING_BYTES + workload.saved_bytes // HOST_SHARE)

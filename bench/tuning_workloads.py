@@ -53,7 +53,6 @@ class Workload:
 
 
 def make_workload(name: str) -> Workload:
-    """The workload of that name, with the same bits each time. Seeds torch's default generator."""
     torch.manual_seed(0)
     return WORKLOADS[name]()
 
@@ -138,10 +137,8 @@ class Matrices(nn.Module):
 
 
 class Contender:
-    """A workload with a store, or none, that takes a step when it is told to; `steps`: figures of each so far.
-
-    `around` makes the context of forward; None: `tiered_offload` of the store, with the options.
-    """
+    """A workload with a store, or none, that takes a step when it is told to; `steps`: figures of each so far. `around`
+    makes the context of forward; None: `tiered_offload` of the store, with the options."""
 
     def __init__(
         self, workload: Workload, store: TierStore | None = None, around: Forward | None = None, **options: Any

@@ -37,7 +37,6 @@ BENCHMARK = Benchmark(
 
 
 def measure(variant: str, scratch: Path) -> Figures:
-    """Medians over the passes after the first."""
     drives = {scratch / str(number): speed for number, speed in enumerate(VARIANTS[variant])}
     for directory in drives:
         directory.mkdir()

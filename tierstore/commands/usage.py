@@ -16,11 +16,8 @@ JsonOption = typer.Option("--json", help="Print JSON on standard output, and not
 
 
 def _without_types(parameters: list[Any]) -> list[Any]:
-    """Show no types where they tell nothing.
-
-    Some versions of typer show `<bool>` beside a flag, as if it took a value, `<str>` beside an argument, and the name
-    of an argument in braces.
-    """
+    """Some versions of typer show `<bool>` beside a flag, as if it took a value, `<str>` beside an argument, and the
+    name of an argument in braces: show none of that."""
     for each in parameters:
         if getattr(each, "is_flag", False) and each.metavar is None:
             each.metavar = ""

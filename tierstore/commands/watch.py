@@ -26,10 +26,8 @@ __all__ = ["watch_daemon"]
 
 
 class _Update(NamedTuple):
-    """What one request to the daemon has found: an error or a report, as the daemon sent it.
-
-    `report`: the newest, which may be of an earlier update; None: there was none yet. `rates`: since the update before.
-    """
+    """What one request to the daemon has found: an error or a report, as the daemon sent it. `report`: the newest,
+    which may be of an earlier update; None: there was none yet."""
 
     error: str | None
     state: bytes | None

@@ -50,10 +50,8 @@ def check_device(name: str) -> None:
 
 
 def load_text(file: str | None, at_least_bytes: int) -> bytes:
-    """Read `file`, or, for None, the language reference that CPython installs for `help()`.
-
-    Raises ConfigError if the file cannot be read, or is shorter than one sequence and its next byte.
-    """
+    """Read `file`, or, for None, the language reference that CPython installs for `help()`. Raises ConfigError if the
+    file cannot be read, or is shorter than one sequence and its next byte."""
     if file is None:
         from pydoc_data.topics import topics
 

@@ -1,8 +1,5 @@
-"""One training run in a process of its own: `python -m tierstore.demo.worker`, started by `compare.run_training`.
-
-Its only argument is the request as JSON. It writes one JSON object per line to standard output: what `Told` describes,
-and last `{"report": ...}` or `{"error": ...}`.
-"""
+"""One training run in a process of its own: `python -m tierstore.demo.worker REQUEST`, as JSON. It writes one JSON
+object per line to standard output: what `Told` describes, and last `{"report": ...}` or `{"error": ...}`."""
 
 from __future__ import annotations
 

@@ -87,6 +87,7 @@ class AcceleratorMeter:
 Meter = ResidentMeter | AcceleratorMeter
 
 
-def meter_of(device: torch.device) -> Meter:
-    """The meter of the tier that a model on `device` fills first."""
+def meter_of(model: torch.nn.Module) -> Meter:
+    """The meter of the tier that a model fills first."""
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     return ResidentMeter() if device.type == "cpu" else AcceleratorMeter(device)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
-import torch
 from torch import nn
 
 from ..base.toml_file import read_toml, toml_text, typed
@@ -123,7 +122,7 @@ class MemoryPlan:
             raise ConfigError("store", None, "the plan stores something: give an open TierStore")
         if store is not None:
             store.residency.check_open()
-        meter = meter_of(next((parameter.device for parameter in model.parameters()), torch.device("cpu")))
+        meter = meter_of(model)
         scope = None if store is None else ModuleScope(store, min_bytes=self._contents.min_bytes)
         calls = {block.name: PlannedCalls(block.as_action(), block.traits, scope) for block in self.blocks}
         corrected = None if self._live is None or self._live.corrected.prices.communicates else self._live.corrected

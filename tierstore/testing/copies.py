@@ -50,12 +50,12 @@ class SimulatedCopies:
     """A copy engine (`Copies`) without an accelerator: every tensor counts as on a device, and copies run on a thread.
 
     The "device" is CPU memory on which torch computes at once. Only the copies are asynchronous; they run one after the
-    other, as on an accelerator. To make later work of a stream come after a copy, the host itself has to wait: so
-    `wait`, `synchronize` and `end` block, the other methods do not. A context manager; `end` stops the thread.
+    other. To make later work of a stream come after a copy, the host itself has to wait: so `wait`, `synchronize` and
+    `end` block, the other methods do not. A context manager; `end` stops the thread.
 
     `room_bytes`: "device" memory for tensors that are copied back; a copy that does not fit raises
-    `torch.OutOfMemoryError`. None: no limit. `num_out`, `num_in`, `num_refused`: copies queued so far, and those that
-    found no room.
+    `torch.OutOfMemoryError`. None: no limit. `num_out`, `num_in`, `num_refused`: copies queued so far, and those
+    refused.
     """
 
     def __init__(self, room_bytes: int | None = None) -> None:

@@ -86,10 +86,8 @@ class Faults:
             return dict(self._num_seen)
 
     def draw(self, operation: Operation, num_bytes: int = 0, descriptor: int | None = None) -> Drawn:
-        """Count an operation of `num_bytes` that begins, and return what happens to it. Sends signals.
-
-        `descriptor`: of the file, for a system call.
-        """
+        """Count an operation of `num_bytes` that begins, and return what happens to it. Sends signals. `descriptor`: of
+        the file, for a system call."""
         drawn, processes = Drawn(), []
         with self._lock:
             self._num_seen[operation] += 1

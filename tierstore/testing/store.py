@@ -22,10 +22,7 @@ __all__ = ["FaultyStore"]
 
 class FaultyStore(TierStore):
     """A `TierStore` whose disk tier, system calls and copy engine fail as a plan says. Opening it does not fail.
-
-    The plan holds from the first operation on. `faults` carries it out and counts what it has done; `faults.set`
-    replaces it at any time.
-    """
+    `faults` carries the plan out and counts what it has done; `faults.set` replaces it at any time."""
 
     faults: Faults
 

@@ -26,11 +26,8 @@ _PHASES = ("forward", "backward")
 
 
 def page_of(steps: Sequence[Step], header: Header, names: Mapping[int, str], num_steps: int, *, first: int) -> str:
-    """Return the page. Its times are milliseconds from each step's beginning.
-
-    `steps`: those that a reader may choose from, of `num_steps` in the trace; number `first` is shown first. `names`:
-    of threads.
-    """
+    """Return the page. Its times are milliseconds from each step's beginning. `steps`: those that a reader may choose
+    from, of `num_steps` in the trace; number `first` is shown first. `names`: of threads."""
     summaries = [summarize(step, header) for step in steps]
     drawn = [_data(step, summary, header, names) for step, summary in zip(steps, summaries, strict=True)]
     data = {"causes": CAUSES, "first": first, "steps": drawn}

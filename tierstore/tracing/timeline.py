@@ -1,8 +1,5 @@
-"""A step as lanes of boxes and curves, of which pages and Perfetto's files are made. Pure.
-
-A transfer alternates between a codec and the drive. Its box is cut into one part for each: the lengths of the two
-parts are true, their order is not.
-"""
+"""A step as lanes of boxes and curves, of which pages and Perfetto's files are made. Pure. A transfer's box is cut into
+one part for the codec and one for the drive: the lengths of the parts are true, their order is not."""
 
 from __future__ import annotations
 

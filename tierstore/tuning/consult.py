@@ -187,5 +187,5 @@ def _by_combination(transfers: tuple[Transfer, ...]) -> dict[tuple[int, int], st
 
 
 def _plain(text: str, style: str = "") -> Text:
-    """Text from outside (paths, names of drives and drivers) that can neither style nor control the terminal."""
+    """Text from outside can neither style nor control the terminal."""
     return Text(plain(text, kept="\n"), style)

@@ -1,9 +1,8 @@
 """Measures how fast a directory's drive is, with the store's own system calls, in bounded time.
 
-A file without a name is reserved, filled once, and then read and rewritten in place, as a store does with a segment.
-It is gone with the process, however that ends. Each combination of block size and depth gets an amount of time, so a
-slow drive leaves out combinations. Without O_DIRECT each written block is synced, and blocks are dropped from the page
-cache before they are read: the speed that remains when the cache is full.
+A file without a name is reserved, filled once, and then read and rewritten in place, as a store does with a segment. A
+slow drive leaves out combinations of block size and depth. Without O_DIRECT each written block is synced, and blocks
+are dropped from the page cache before they are read.
 """
 
 from __future__ import annotations
@@ -111,9 +110,7 @@ class _Bench:
         self, direction: Direction, block_bytes: int, depth: int, seconds: float, *, once: bool = False, stride: int = 1
     ) -> _Run:
         """Move blocks, `depth` at once, for so long, one of each lane at least. Raises OSError if the drive fails.
-
-        `once`: stop at the end of the file. `stride`: from one transfer to the next, in blocks.
-        """
+        `once`: stop at the end of the file. `stride`: from one transfer to the next, in blocks."""
         if direction == "read" and not self._mode.direct:
             os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         num_places = self._span_bytes // block_bytes
@@ -220,7 +217,6 @@ def _steps(drive: Drive, bench: _Bench, seconds: float) -> Iterator[Drive]:
 
 @contextmanager
 def _bench_on(directory: Path, mode: IoMode, span_bytes: int, memory_bytes: int) -> Iterator[_Bench]:
-    """A file of that length, or a shorter one if there is less room. It is gone afterwards."""
     segment = open_segment(UnnamedHome(directory), 0, span_bytes, _LEAST_SPAN_BYTES, mode, set())
     bench = _Bench(segment, mode, memory_bytes)
     try:

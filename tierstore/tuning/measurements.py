@@ -131,11 +131,8 @@ class AcceleratorState(Struct, frozen=True, kw_only=True):
 
 
 class Daemon(Struct, frozen=True, kw_only=True):
-    """The sidecar of this host, at the socket where it was looked for.
-
-    `is_refusing`: this user may not use it. `path`: the directory that it keeps; `keeps_directory`: that is the
-    examined one. `note`: why it did not answer.
-    """
+    """The sidecar of this host, at the socket where it was looked for. `is_refusing`: this user may not use it.
+    `keeps_directory`: `path`, the directory that it keeps, is the examined one. `note`: why it did not answer."""
 
     socket: str
     is_present: bool
@@ -147,10 +144,8 @@ class Daemon(Struct, frozen=True, kw_only=True):
 
 
 class Measurements(Struct, frozen=True, kw_only=True):
-    """All measurements of one machine, which took `seconds`.
-
-    `num_trainers`: processes that will share it: LOCAL_WORLD_SIZE, else one for each accelerator, else 1.
-    """
+    """All measurements of one machine, which took `seconds`. `num_trainers`: processes that will share it:
+    LOCAL_WORLD_SIZE, else one for each accelerator, else 1."""
 
     kernel: str
     num_trainers: int

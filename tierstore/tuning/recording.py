@@ -36,11 +36,8 @@ _Graph = tuple[int, int]
 
 @dataclass(frozen=True)
 class ProgramRecording:
-    """One trial: the trace of the store with the most events, in the process with the most.
-
-    `num_threads`: that torch computed with. `num_ranks`: processes that trained side by side. `step_seconds`: see
-    `step_seconds_of`.
-    """
+    """One trial: the trace of the store with the most events, in the process with the most. `num_threads`: that torch
+    computed with. `num_ranks`: processes that trained side by side."""
 
     trace: RecordedTrace
     num_threads: int
@@ -115,10 +112,7 @@ def _saved_bytes(step: Step) -> int:
 
 def _call_seconds(step: Step) -> float:
     """The time of the step's calls that is due to moved records. It is left out of compute: a simulation adds it again.
-
-    A trace does not show this time, so the simulator's figure is used. A simulation of the recorded settings then takes
-    as long as the recorded step.
-    """
+    A trace does not show this time, so the simulator's figure is used."""
     moved: list[Spill | Restore] = [*step.spills, *step.restores]
     return CALL_SECONDS_PER_RECORD * sum(step.began_ns <= each.queued_ns <= step.ended_ns for each in moved)
 

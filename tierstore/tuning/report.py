@@ -97,7 +97,6 @@ def settings_of(machine: Measurements) -> tuple[Setting, ...]:
 
 
 def _place(machine: Measurements) -> Iterator[tuple[str, str, str]]:
-    """The daemon, if it keeps exactly this directory; else the directory, unless it is no place for a store."""
     drive, daemon = machine.drive, machine.daemon
     if daemon.keeps_directory:
         yield "connect", daemon.socket, f"a daemon serves {drive.path}, and has settings of its own for the rest"

@@ -31,12 +31,9 @@ Predict = Callable[[TrialSettings], float | None]
 
 @dataclass(frozen=True)
 class Space:
-    """The settings that may be tried; all sequences rise.
-
-    `memory_bytes`: the most for `host_bytes`, `staging_bytes` and `working_bytes(io_depth)` together. `saved_bytes`:
-    that a step saves; a host budget above that has no further effect. `device_bytes`: the most that is allowed and has
-    an effect.
-    """
+    """The settings that may be tried; all sequences rise. `memory_bytes`: the most for `host_bytes`, `staging_bytes`
+    and `working_bytes(io_depth)` together. `saved_bytes`: that a step saves; a larger host budget has no further
+    effect. `device_bytes`: the most that is allowed and has an effect."""
 
     memory_bytes: int
     saved_bytes: int
@@ -80,11 +77,9 @@ class Found:
         return self.predicted.get(_with(self.start, {"host_bytes": host_bytes, self.down: down}))
 
     def best(self, number: int) -> list[TrialSettings]:
-        """At most `number` settings that are worth measuring.
-
-        First the best; then the fastest, if that is another, with more memory; then the best with other codecs, since
-        predictions know least about how a program's tensors compress; then others with different predicted times.
-        """
+        """At most `number` settings that are worth measuring: the best; the fastest, if that is another, with more
+        memory; the best with other codecs, since predictions know least about those; then others with different
+        predicted times."""
         ranked = _ranked(self.predicted)
         chosen = dict.fromkeys(ranked[:1] + sorted(ranked, key=self._seconds)[:1])
         coded = [replace(each, codec=codec) for each in ranked[:1] for codec in CODECS if codec != each.codec]
@@ -100,10 +95,8 @@ class Found:
 
 
 def search(space: Space, known: Sequence[TrialSettings], predict: Predict, goes_on: Callable[[], bool]) -> Found:
-    """Search the space.
-
-    `known`: settings within the space, predicted in any case; the search begins at the first, with the order learned.
-    `goes_on`: asked before each other prediction; False ends the search with what was found so far.
+    """Search the space. `known`: settings within the space, predicted in any case; the search begins at the first, with
+    the order learned. `goes_on`: asked before each other prediction; False ends the search with what was found so far.
     """
     start = replace(known[0], prefetch="learned", lookahead_bytes=None)
     predicted = {settings: predict(settings) for settings in known}

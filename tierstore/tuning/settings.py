@@ -34,11 +34,8 @@ _OF_SCOPE = ("prefetch", "lookahead_bytes", "device_bytes")
 
 @dataclass(frozen=True)
 class TrialSettings:
-    """The arguments of `TierStore` and `tiered_offload` that a trial replaces.
-
-    `lookahead_bytes`: None: as far as needed. `inline_bytes`: None: all records are stored in LMDB. `device_bytes` has
-    no effect without an accelerator.
-    """
+    """The arguments of `TierStore` and `tiered_offload` that a trial replaces. `lookahead_bytes`: None: as far as
+    needed. `inline_bytes`: None: all records are stored in LMDB."""
 
     host_bytes: int
     staging_bytes: int = USUAL_STAGING_BYTES

@@ -56,7 +56,6 @@ class Candidate:
 
     @property
     def median_seconds(self) -> float | None:
-        """The median of its step seconds; None: it failed, or was not measured."""
         return statistics.median(self.step_seconds) if self.step_seconds and self.failure is None else None
 
     def ratios_to(self, other: Candidate) -> list[float]:
@@ -146,12 +145,10 @@ class Tuned:
 
 
 def choose(candidates: Sequence[Candidate]) -> tuple[Candidate, str]:
-    """The best that was measured, and why.
-
-    The first candidate that keeps to the limit is the reference. Another takes its place only if it was faster in every
-    round, and by more than half of the reference's own spread. If candidates are as fast as the chosen one with less of
-    an accelerator's memory, the one with the least is taken instead: a store is for saving that memory.
-    """
+    """The best that was measured, and why. The first candidate that keeps to the limit is the reference. Another takes
+    its place only if it was faster in every round, and by more than half of the reference's own spread. Of those as
+    fast as the chosen one, the one with the least of an accelerator's memory is taken instead: a store is for saving
+    that memory."""
     allowed = [each for each in candidates if each.is_allowed]
     chosen, reason = _fastest(allowed)
     lighter = [
