@@ -30,6 +30,7 @@ from tests.memory_plan.blocks import (
     STORE,
     Chain,
     Compiled,
+    Inner,
     Mlp,
     Normed,
     planned,
@@ -64,12 +65,8 @@ def run(model: nn.Module, take: Callable[[nn.Module], Any], names: list[str], ac
         return take(model)
 
 
-class Odd(nn.Module):
+class Odd(Inner):
     """Takes nested arguments, some by keyword, and gives nested results."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(SIDE, SIDE)
 
     def forward(
         self,
@@ -101,21 +98,13 @@ class OddModel(nn.Module):
         return batch
 
 
-class Several(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(SIDE, SIDE)
-
+class Several(Inner):
     def forward(self, batch: torch.Tensor) -> tuple[torch.Tensor, ...]:
         hidden = self.inner(batch * 2)
         return hidden.tanh(), hidden.exp(), batch.sin()
 
 
-class Drawing(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(SIDE, SIDE)
-
+class Drawing(Inner):
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
         batch = self.inner(batch * 2)
         if random.random() < 0.5:
@@ -290,12 +279,8 @@ def test_argument_or_result_changed_by_the_caller(store: TierStore, action: Acti
             return "refused"
         return [batch.grad, *grads(model)]
 
-    class Last(nn.Module):
+    class Last(Inner):
         """Saves neither its argument nor its result."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Linear(SIDE, SIDE)
 
         def forward(self, batch: torch.Tensor) -> torch.Tensor:
             return self.inner((batch + 1) * 3)

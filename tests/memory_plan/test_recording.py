@@ -16,7 +16,7 @@ from torch.nn import functional as F  # noqa: N812 - the name that everybody use
 from torch.utils.checkpoint import SAC_IGNORED_OPS, CheckpointPolicy, checkpoint
 
 from tests.hooks.programs import SIDE, all_bits
-from tests.memory_plan.blocks import BLOCKS, Chain, Mlp, recorded, step, the_batch
+from tests.memory_plan.blocks import BLOCKS, Chain, Inner, Mlp, recorded, step, the_batch
 from tierstore import TierStore
 from tierstore.hooks.select import Kept
 from tierstore.hooks.selective import holding_contexts
@@ -27,12 +27,11 @@ from tierstore.residency.torch_names import TorchDispatchMode
 MATRIX_BYTES = SIDE * SIDE * 4
 
 
-class Block(nn.Module):
+class Block(Inner):
     """Does what the test says, with a generator, a list and a counter of its own."""
 
     def __init__(self, compute: Callable[[Any, torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
-        self.inner = nn.Linear(SIDE, SIDE)
         self.own, self.cache, self.named = torch.Generator(), [], {"first": 1.0}
         self.own_python, self.own_numpy = random.Random(1), np.random.default_rng(1)
         self.num_calls = 0
@@ -321,11 +320,7 @@ def test_what_is_random_changed_later_or_cast_is_never_held(
 def test_result_that_is_not_saved_is_never_held(store: TierStore) -> None:
     """The caller may change it."""
 
-    class Two(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Linear(SIDE, SIDE)
-
+    class Two(Inner):
         def forward(self, batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             first = batch * 2
             return first, self.inner(batch.sin())
