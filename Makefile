@@ -60,8 +60,8 @@ matrix: $(DEV)          ## test TORCHES with PYTHONS (some minutes each, 15 GB)
 bench: $(DEV)           ## run all benchmarks: tables, goals, plots (over an hour)
 	$(BIN)/python -m bench
 
-bench-tuning: $(DEV)    ## compare settings and the simulator (over 20 minutes)
-	$(BIN)/python -m bench simulator_accuracy prefetch_tuning tuned_settings
+bench-tuning: $(DEV)    ## compare settings (over 20 minutes)
+	$(BIN)/python -m bench prefetch_tuning tuned_settings
 
 gpu: $(DEV)             ## test and measure this machine's GPU (9 minutes)
 	$(BIN)/python -m bench.gpu

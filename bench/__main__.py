@@ -21,7 +21,7 @@ SUITE = (
     "two_drives", "training_step", "memory_limit", "freed_memory", "codec_choice", "sidecar_throughput", "trainers",
     "memory_plan",
 )  # fmt: skip
-TUNING = ("simulator_accuracy", "prefetch_tuning", "tuned_settings")
+TUNING = ("prefetch_tuning", "tuned_settings")
 """Those whose question is which settings are best."""
 NAMES = SUITE + TUNING
 
@@ -59,10 +59,8 @@ def load(name: str) -> Benchmark:
 
 
 def conclude(benchmarks: Sequence[Benchmark], directory: Path = RESULTS) -> int:
-    """Print the tables and the goals, write the goals down, and draw the plots, where matplotlib is installed.
-
-    What is written down covers every benchmark, those that were not run this time with the results that they have.
-    """
+    """Print tables and goals, write the goals of all benchmarks down, of those not run this time with the results that
+    they have, and draw the plots, where matplotlib is installed."""
     every = {name: load(name) for name in NAMES}
     results = {name: read_results(name, directory) for name in every}
     verdicts = {name: verdicts_of(benchmark, results[name]) for name, benchmark in every.items()}

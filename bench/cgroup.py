@@ -1,8 +1,5 @@
 """Cgroups for one process: a memory limit that the kernel enforces, its account of the peak, and a drive of any speed.
-
-cgroup v1 and v2, whichever has the controller on this machine; see cgroups(7) and the kernel's admin guide
-(cgroup-v1/memory, cgroup-v1/blkio-controller, cgroup-v2). Making one takes root, or a subtree that was delegated.
-"""
+Version 1 and 2, whichever has the controller here. Making one takes root, or a subtree that was delegated."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from typing import NamedTuple
 
 
 class CgroupError(Exception):
-    """No such cgroup can be made here; the message says why."""
+    pass
 
 
 class Place(NamedTuple):
@@ -34,11 +31,7 @@ class Place(NamedTuple):
 
 
 def find_cgroup(controller: str, cgroups: str, mounts: str) -> Place:
-    """Read `/proc/self/cgroup` and `/proc/self/mountinfo`.
-
-    Raises:
-        CgroupError: the controller is not mounted.
-    """
+    """Read `/proc/self/cgroup` and `/proc/self/mountinfo`. Raises CgroupError: the controller is not mounted."""
     paths: dict[str, str] = {}
     for line in cgroups.splitlines():
         _, controllers, path = line.split(":", 2)
@@ -89,7 +82,6 @@ class MemoryCgroup:
             swap.write_text("0")
 
     def command(self, arguments: Sequence[str]) -> list[str]:
-        """The same command, run inside from its first instruction on."""
         return ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(self._directory / "cgroup.procs"), *arguments]
 
     def _read(self, first: str, second: str) -> str:
@@ -106,18 +98,13 @@ class MemoryCgroup:
 
     @property
     def num_oom_kills(self) -> int:
-        """How many of its processes the kernel has ended for want of memory."""
         found = re.search(r"^oom_kill (\d+)$", self._read("memory.oom_control", "memory.events"), re.MULTILINE)
         return int(found[1]) if found else 0
 
 
 @contextmanager
 def memory_cgroup() -> Iterator[MemoryCgroup]:
-    """A new one.
-
-    Raises:
-        CgroupError: it cannot be made; as a rule that takes root and a writable /sys/fs/cgroup.
-    """
+    """A new one. Raises CgroupError: it cannot be made; as a rule that takes root and a writable /sys/fs/cgroup."""
     with _new_cgroup("memory") as (directory, place):
         made = MemoryCgroup(directory, place.version)
         if not any((directory / name).exists() for name in ("memory.limit_in_bytes", "memory.max")):
@@ -127,13 +114,9 @@ def memory_cgroup() -> Iterator[MemoryCgroup]:
 
 @contextmanager
 def slow_drive(directory: Path, bytes_per_second: int) -> Iterator[None]:
-    """Inside, this process reads at most so much in a second from the drive of `directory`, and writes as much.
-
-    Whoever measures the drive from here finds it that slow too, as a volume of a cloud.
-
-    Raises:
-        CgroupError: the directory is on no block device, or drives cannot be limited here; as a rule that takes root.
-    """
+    """Inside, this process reads at most so much in a second from the drive of `directory`, and writes as much, as a
+    volume of a cloud. Raises CgroupError: the directory is on no block device, or drives cannot be limited here (it
+    takes root)."""
     device = _device_of(directory)
     with _new_cgroup("blkio") as (group, place):
         try:

@@ -1,7 +1,5 @@
-"""A function in a fresh process: `python -m bench.child MODULE FUNCTION ARGUMENTS` ends with its answer as JSON.
-
-The optional threads in C are off, as where they are not installed, unless the environment or the function says more.
-"""
+"""A function in a fresh process: `python -m bench.child MODULE FUNCTION ARGUMENTS` ends with its answer as JSON. The
+optional threads in C are off unless the environment or the function says more."""
 
 from __future__ import annotations
 
@@ -24,7 +22,6 @@ _DEATH_SECONDS = 5
 
 
 def command(module: str, function: str, *arguments: object) -> list[str]:
-    """Arguments are of JSON, or paths."""
     given = json.dumps(arguments, default=lambda path: {_PATH: str(path)})
     return [sys.executable, "-m", "bench.child", module, function, given]
 
@@ -46,7 +43,6 @@ def call(words: list[str], limit_seconds: float, *, capture: bool) -> subprocess
 
 
 def answer_of(words: list[str], limit_seconds: float) -> tuple[Any, str | None]:
-    """What a command answers in its last line, or None and why it does not."""
     done = call(words, limit_seconds, capture=True)
     if done is None:
         return None, f"not done within {limit_seconds:.3g} s"

@@ -1,20 +1,16 @@
 """Does codec "auto" find the best codec for each kind of data, with idle cores and beside a busy training?
 
-A step moves real saved tensors (`bench/trained_tensors.py`) down to disk and up again: what
-disturbs a step is mostly short, so many short steps tell more than a few long ones in the same time.
+A step moves real saved tensors (`trained_tensors.py`) down to disk and up again; "beside compute", every core
+multiplies matrices meanwhile, for about twice as long as the moves of unencoded bytes take, and a step lasts until both
+are done.
 
-* **moving alone**: nothing else runs; the time of a step is the time of the moves.
-* **beside compute**: every core multiplies matrices for about twice as long as the moves of unencoded bytes take;
-  the time of a step is until both are done, so CPU seconds spent on encoding make it longer.
+All codecs have a store each in one process and take single steps in turns, in another order each time. "Auto" sees a
+machine that it has for itself (`OwnClocks`), and settles before the first turn. Fixed codecs that are far behind drop
+out. A ratio is the median over the turns of "auto" to its neighbour in the same turn, and the true one lies between
+"low" and "high" with 95 %. Turns go on until all ratios are known within 3 %, as long as there is time.
 
-All codecs have a store each in one process and take single steps in turns, in another order each time, so what drifts
-meets all of them. "Auto" sees a machine that it has for itself: its clocks stand still during the steps of the others
-(`OwnClocks`), and it settles before the first turn. Fixed codecs that are far behind drop out. A ratio is the median
-over the turns of "auto" to its neighbour in the same turn, and the true one lies between "low" and "high" with 95 %.
-Turns go on until all ratios are known within 3 %, as long as there is time; `--rounds` takes more of it.
-
-"None" takes two steps a turn, from stores of their own, and "auto" is compared with their mean. The ratio of one to the
-other, "same to same", shows what chance does. "First use" is the first step of a new store, beside one without codec.
+"None" takes two steps a turn, and "auto" is compared with their mean. The ratio of one to the other, "same to same",
+shows what chance does. "First use" is the first step of a new store, beside one without codec.
 """
 
 from __future__ import annotations
@@ -74,10 +70,8 @@ Seconds = dict[str, list[float]]
 
 
 class OwnClocks:
-    """The machine's clocks for one store that takes turns with others: they stand still while those have theirs.
-
-    Without that it would see a disk that is idle most of the time, and cores that are busy with other codecs.
-    """
+    """The machine's clocks for one store that takes turns with others: they stand still while those have theirs. Else
+    it would see a disk that is idle most of the time, and cores that are busy with other codecs."""
 
     def __init__(self) -> None:
         self._missed = Readings(0.0, 0.0, 0.0)
@@ -98,8 +92,6 @@ def _combined(left: Readings, right: Readings, sign: int) -> Readings:
 
 
 class Turns:
-    """A store for each codec, and their steps; every call blocks for as long as it steps."""
-
     def __init__(self, scratch: Path, opened: ExitStack) -> None:
         self._clocks = OwnClocks()
         self._order = random.Random(0)
@@ -114,7 +106,6 @@ class Turns:
             return lap_of(lambda: step(self.stores[name]))["seconds"]
 
     def take(self, names: Sequence[str], step: Step, seconds: Seconds) -> None:
-        """One turn: a step with each, in an order of its own."""
         for name in self._order.sample(names, len(names)):
             seconds[name].append(self.step(name, step))
 
@@ -125,12 +116,10 @@ class Turns:
             self.step("auto", step)
 
     def stored(self) -> Counter[str]:
-        """How many records "auto" has stored with each codec."""
         return sum((Counter(counts) for counts in self.stores["auto"].stats().codec_choices.values()), Counter())
 
 
 def move(store: TierStore, tensors: list[Tensor]) -> None:
-    """Down and up again, in order; the last elements show that it was done."""
     handles = [store.put(tensor) for tensor in tensors]
     store.flush()
     for number, (handle, tensor) in enumerate(zip(handles, tensors, strict=True)):
@@ -163,7 +152,6 @@ def step_of(scene: str, tensors: list[Tensor], turns: Turns) -> Step:
 
 
 def median_seconds(work: Callable[[], object], times: int) -> float:
-    """The median of some runs; the first one is not counted."""
     return statistics.median([lap_of(work)["seconds"] for _ in range(times + 1)][1:])
 
 

@@ -2,12 +2,8 @@
 
 Records lie on a memory-backed file system (tmpfs in /dev/shm) that is opened with O_DIRECT, so that a transfer is one
 copy. The floor is bare threads, as many as the store has transfers at the device: the same system calls in the same
-file, from the same tensors, into as many buffers as the store reads ahead, and one checksum pass over each record and
-way. Records are put and flushed, then each is got once, prefetched some before it is needed and dropped at once, as in
-backward.
-
-Passes of store and floor alternate, whoever went second goes first the next time, and the ratio of each pair counts.
-The first pair is left out; before it every record is compared with what was put.
+file, from and into the same memory, and one checksum pass over each record and way. Passes of store and floor
+alternate, and the ratio of each pair counts, but for the first.
 
 A variant that is called native uses the package `tierstore-native`; the others do not, as where it is not installed.
 """

@@ -2,17 +2,13 @@
 
 Incompressible bytes. The store spills everything (no host memory, no codec); handles are dropped as backward drops
 them. By hand they are kept until the pass ends, and `prefetch` is given all of them once, or the next six before each
-`get`. The raw device writes and reads blocks of the same size in a preallocated file of the same file system, as many
-at once as the store has at the device. A file per tensor is shown as people use it (what the page cache holds is
-fast), and with every write synced and every read from the device.
+`get`. A file per tensor is shown as people use it (what the page cache holds is fast), and with every write synced and
+every read from the device.
 
-Every process measures its variant beside the raw device: passes of both alternate, each moves all tensors down and up
-once, whoever went second goes first the next time, and the ratio of each pair counts. What they do before is left out:
-training uses the same space step after step, and the first use of disk space and of page cache is slower.
-
-A virtual disk may be faster in one file than in another, pass after pass. So the raw device writes where the store
-does, in the store's own file while that is empty. The raw device beside itself shows what such a ratio is worth, in the
-same file and in another one.
+Every process measures its variant beside the raw device: O_DIRECT in blocks of the same size, as many at once as the
+store has at the device. Passes alternate, and the ratio of each pair counts, but for the first. A virtual disk may be
+faster in one file than in another, so the raw device writes in the store's own file while that is empty. The raw device
+beside itself shows what such a ratio is worth.
 
 What the CPU time beyond raw is made of is told beside: checksums, fresh pages, transfers. What is left is that of the
 store's loop, of whoever calls it, and of the jobs' way between threads.
@@ -108,8 +104,6 @@ class JobParts:
 
 
 class Lap(NamedTuple):
-    """One pass in one direction: what was moved, the CPU time of all threads, and of the parts of the store's jobs."""
-
     gb_per_second: float
     cpu_seconds_per_gb: float
     parts: Figures
@@ -140,7 +134,6 @@ def check(tensor: Tensor, number: int) -> None:
 
 @contextmanager
 def tierstore(scratch: Path, **how: Any) -> Iterator[Mover]:
-    """An embedded store that keeps nothing in host memory and encodes nothing. `how`: as `mover_of`'s."""
     with TierStore(scratch, host_bytes=0, codec="none") as store:
         mover = mover_of(store, random_tensors(NUM_TENSORS), **how)
         mover.spill()
@@ -157,10 +150,8 @@ def mover_of(
     num_named: int = LOOKAHEAD,
     are_kept: bool = False,
 ) -> Mover:
-    """Everything is put, then got in the same order; each is dropped at once, or kept until all were got.
-
-    `num_named`: so many are named to `prefetch` before each `get`; as many as there are: once, before the first.
-    """
+    """Everything is put, then got in the same order; each is dropped at once, or kept until all were got. `num_named`:
+    so many are named to `prefetch` before each `get`; as many as there are: once, before the first."""
     handles: dict[int, Handle] = {}
 
     def spill() -> None:

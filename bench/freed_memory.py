@@ -1,12 +1,10 @@
 """Does the memory of the process fall, in the default environment, and what does that cost?
 
 Three compute-light models, each with saved tensors of some hundred MiB, and the transformer with half a batch. The
-store has 32 MiB of host memory and a window of 32 MiB. Trainings take turns, a step each, in processes and memory
-cgroups of their own, as in `bench/memory_limit.py`. Two of them take no turns: plain training alone tells how much it
-adds to the loaded model, and the limited one gets a cgroup that leaves `SHARE` of that.
-
-The window is what the store may hold in memory: `host_bytes` and `staging_bytes`, as `stats()` tells them. Memory is
-anonymous and shared memory that is resident, beyond that of the loaded model (`tierstore.demo.memory`).
+store has 32 MiB of host memory and a window of 32 MiB. Trainings take turns, as in `memory_limit.py`, but for two:
+plain training alone tells how much it adds to the loaded model, and the limited one gets a cgroup that leaves `SHARE`
+of that. Memory is anonymous and shared memory that is resident, beyond that of the loaded model
+(`tierstore.demo.memory`).
 """
 
 from __future__ import annotations
@@ -90,7 +88,6 @@ def started(model: str, variant: str, scratch: Path, left_bytes: int) -> Iterato
 
 
 def figures_of(variant: str, training: Training, turns: list[dict[str, Figures]]) -> Figures:
-    """Of one variant: medians over the turns, and how they stand to others of the same turn. None, if it was killed."""
     steps = [turn[variant] for turn in turns]
     figures: Figures = {"out_of_memory_kills": training.cgroup.num_oom_kills}
     if not all(steps):

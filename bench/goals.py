@@ -1,11 +1,8 @@
-"""What a benchmark asks of its figures, and whether a run met it. Pure: figures in, verdicts out.
+"""What a benchmark asks of its figures, and whether a run met it. Pure.
 
-A goal about two variants is judged round by round: within a round the variants ran one after another, so what the
-machine did to one it mostly did to the other too. The median over the rounds decides.
-
-There is no ratio to what is not above zero, such as a cost beyond a variant that happened to be the slower one: noise
-hides it. To leave such rounds out would flatter, since the others are those in which the divisor came out high. So each
-counts as a round in which the goal was missed by far, and where such a round is the median, nothing was measured.
+A goal about two variants is judged round by round: what the machine did to one in a round it mostly did to the other
+too. The median over the rounds decides. A ratio to what is not above zero, such as a cost beyond a variant that
+happened to be the slower one, counts as missed by far; where such a round is the median, nothing was measured.
 """
 
 from __future__ import annotations
@@ -46,21 +43,9 @@ def unit_of(figure: str) -> Unit:
 
 @dataclass(frozen=True)
 class Goal:
-    """One figure of one variant, against a bound, in one of four ways.
-
-    ========================  ==================================================================
-    neither `of` nor `beyond`  the figure itself
-    `of`                       its ratio to the best of those variants' in the same round
-    `beyond`                   its difference from that variant's
-    both                       what it is beyond that variant, as a ratio to what the best of `of` is beyond it
-    ========================  ==================================================================
-
-    Attributes:
-        what: in words, for the table.
-        figure: its name.
-        variant: whose.
-        at_most, at_least, equals: the bound; exactly one.
-    """
+    """One figure of one variant, against a bound (exactly one of `at_most`, `at_least`, `equals`). With `of`: its ratio
+    to the best of those variants' in the same round. With `beyond`: its difference from that variant's. With both: what
+    it is beyond that variant, as a ratio to what the best of `of` is beyond it."""
 
     what: str
     figure: str
@@ -87,7 +72,6 @@ class Goal:
 
     @property
     def asked(self) -> str:
-        """The bound in words, such as "≤ 1.05 x bare mover"."""
         bounds = {"≤": self.at_most, "≥": self.at_least, "=": self.equals}
         ((sign, bound),) = ((sign, bound) for sign, bound in bounds.items() if bound is not None)
         words = f"{sign} {bound / self.unit.scale:g} {self.unit.unit}".rstrip()
@@ -103,10 +87,8 @@ class Goal:
         return value == self.equals
 
     def value_in(self, variants: Mapping[str, Figures]) -> float | None:
-        """What one round says; None if a variant gave no such figure there.
-
-        Infinite, on the wrong side of the bound, if that would be a ratio to something that is not above zero.
-        """
+        """What one round says; None if a variant gave no such figure there. Infinite, on the wrong side of the bound,
+        if that would be a ratio to something that is not above zero."""
         if any(self.figure not in variants.get(name, {}) for name in self.variants):
             return None
         level = variants[self.beyond][self.figure] if self.beyond else 0
@@ -121,10 +103,8 @@ class Goal:
 
 
 class Verdict(NamedTuple):
-    """A goal and what came of it: the median over the rounds, and the least and the most of those that have a ratio.
-
-    `num_hidden`: rounds that have none.
-    """
+    """A goal and what came of it: the median over the rounds, and the least and the most of those that have a ratio,
+    as `num_hidden` rounds do not."""
 
     goal: Goal
     median: float | None
@@ -135,7 +115,6 @@ class Verdict(NamedTuple):
 
     @property
     def measured(self) -> str:
-        """The median in words, with its spread; or why there is none, where that is known."""
         if self.median is None or self.least is None or self.most is None:
             return "hidden by noise" if self.num_hidden else "-"
         unit = self.goal.unit

@@ -1,9 +1,8 @@
 """Runs one benchmark: every variant in a fresh process, variants interleaved, a line of JSON for each run.
 
 A benchmark is a module with a `BENCHMARK` and a function `measure(variant, scratch)` that returns its figures. The unit
-ends a figure's name. Variants that have to be compared more closely than runs allow, one after the other, share a
-process: its name is the argument then, and the figures of each of them are returned, by variant. What only all runs
-together tell, `conclude` finds.
+ends a figure's name. Variants that have to be compared more closely share a process: its name is the argument then, and
+the figures of each of them are returned, by variant. What only all runs together tell, `conclude` finds.
 """
 
 from __future__ import annotations
@@ -32,18 +31,12 @@ class Benchmark:
     """One question.
 
     Attributes:
-        name: of its file of results, and of its module in this package.
-        question: in one line.
-        variants: what is compared.
+        name: of its file of results, and of its module in this package, unless `module` says where `measure` is.
         processes: which variants take turns in one process, by its name; the others have one each, of their own name.
         rounds: how often each variant runs.
-        goals: what is asked of the figures.
         plotted: the figures that the plot shows; None: the first four.
-        timeout_seconds: a run that takes longer has failed.
         conclude: told all runs, and the folder of `scratch`es, in which they may have left files; gives figures of
             variants that no process measures (`concluded`), or more of the others.
-        concluded: those variants.
-        module: where `measure` is; "": `bench.NAME`.
     """
 
     name: str
@@ -129,7 +122,6 @@ def _runs(benchmark: Benchmark, rounds: int, folder: Path, progress: Callable[[s
 
 
 def read_results(name: str, directory: Path = RESULTS) -> Results | None:
-    """What the last run of a benchmark wrote; None if there is nothing."""
     file = directory / f"{name}.jsonl"
     lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     if not lines:

@@ -1,12 +1,9 @@
 """Twice as many saved tensors as the machine has memory: what does a step cost beside compute and bare movement?
 
-200 steps of `y = sin(y * a)` on 128 MiB save 50 GiB. The floor computes the same forward and the same backward without
-a graph, while bare threads move the bytes that the store has to move: O_DIRECT, as many at once as the store has
-transfers at the device, no checksums. Each way ends when both have: compute, and movement.
-
-The floor's threads always write the same few buffers, in huge pages. Saved tensors lie in other pages each time, small
-ones unless the allocator is told otherwise. A second floor writes such pages, and takes checksums: what is between the
-two is beyond any store that checks its bytes.
+200 steps of `y = sin(y * a)` on 128 MiB save 50 GiB. The floor computes the same without a graph, while bare threads
+move the bytes that the store has to move: O_DIRECT, as many at once as the store has transfers at the device, no
+checksums. The floor's threads always write the same few buffers, in huge pages. A second floor writes other pages each
+time, as saved tensors lie, and takes checksums: what is between the two is beyond any store that checks its bytes.
 
 Nothing is set but `host_bytes`. The drive needs 50 GiB of room.
 """

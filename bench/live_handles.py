@@ -1,17 +1,13 @@
 """Does a saved tensor cost more when a million others are alive?
 
 Steady churn: one is put, another released, the oldest or any. Nothing is spilled. A process that holds a thousand and
-one that holds a million take turns of some hundredths of a second on the same core, since speed changes from core to
-core and from second to second. What counts is the median over the turns of how much longer the second process took.
+one that holds a million take turns of some hundredths of a second on the same core. What counts is the median over the
+turns of how much longer the second process took.
 
 CPython's cyclic garbage collector goes through every living object when a quarter as many have come and stayed since it
-last did. With a million handles that takes more than a second. So the oldest are released from right after such a
-collection to right after the next, and what it took is spread over the puts between; or as long as it would take with
-one object more in its sight for each put, if there is none. "Frozen" takes what is alive by then out of its sight
-(`gc.freeze`).
-
-Beside it the same with bare tensors, which no store keeps: what any object costs that is in no cache any more. The
-oldest lie in memory in the order in which they are released, so the hardware fetches them ahead; any one is waited for.
+last did, which takes more than a second here. So the oldest are released from right after such a collection to right
+after the next, and what it took is spread over the puts between. "Frozen" takes what is alive by then out of its sight
+(`gc.freeze`). Beside it the same with bare tensors, which no store keeps.
 """
 
 from __future__ import annotations

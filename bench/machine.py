@@ -12,7 +12,6 @@ from tierstore.demo.place import file_system_of
 
 
 def describe_machine(scratch: Path) -> dict[str, str | int]:
-    """CPU, cores this process may use, memory, and the disk under `scratch`."""
     return {
         "cpu": _first_match(Path("/proc/cpuinfo"), r"^model name\s*:\s*(.+)$") or platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
@@ -23,7 +22,6 @@ def describe_machine(scratch: Path) -> dict[str, str | int]:
 
 
 def describe_versions() -> dict[str, str]:
-    """Kernel, Python, and the packages that the figures depend on."""
     kernel = re.match(r"\d+\.\d+", platform.release())
     packages = {name: _version_of(name) for name in ("tierstore", "torch", "numpy", "lmdb", "zstandard")}
     return {"linux": kernel[0] if kernel else "unknown", "python": platform.python_version()} | packages

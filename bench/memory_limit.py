@@ -1,21 +1,13 @@
 """Training that does not fit into memory: what does a step cost under a limit that the kernel enforces?
 
 A byte-level transformer whose saved tensors alone exceed a memory cgroup of 1000 MiB. Plain training is killed there,
-and is shown so. The floor beside the store is the same training without a limit and without hooks, while bare
-threads move and checksum the bytes that the store moves: what is left then is what the drive and the memory bus take
-away from training on these cores, whoever moves the bytes. How many they are is seen in the store's own first steps.
+and is shown so. The floor is the same training without a limit and without hooks, while bare threads move and checksum
+the bytes that the store moves, as its first steps tell. Each trains in a process and a cgroup of its own, but they take
+turns, a step each (`parties.py` says why), and the ratio of the steps of each turn counts. Told beside: the CPU time of
+the threads that move bytes, and how long the thread that trains was ready to run while others had the cores.
 
-A variant is measured beside those that it is compared with: each trains in a process and a cgroup of its own, but they
-take turns, a step each (`bench/parties.py` says why), and the ratio of the steps of each turn counts.
-
-Beside the steps is told what keeps a training on all cores from them: the CPU time of the threads that move bytes, and
-how long the thread that trains was ready to run while others had the cores.
-
-Nothing is set that a user would not set: glibc keeps freed blocks of up to 32 MiB for itself, and the store has it
-return them when memory is short (`return_memory="auto"`, docs/how_to/memory_on_cpu.md).
-
-At 700 MiB the store runs beside plain training that may use swap on the same drive: what the kernel does by itself.
-That takes root, for swapon(8).
+Nothing is set that a user would not set (docs/how_to/memory_on_cpu.md). At 700 MiB the store runs beside plain training
+that may use swap on the same drive: what the kernel does by itself. That takes root, for swapon(8).
 """
 
 from __future__ import annotations
@@ -97,7 +89,6 @@ def measure(process: str, scratch: Path) -> Figures | dict[str, Figures]:
 
 
 def ratios(variant: str, others: Sequence[str], turns: list[dict[str, Figures]]) -> Figures:
-    """Medians of how long the variant's steps took, of those of each of the others in the same turn."""
     return {
         f"step_to_{name.split(',')[0].replace(' ', '_')}": statistics.median(
             steps[variant]["step_seconds"] / steps[name]["step_seconds"] for steps in turns
@@ -124,11 +115,8 @@ def started(variant: str, scratch: Path) -> Iterator[Training]:
 
 @contextmanager
 def swap_file(folder: Path) -> Iterator[None]:
-    """Have the kernel swap to a file on the drive that is measured.
-
-    Raises:
-        CgroupError: it cannot be had; that takes root.
-    """
+    """Have the kernel swap to a file on the drive that is measured. Raises CgroupError: it cannot be had; that takes
+    root."""
     file = folder / "swap"
     try:
         with open(file, "wb") as opened:
@@ -169,11 +157,8 @@ def train(variant: str, scratch: Path, written_bytes: int, read_bytes: int) -> N
 
 
 def thread_times() -> Figures:
-    """Since the threads began, by the scheduler (schedstat in /proc); a kernel without these accounts says 0.
-
-    What threads that Python knows of have used, but for the main one, and how long that was ready to run while others
-    had the cores.
-    """
+    """What threads that Python knows of have used since they began, but for the main one, and how long that was ready
+    to run while others had the cores (schedstat in /proc; a kernel without it says 0)."""
 
     def ran_and_waited(thread: int | None) -> tuple[float, float]:
         try:
@@ -226,7 +211,6 @@ class MoverRun(Run):
         self._jobs.append(self._thread.submit(self._moves["up"]))
 
     def after(self) -> None:
-        """The step ends when the bytes have been moved."""
         started = time.perf_counter()
         for job in self._jobs:
             job.result()

@@ -1,18 +1,15 @@
 """Planned training under limits that the kernel enforces, beside each single strategy.
 
-Three models at 75, 50 and 35 % of the resident memory that each takes when it is trained plainly. The kernel enforces
-the limit by a memory cgroup. Each strategy (`plan_trainings`) trains in a process of its own. First all of them take
-turns, a step each, which finds the best single strategy. The best of several medians is lower than what it is a median
-of, so these turns only choose.
+Three models at 75, 50 and 35 % of the resident memory that each takes when it is trained plainly, in memory cgroups.
+Each strategy (`plan_trainings`) trains in a process of its own. First all of them take turns, a step each, which only
+chooses the best single strategy: the best of several medians is lower than what it is a median of. Then the plan and
+that one alone take turns, of two steps, of which the second counts. Processes of one decision differ by more than
+strategies do, so several pairs are compared: the first has made the plan, the others load it from a file. A pair's
+ratio is the median of its turns', a case's that of its pairs'. A strategy that the kernel kills has no step; if it
+kills the best single strategy in a pair, the next best is compared.
 
-Then the plan and that one alone take turns. In each turn a training takes two steps, of which the second counts.
-Processes of one decision differ by more than strategies do, so several pairs of processes are compared: the first has
-made the plan, the others load it from a file. A pair's ratio is the median of its turns', a case's that of its pairs'.
-A strategy that the kernel kills has no step. If it kills the best single strategy in a pair, the next best is compared.
-
-The budget is 0, which keeps least. Its step is compared as a ratio to plain training compiled by the same backend.
-Times are medians; a peak is the most of all measured steps. The losses of the fourth step are compared with those of
-plain training.
+The budget is 0, which keeps least. Its step is compared as a ratio to plain training compiled by the same backend. The
+losses of the fourth step are compared with those of plain training.
 """
 
 from __future__ import annotations

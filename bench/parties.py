@@ -31,11 +31,8 @@ class Party:
         self._processes = processes
 
     def do(self, what: str) -> list[Figures]:
-        """Have all of them carry it out; the figures of each. Blocks until the last is done.
-
-        Raises:
-            RuntimeError: one of them ended.
-        """
+        """Have all of them carry it out; the figures of each. Blocks until the last is done. Raises RuntimeError: one
+        of them ended."""
         for process in self._processes:
             print(what, file=process.stdin, flush=True)
         lines = [process.stdout.readline() for process in self._processes]
@@ -81,11 +78,7 @@ class Daemon:
 
 @contextmanager
 def daemon(directory: Path, *arguments: str) -> Iterator[Daemon]:
-    """`tierstore serve` on that directory; ends with the block, with SIGTERM.
-
-    Raises:
-        RuntimeError: it did not start.
-    """
+    """`tierstore serve` on that directory; ends with the block, with SIGTERM. Raises RuntimeError: it did not start."""
     place = directory / "daemon"
     place.mkdir()
     address = place / "s" / "socket"

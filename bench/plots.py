@@ -1,7 +1,5 @@
-"""Draws the results of a benchmark: a panel for each figure, a bar for each variant's median, a dot for each run.
-
-The ground is white and opaque, so that a plot can be read on a dark page too.
-"""
+"""Draws the results of a benchmark: a panel for each figure, a bar for each variant's median, a dot for each run. The
+ground is white and opaque, so that a plot can be read on a dark page too."""
 
 from __future__ import annotations
 
@@ -47,7 +45,6 @@ def draw(benchmark: Benchmark, results: Results, directory: Path) -> Path | None
 
 
 def draw_panel(panel: Axes, name: str, variants: list[str], frame: pandas.DataFrame) -> None:
-    """One figure of all variants; beside each bar its median, or why there is none."""
     values = frame[name].dropna()
     medians = values.groupby(level=0).median().reindex(variants)
     killed = set(frame.index[frame.get("out_of_memory_kills", pandas.Series(0, frame.index)) > 0])

@@ -2,9 +2,7 @@
 
 A model with branches, whose saved tensors are twice the host budget. Counted, from the second step on, are those that
 were on disk when backward asked for the first time. Two drives: the one that there is, and one so slow that it just
-keeps up: a quarter faster than what has to be written needs in the time of forward, or to be read in that of backward,
-both without a store. On the latter it shows what is known of the graph, and when. How other orders and shorter
-lookaheads compare is the question of `prefetch_tuning.py`.
+keeps up: a quarter faster than what has to move needs in the shorter of forward and backward without a store.
 """
 
 from __future__ import annotations

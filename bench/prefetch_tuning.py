@@ -1,13 +1,9 @@
 """Which order and which lookahead are best, for which model, on which drive?
 
-Three models whose saved tensors are eight times the host budget, and three drives: the one that there is, one that
-just keeps up (a quarter faster than what has to be written needs in the time of forward, or to be read in that of
-backward, both without a store), and one of half the speed that it would take. Where the real drive is slower than the
-second, the first two are the same.
-
-A policy is an order and how far ahead of backward it is followed. All policies for one model on one drive take turns,
-a step each, in one process with a store for each of them, and whoever went first goes last the next time: they differ
-by less than a shared machine does from one minute to the next. A plain step takes its turn too.
+Three models whose saved tensors are eight times the host budget, and three drives: the one that there is, one that just
+keeps up (as in `prefetch.py`), and one of half the speed that it would take. A policy is an order and how far ahead of
+backward it is followed. All policies for one model on one drive take turns, a step each, in one process with a store
+for each of them: they differ by less than a shared machine does from one minute to the next. A plain step too.
 """
 
 from __future__ import annotations

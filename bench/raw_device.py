@@ -17,10 +17,8 @@ Buffer = mmap.mmap | memoryview
 
 
 class Mover(NamedTuple):
-    """One way to keep a set of blocks on disk: all are written, then each is in memory once, and none is kept.
-
-    `file`: the descriptor of the one where they all were, which is empty between; None: there is none.
-    """
+    """One way to keep a set of blocks on disk: all are written, then each is in memory once, and none is kept. `file`:
+    the descriptor of the one where they all were, which is empty between; None: there is none."""
 
     spill: Callable[[], None]
     restore: Callable[[], None]
@@ -83,10 +81,8 @@ def raw_device(
 
 
 def private_buffers(num_bytes: int, how_many: int = NUM_AT_ONCE, *, pages: int = mmap.MADV_HUGEPAGE) -> list[Buffer]:
-    """As many as the store has transfers at the device, or more, full of random bytes.
-
-    `pages`: advice to the kernel. Huge ones are what numpy and the store have: transfers are up to a third faster.
-    """
+    """As many as the store has transfers at the device, or more, full of random bytes. `pages`: advice to the kernel.
+    Huge ones are what numpy and the store have: transfers are up to a third faster."""
     private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # shared memory gets no huge pages
     buffers = [mmap.mmap(-1, num_bytes, flags=private) for _ in range(how_many)]
     for buffer in buffers:

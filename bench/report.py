@@ -18,13 +18,11 @@ def frame_of(results: Results) -> pandas.DataFrame:
 
 
 def in_words(figure: str) -> str:
-    """Such as "peak memory (MiB)"."""
     words, unit, _ = unit_of(figure)
     return f"{words} ({unit})" if unit else words
 
 
 def in_short(value: float) -> str:
-    """Three digits, or all those before the point; "-" for none."""
     return "-" if pandas.isna(value) else f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
@@ -46,7 +44,6 @@ def table_of(benchmark: Benchmark, results: Results) -> str:
 
 
 def verdicts_of(benchmark: Benchmark, results: Results | None) -> list[Verdict]:
-    """Each goal of a benchmark, judged; nothing was measured where there are no results."""
     rounds: dict[int, dict[str, Figures]] = {}
     for run in results.records if results else ():
         if run.figures is not None:
@@ -77,7 +74,6 @@ def time_taken(results: Mapping[str, Results | None]) -> str:
 
 
 def machine_of(results: Results) -> str:
-    """In plain words; "" where it is not known."""
     if not (machine := results.machine):
         return ""
     memory_gib = machine["memory_bytes"] / 2**30
@@ -85,7 +81,6 @@ def machine_of(results: Results) -> str:
 
 
 def _machines(results: Mapping[str, Results | None]) -> list[str]:
-    """An item for each, and what ran there; one line if it is one."""
     found: dict[str, list[str]] = {}
     for name, each in results.items():
         if each is not None:

@@ -1,11 +1,9 @@
 """What does it cost to keep the disk tier in a daemon: throughput, CPU time, and the time of a put?
 
-The same 16 MiB tensors as in `disk_throughput`, incompressible, nothing kept in host memory. An embedded store and a
-client of a daemon take turns with the raw device, each in a process of its own. With two clients, two embedded stores
-in two processes compete for the drive beside them; each moves half as much. With four it is a quarter.
-
-What a client moves is in its own memory and, a part of it, in the window that it shares with the daemon at once: both
-together are as much memory as the windows of an embedded store, 128 MiB.
+The same tensors as in `disk_throughput`. An embedded store and a client of a daemon take turns with the raw device,
+each in a process of its own. With two clients, two embedded stores in two processes compete for the drive beside them;
+each moves half as much. With four it is a quarter. A client's memory and the window that it shares with the daemon are
+together as large as the windows of an embedded store, 128 MiB.
 """
 
 from __future__ import annotations
@@ -78,7 +76,6 @@ def measure(variant: str, scratch: Path) -> Figures:
 
 
 def one_turn(parties: list[Party], served: Daemon) -> Figures:
-    """Each party spills everything, then each restores it all."""
     figures: Figures = {}
     for way in ("spill", "restore"):
         rates = {}
@@ -120,7 +117,6 @@ def work(name: str, scratch: Path, address: str, num_clients: int) -> None:
 
 
 def time_puts(store: TierStore) -> Figures:
-    """Mean microseconds of a put into a store with room."""
     tensors = [torch.empty(PUT_BYTES, dtype=torch.uint8) for _ in range(PUTS)]
     started = time.perf_counter()
     handles = [store.put(tensor) for tensor in tensors]

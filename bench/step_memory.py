@@ -1,13 +1,10 @@
 """`python -m bench.step_memory`: draws the memory of a process during a training step, without and with the store.
 
-The model of `bench/memory_limit.py`, a byte-level transformer. Each variant trains in a process of its own. Two steps
-warm it up, so that the store knows the order of backward; the third is sampled every two milliseconds. Memory is
-anonymous and shared memory that is resident, beyond that of the loaded model (`tierstore.demo.memory`).
-
-Both give freed memory back at once: the store by `return_memory="always"`, plain training by its sampler, which has the
-allocator do it every 20 ms. As a rule an allocator keeps it, and then the picture would show the allocator.
-
-Its axis is the share of each step: two steps are too few to compare their times (`bench/memory_limit.py` does that).
+The model of `memory_limit.py`, each variant in a process of its own. Two steps warm it up; the third is sampled every
+two milliseconds. Memory is anonymous and shared memory that is resident, beyond that of the loaded model. Both give
+freed memory back at once: the store by `return_memory="always"`, plain training by its sampler. As a rule an allocator
+keeps it, and then the picture would show the allocator. Its axis is the share of each step: two steps are too few to
+compare their times.
 """
 
 from __future__ import annotations
@@ -131,11 +128,8 @@ def draw(found: dict[str, Any], file: Path) -> None:
 
 
 def record(path: str | None, results: Path) -> dict[str, Any]:
-    """Train each variant in a process of its own; write what was seen to `results/step_memory.json`.
-
-    Raises:
-        RuntimeError: a training failed, or the losses differ.
-    """
+    """Train each variant in a process of its own; write what was seen to `results/step_memory.json`. Raises
+    RuntimeError: a training failed, or the losses differ."""
     place = store_directory(path)
     recordings = {}
     for variant in DRAWN:

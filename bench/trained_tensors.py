@@ -1,16 +1,10 @@
-"""What real training saves for backward: tensors of models that were trained for some hundred steps.
+"""What real training saves for backward: tensors of two small models that were trained on text for some hundred steps,
+once for all runs, kept in a file. Untrained weights and made-up data flatter every codec.
 
-Untrained weights and made-up data flatter every codec: activations of a model that has learned something compress
-less. So two small models are trained on real text, once for all runs; their saved tensors are kept in a file.
-
-| kind | what it is |
-|---|---|
-| noise | random bytes, as encrypted or already compressed data |
-| activations, bfloat16 | what a transformer in bfloat16 saves: inputs of linear layers, GELU, norms, q, k, v |
-| activations, float32 | the same model in float32 |
-| relu outputs | float32, of a convolutional model; most elements are 0 |
-| masks | bool, of dropout with p = 0.1, one byte an element |
-| zeros | float32 |
+| kind | what it is | |---|---| | noise | random bytes, as encrypted or already compressed data | | activations,
+bfloat16 | what a transformer in bfloat16 saves: inputs of linear layers, GELU, norms, q, k, v | | activations, float32
+| the same model in float32 | | relu outputs | float32, of a convolutional model; most elements are 0 | | masks | bool,
+of dropout with p = 0.1, one byte an element |
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """What do the trainers gain by the store, and what does that cost, as their users would run them?
 
-A decoder of six layers with random weights, whose forward saves some 800 MiB, trained by each library without and
-with the store, and by checkpointing its layers, without and with the store for the inputs of the checkpoints. Each run
-is a process of its own, in the default environment. The optimizer and everything else are the libraries' defaults; the
-store gets 64 MiB of host memory, and all its other options are the default.
-
-Memory is anonymous and shared memory that is resident, beyond that of the loaded model (`tierstore.demo.memory`).
+A decoder of six layers with random weights, whose forward saves some 800 MiB, trained by each library without and with
+the store, and by checkpointing its layers, without and with the store for the inputs of the checkpoints. Each run is a
+process of its own. All is default, but for the store's 64 MiB of host memory. Memory is anonymous and shared memory
+that is resident, beyond that of the loaded model (`tierstore.demo.memory`).
 """
 
 from __future__ import annotations
@@ -76,7 +74,6 @@ def model_of() -> nn.Module:
 
 
 def tokens() -> list[dict[str, torch.Tensor]]:
-    """A data set of random rows, the same every time."""
     rows = torch.randint(VOCABULARY, (STEPS * BATCH, LENGTH), generator=torch.Generator().manual_seed(0))
     return [{"input_ids": row, "labels": row} for row in rows]
 
@@ -96,7 +93,6 @@ class Steps:
 
 
 def measure(variant: str, scratch: Path) -> Figures:
-    """One training in this process; the first step is warm-up."""
     warnings.simplefilter("ignore")
     library = variant.removesuffix(STORE)
     store = scratch if variant.endswith(STORE) else None
@@ -111,7 +107,6 @@ def measure(variant: str, scratch: Path) -> Figures:
 
 
 def transformers(library: str, store: Path | None, scratch: Path, steps: Steps) -> Callable[[], object]:
-    """The trainer of transformers, or TRL's, with its defaults."""
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     from tierstore.integrations.transformers import offload_trainer

@@ -1,10 +1,8 @@
 """What does a training step cost, in time and in memory, with saved tensors kept, moved away or recomputed?
 
-A byte-level transformer, forward, backward and optimizer, on the CPU. The store may hold a fraction of what the
-plain step saves. Memory is anonymous and shared memory added at its peak, see `tierstore.demo.memory`.
-
-glibc keeps much of what is freed for later, which is faster and larger than what the step needs. So the store runs a
-second time with `return_memory="always"`. Nothing else is set. With the disk tier in a daemon, memory is the trainer's.
+A byte-level transformer on the CPU. The store may hold a fraction of what the plain step saves. Memory is anonymous and
+shared memory added at its peak, see `tierstore.demo.memory`. glibc keeps much of what is freed, so the store runs a
+second time with `return_memory="always"`. With the disk tier in a daemon, memory is the trainer's.
 """
 
 from __future__ import annotations

@@ -31,17 +31,16 @@ class Run:
         self.forward = forward
 
     def between(self) -> None:
-        """After forward."""
+        pass
 
     def after(self) -> None:
-        """After backward."""
+        pass
 
     def figures(self) -> Figures:
         return {}
 
 
 def timed_step(loss_of: Loss, optimizer: torch.optim.Optimizer, run: Run) -> Figures:
-    """One step; its seconds and its loss."""
     began = time.perf_counter()
     with run.forward():
         loss = loss_of()
@@ -77,11 +76,8 @@ class Training:
         self._process = process
 
     def step(self) -> Figures:
-        """Have it take one step; returns that step's figures, none if the kernel ended it for want of memory.
-
-        Raises:
-            RuntimeError: it ended in any other way.
-        """
+        """Have it take one step; returns that step's figures, none if the kernel ended it for want of memory. Raises
+        RuntimeError: it ended in any other way."""
         if not self.is_running:
             return {}
         try:
@@ -109,10 +105,7 @@ def training(
     variant: str, words: list[str], limit_bytes: int | None = None, *, with_swap: bool = False
 ) -> Iterator[Training]:
     """Start a command that takes a step for each line of input, in a memory cgroup with that limit, if there is one.
-
-    Raises:
-        CgroupError: there can be no memory cgroup.
-    """
+    Raises CgroupError: there can be no memory cgroup."""
     with memory_cgroup() as cgroup:
         if limit_bytes is not None:
             cgroup.limit(limit_bytes, with_swap=with_swap)

@@ -2,8 +2,8 @@
 
 Each training is tuned in its process (`tierstore.tuning.tune_loop`) under a limit of memory: the usual staging window,
 and a quarter of what a step saves. Then the outcome is measured once more against the defaults within that limit, since
-the best of several measurements flatters itself. A third store has the defaults once more, and shows what chance does;
-where tuning says that the defaults stay, all three are alike. The stores take turns, a step each, in every order.
+the best of several measurements flatters itself. A third store has the defaults once more, and shows what chance does.
+The stores take turns, a step each, in every order.
 
 Two trainings begin where there is something to find: the transformer with settings that are known to be bad (nothing is
 read ahead), and with half as much again to save, all defaults, on a drive as slow as the usual volume of a cloud.
@@ -61,12 +61,9 @@ BENCHMARK = Benchmark(
 
 
 def measure(variant: str, scratch: Path) -> dict[str, float]:
-    """Tune, then compare.
-
-    `time_ratio` is the median over the turns, within `least_ratio` and `most_ratio` with 95 %; `same_ratio` is what the
-    same settings come to beside themselves. `changed_ratio` is the median where tuning has changed anything, else 1.
-    `tuning_seconds` is what tuning took.
-    """
+    """Tune, then compare. `time_ratio` is the median over the turns, within `least_ratio` and `most_ratio` with 95 %;
+    `same_ratio` is what the same settings come to beside themselves. `changed_ratio` is the median where tuning has
+    changed anything, else 1."""
     torch.set_num_threads(NUM_THREADS)
     workload = _workload(variant)
     before = default_settings(USUAL_STAGING_BYTES + workload.saved_bytes // HOST_SHARE)

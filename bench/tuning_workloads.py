@@ -1,13 +1,9 @@
 """Trainings on the CPU whose saved tensors are worth moving: what prefetching is tuned on.
 
-| name | what backward's order is like |
-|---|---|
-| transformer | layers one after the other: reverse order is right but for details |
-| convolutional | a residual network, whose shortcuts are asked for out of turn |
-| branching | branches of different depths, with matrix decompositions in them, and heads whose losses meet at the end |
-
-Parameters, batch and so every step are the same each time, to the bit, given the number of threads: one, so that what
-is left of two cores is the store's, and a step shows where it waited rather than who took its core.
+A transformer (layers one after the other), a residual network, whose shortcuts are asked for out of turn, and branches
+of different depths with matrix decompositions in them, and heads whose losses meet at the end. Parameters, batch and so
+every step are the same each time, to the bit, given the number of threads: one, so that what is left of two cores is
+the store's, and a step shows where it waited rather than who took its core.
 """
 
 from __future__ import annotations
@@ -57,7 +53,6 @@ class Workload:
 
 
 def make_workload(name: str) -> Workload:
-    """The workload of that name, with the same bits each time. Seeds torch's default generator."""
     torch.manual_seed(0)
     return WORKLOADS[name]()
 
@@ -142,10 +137,8 @@ class Matrices(nn.Module):
 
 
 class Contender:
-    """A workload with a store, or none, that takes a step when it is told to; `steps`: figures of each so far.
-
-    `around` makes the context of forward; None: `tiered_offload` of the store, with the options.
-    """
+    """A workload with a store, or none, that takes a step when it is told to; `steps`: figures of each so far. `around`
+    makes the context of forward; None: `tiered_offload` of the store, with the options."""
 
     def __init__(
         self, workload: Workload, store: TierStore | None = None, around: Forward | None = None, **options: Any

@@ -1,11 +1,8 @@
 """Are two drives under one store as fast as both together, each way, and when one is three times as fast?
 
-The speed of a drive is limited in its system calls: `pwritev` and `preadv` on files under its directory return no
-sooner than at so many bytes per second (`tierstore.testing`, a `Bandwidth` rule for that directory). So each directory
-is a drive of known speed. The device below them has to be faster than all of them together.
-
-Each variant writes and reads the same tensors, half of them large enough to be divided. The first pass is left out: it
-takes space for the first time, and measures the drives. The sum of both drives is what each can move by its limit.
+The speed of a drive is limited in its system calls, by a `Bandwidth` rule of `tierstore.testing` for its directory. The
+device below has to be faster than all of them together. Each variant writes and reads the same tensors, half of them
+large enough to be divided. The first pass is left out. The sum of both drives is what each can move by its limit.
 """
 
 from __future__ import annotations
@@ -40,7 +37,6 @@ BENCHMARK = Benchmark(
 
 
 def measure(variant: str, scratch: Path) -> Figures:
-    """Medians over the passes after the first."""
     drives = {scratch / str(number): speed for number, speed in enumerate(VARIANTS[variant])}
     for directory in drives:
         directory.mkdir()

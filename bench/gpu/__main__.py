@@ -1,7 +1,4 @@
-"""`python -m bench.gpu`: the tests marked `gpu`, then the benchmarks, within a budget of time.
-
-See docs/project/internals/gpu.md.
-"""
+"""`python -m bench.gpu`: the tests marked `gpu`, then the benchmarks, within a budget of time."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ _HOST_SHARE = 0.6
 
 
 class CaseLeftOutError(Exception):
-    """Why a case cannot be measured here."""
+    pass
 
 
 def _of_workload(found: Found, workload: str) -> Mapping[str, Any]:
@@ -28,14 +28,11 @@ def _of_workload(found: Found, workload: str) -> Mapping[str, Any]:
 
 
 def _host_only(found: Found, workload: str) -> Options:
-    """Everything leaves the device, and host memory holds it all if there is enough."""
     saved_bytes = _of_workload(found, workload)["saved_bytes"]
     return {"host_bytes": int(min(1.15 * saved_bytes, _HOST_SHARE * available_host_bytes()))}
 
 
 def _keeping(share: float) -> Callable[[Found, str], Options]:
-    """That share of what is saved stays on the device."""
-
     def options(found: Found, workload: str) -> Options:
         kept_bytes = int(share * _of_workload(found, workload)["saved_bytes"])
         return _host_only(found, workload) | {"device_bytes": kept_bytes}
@@ -55,8 +52,6 @@ def _found_by_the_store(found: Found, workload: str) -> Options:
 
 
 def _sharing(host_share: float, device_share: float) -> Callable[[Found, str], Options]:
-    """Host memory and device hold those shares of what is saved; the rest goes to disk."""
-
     def options(found: Found, workload: str) -> Options:
         saved_bytes = _of_workload(found, workload)["saved_bytes"]
         return {"host_bytes": int(host_share * saved_bytes), "device_bytes": int(device_share * saved_bytes)}
@@ -71,13 +66,9 @@ def _offload_activations(found: Found, workload: str) -> Options:
 
 
 class Case(NamedTuple):
-    """One run in a process of its own, of a workload (`workloads.py`) and a variant (`variants.py`).
-
-    Attributes:
-        label: of the variant with its options.
-        options: from what was found before; may raise `CaseLeftOutError`.
-        expected_seconds: for the whole process on a data-centre GPU of 2023.
-    """
+    """One run in a process of its own, of a workload and a variant. `label`: of the variant with its options.
+    `options`: from what was found before; may raise `CaseLeftOutError`. `expected_seconds`: for the whole process on a
+    data-centre GPU of 2023."""
 
     workload: str
     variant: str = ""

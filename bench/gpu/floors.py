@@ -58,7 +58,6 @@ def _copies(device: torch.device, num_bytes: int) -> dict[str, float]:
 
 
 def _disk(scratch: Path, num_bytes: int) -> dict[str, float]:
-    """One file, written and read in order, past the page cache where the file system allows that."""
     file, flags = scratch / "floor", os.O_RDWR | os.O_CREAT
     try:
         descriptor, found = os.open(file, flags | os.O_DIRECT, 0o600), {"disk_is_direct": 1.0}

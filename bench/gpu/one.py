@@ -1,7 +1,5 @@
-"""One variant of one workload, measured in this process.
-
-The request tells workload ("floors", "saved tensor": those), variant, options, device, steps, scratch.
-"""
+"""One variant of one workload, measured in this process. The request tells workload ("floors", "saved tensor": those),
+variant, options, device, steps, scratch."""
 
 from __future__ import annotations
 
@@ -29,7 +27,6 @@ Figures = dict[str, Any]
 
 
 def measure(request: dict[str, Any]) -> Figures:
-    """The figures of the request; seconds and bytes are of one step."""
     device, scratch = torch.device(request["device"]), Path(request["scratch"])
     if request["workload"] == "floors":
         return measure_floors(device, scratch, tiny=request["tiny"])

@@ -29,8 +29,6 @@ class Budget:
 
 
 class CaseRun(NamedTuple):
-    """What came of one: its figures, or why there are none."""
-
     case: str
     options: dict[str, Any]
     seconds: float

@@ -22,8 +22,6 @@ _BESIDE = (
 
 
 class Verdict(NamedTuple):
-    """A goal: `value` has to be at most `at_most`."""
-
     goal: str
     value: float
     at_most: float
@@ -34,10 +32,8 @@ class Verdict(NamedTuple):
 
 
 def floor_seconds(none: Figures, floors: Figures, moved_bytes: float) -> float:
-    """The least that a step can take which moves so many bytes out in forward and back in backward.
-
-    Each way copies and compute run side by side at best, so the slower of the two decides.
-    """
+    """The least that a step can take which moves so many bytes out in forward and back in backward: copies and compute
+    run side by side at best, so the slower of the two decides each way."""
     out_seconds = moved_bytes / floors["copy_out_bytes_per_second"]
     in_seconds = moved_bytes / floors["copy_in_bytes_per_second"]
     return max(none["forward_seconds"], out_seconds) + max(none["backward_seconds"], in_seconds)

@@ -15,7 +15,6 @@ def name_of(device: torch.device) -> str:
 
 
 def wait_for(device: torch.device) -> None:
-    """Until all that is queued on the device is done."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

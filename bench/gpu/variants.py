@@ -42,10 +42,7 @@ def prepare(
     variant: str, model: ResNet | Decoder, device: torch.device, scratch: Path, options: Options
 ) -> Iterator[Prepared]:
     """Open what the variant needs; ends it with the block. `options`: as `TierStore` and `tiered_offload` take them.
-
-    Raises:
-        ImportError: the variant is of a package that is not installed.
-    """
+    Raises ImportError: the variant is of a package that is not installed."""
     if "checkpoint" in variant:
         checkpoint_blocks(model.blocks)
     if variant in ("none", "checkpoint"):

@@ -17,12 +17,8 @@ _ROOM_FOR_EACH_SAVED_BYTE = 1.3
 
 @dataclass(frozen=True)
 class Workload:
-    """A model and its batch.
-
-    Attributes:
-        tokens: in a step; 0: it has none.
-        saved_bytes_of_one: by a forward, for each element of the batch; None: its batch is what it is.
-    """
+    """A model and its batch. `tokens`: in a step; 0: it has none. `saved_bytes_of_one`: by a forward, for each element
+    of the batch; None: its batch is what it is."""
 
     shape: ResNetShape | DecoderShape
     dtype: torch.dtype
@@ -30,7 +26,6 @@ class Workload:
     saved_bytes_of_one: int | None = None
 
     def with_batch(self, batch: int | None) -> Workload:
-        """The same with another batch; None: as it is."""
         if batch is None or not isinstance(self.shape, ResNetShape):
             return self
         return replace(self, shape=replace(self.shape, batch=batch))

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from bench.goals import Figures, Goal, Rounds, Verdict, judge
-
-
-def figures_by_round(runs: list[tuple[int, str, Figures | None]]) -> Rounds:
-    """A run that failed has none."""
-    rounds: dict[int, dict[str, Figures]] = {}
-    for number, variant, figures in runs:
-        if figures is not None:
-            rounds.setdefault(number, {})[variant] = figures
-    return rounds
-
+from bench.goals import Goal, Verdict, judge
 
 ROUND = {"floor": {"time_seconds": 2.0}, "peer": {"time_seconds": 5.0}, "ours": {"time_seconds": 3.0}}
 
@@ -22,20 +14,17 @@ ROUND = {"floor": {"time_seconds": 2.0}, "peer": {"time_seconds": 5.0}, "ours": 
 @pytest.mark.parametrize(
     ("options", "value"),
     [
-        ({}, 3.0),
-        ({"of": ("floor",)}, 1.5),
-        ({"of": ("peer",)}, 0.6),
-        ({"beyond": "floor"}, 1.0),
-        ({"beyond": "floor", "of": ("peer",)}, 1 / 3),
+        ({"at_most": 1}, 3.0),
+        ({"at_most": 1, "of": ("floor",)}, 1.5),
+        ({"at_most": 1, "of": ("peer",)}, 0.6),
+        ({"at_most": 1, "beyond": "floor"}, 1.0),
+        ({"at_most": 1, "beyond": "floor", "of": ("peer",)}, 1 / 3),
+        ({"at_most": 1, "of": ("floor", "peer")}, 1.5),  # the one that is hardest to match
+        ({"at_least": 1, "of": ("floor", "peer")}, 0.6),
     ],
 )
 def test_value_each_way_of_comparing(options: dict[str, object], value: float) -> None:
-    assert Goal("goal", "time_seconds", "ours", at_most=1, **options).value_in(ROUND) == pytest.approx(value)
-
-
-def test_value_beside_several_takes_the_one_that_is_hardest_to_match() -> None:
-    assert Goal("goal", "time_seconds", "ours", at_most=1, of=("floor", "peer")).value_in(ROUND) == 1.5
-    assert Goal("goal", "time_seconds", "ours", at_least=1, of=("floor", "peer")).value_in(ROUND) == 0.6
+    assert Goal("goal", "time_seconds", "ours", **options).value_in(ROUND) == pytest.approx(value)
 
 
 @pytest.mark.parametrize(
@@ -48,36 +37,33 @@ def test_admits_each_bound_inclusive(bound: dict[str, float], at_bound: bool, be
     assert goal.admits(1.9) is (bound == {"at_most": 2})
 
 
-@pytest.mark.parametrize("bounds", [{}, {"at_most": 1, "at_least": 1}])
-def test_goal_without_exactly_one_bound_refused(bounds: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="needs one of"):
-        Goal("goal", "time_seconds", "ours", **bounds)
-
-
-def test_goal_string_for_variants_refused() -> None:
-    with pytest.raises(ValueError, match="sequence"):
-        Goal("goal", "time_seconds", "ours", at_most=1, of="floor")
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, "needs one of"),
+        ({"at_most": 1, "at_least": 1}, "needs one of"),
+        ({"at_most": 1, "of": "floor"}, "sequence"),
+    ],
+)
+def test_goal_without_exactly_one_bound_or_with_a_string_for_variants_refused(options: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Goal("goal", "time_seconds", "ours", **options)
 
 
 def test_judge_compares_within_rounds_and_takes_the_median() -> None:
     # The machine was three times slower in the second round; each ratio is of one round.
     times = {1: (1.0, 1.1), 2: (3.0, 3.6), 3: (1.0, 2.0)}
-    runs = [(n, "floor", {"time_seconds": a}) for n, (a, _) in times.items()]
-    runs += [(n, "ours", {"time_seconds": b}) for n, (_, b) in times.items()]
-    verdict = judge(Goal("goal", "time_seconds", "ours", at_most=1.3, of=("floor",)), figures_by_round(runs))
+    rounds = {n: {"floor": {"time_seconds": a}, "ours": {"time_seconds": b}} for n, (a, b) in times.items()}
+    verdict = judge(Goal("goal", "time_seconds", "ours", at_most=1.3, of=("floor",)), rounds)
     assert (verdict.outcome, verdict.measured) == ("met", "1.2 (1.1 to 2)")
-    assert (
-        judge(Goal("goal", "time_seconds", "ours", at_most=1.1, of=("floor",)), figures_by_round(runs)).outcome
-        == "missed"
-    )
+    assert judge(Goal("goal", "time_seconds", "ours", at_most=1.1, of=("floor",)), rounds).outcome == "missed"
 
 
 def test_judge_round_without_one_of_the_variants_does_not_count() -> None:
-    runs = [(1, "floor", None), (1, "ours", {"time_seconds": 9.0})]
-    runs += [(2, "floor", {"time_seconds": 1.0}), (2, "ours", {"time_seconds": 2.0})]
+    rounds = {1: {"ours": {"time_seconds": 9.0}}, 2: {"floor": {"time_seconds": 1.0}, "ours": {"time_seconds": 2.0}}}
     goal = Goal("goal", "time_seconds", "ours", at_most=2, of=("floor",))
-    assert judge(goal, figures_by_round(runs)).median == 2
-    unmeasured = judge(goal, figures_by_round(runs[:2]))
+    assert judge(goal, rounds).median == 2
+    unmeasured = judge(goal, {1: rounds[1]})
     assert (unmeasured.outcome, unmeasured.measured) == ("not measured", "-")
 
 

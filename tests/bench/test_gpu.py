@@ -87,7 +87,11 @@ def test_command_tiny_on_the_cpu_runs_each_case_in_a_process_and_writes_it_down(
     assert f"left out, {why}" in capsys.readouterr().out
 
 
-def test_only_cases_with_one_of_the_texts_and_what_they_need() -> None:
+def test_cases_are_of_what_exists_once_each_and_chosen_by_a_text_with_what_they_need() -> None:
+    for cases in (CASES, TINY_CASES):
+        assert len({case.name for case in cases}) == len(cases)
+        assert {case.workload for case in cases} - {"floors", "saved tensor"} <= WORKLOADS.keys()
+        assert {case.variant for case in cases} - {""} <= set(VARIANTS)
     chosen = [case.name for case in command._chosen(CASES, ["half to disk", "sidecar"])]
     assert chosen == [
         "floors",
@@ -99,19 +103,22 @@ def test_only_cases_with_one_of_the_texts_and_what_they_need() -> None:
     assert command._chosen(CASES, []) == list(CASES)
 
 
-def test_cases_name_workloads_and_variants_that_exist_once_each() -> None:
-    for cases in (CASES, TINY_CASES):
-        assert len({case.name for case in cases}) == len(cases)
-        assert {case.workload for case in cases} - {"floors", "saved tensor"} <= WORKLOADS.keys()
-        assert {case.variant for case in cases} - {""} <= set(VARIANTS)
-
-
-def test_run_cases_time_too_short_leaves_out_and_says_which(tmp_path: Path) -> None:
-    told: list[str] = []
-    cases = (Case("tiny resnet", "none", expected_seconds=1e9),)
-    outcome = run_cases(cases, Budget(5), REQUEST | {"tiny": False}, tmp_path, told.append)
-    assert outcome.runs == []
-    assert told == ["tiny resnet: none: left out, no time: 5 s are left, it takes some 1000000000 s"]
+@pytest.mark.parametrize(
+    ("expected_seconds", "budget", "why"),
+    [
+        (1e9, 5, "no time: 5 s are left, it takes some 1000000000 s"),
+        (1, 1.01, "no time: it was ended after 1 s, when none was left"),
+    ],
+)
+def test_run_cases_time_too_short_leaves_out_and_says_which(
+    tmp_path: Path, expected_seconds: float, budget: float, why: str
+) -> None:
+    began, told = time.monotonic(), []
+    cases = [Case("tiny resnet", "none", expected_seconds=expected_seconds)]
+    outcome = run_cases(cases, Budget(budget), REQUEST | {"tiny": False}, tmp_path, told.append)
+    assert time.monotonic() - began < 5
+    assert (outcome.runs, outcome.left_out) == ([], {"tiny resnet: none": why})
+    assert f"tiny resnet: none: left out, {why}" in told
 
 
 def test_run_cases_that_fails_is_told_and_those_that_need_it_are_left_out(tmp_path: Path) -> None:
@@ -121,14 +128,6 @@ def test_run_cases_that_fails_is_told_and_those_that_need_it_are_left_out(tmp_pa
     assert run.figures is None
     assert "KeyError" in (run.failure or "")
     assert list(outcome.left_out) == [cases[1].name]
-
-
-def test_run_cases_cut_short_by_the_time_for_all_is_left_out_not_failed(tmp_path: Path) -> None:
-    began = time.monotonic()
-    outcome = run_cases([Case("tiny resnet", "none", expected_seconds=1)], Budget(1.01), REQUEST, tmp_path, print)
-    assert time.monotonic() - began < 5
-    assert outcome.runs == []
-    assert outcome.left_out == {"tiny resnet: none": "no time: it was ended after 1 s, when none was left"}
 
 
 @pytest.mark.slow
@@ -149,9 +148,6 @@ def test_batch_is_halved_until_plain_training_fits_the_device(free_gib: int, bat
     shape = WORKLOADS["resnet152"].with_batch(batch).shape
     assert isinstance(shape, ResNetShape)
     assert shape.batch == batch
-
-
-def test_batch_of_what_has_none_or_on_an_unknown_device_is_left_alone() -> None:
     assert fitting_batch("resnet152", None) is None
     assert fitting_batch("decoder 2048 wide, 4k tokens", 2**30) is None
     assert WORKLOADS["resnet152"].with_batch(None) is WORKLOADS["resnet152"]
@@ -181,13 +177,8 @@ def test_case_without_the_plain_step_is_left_out() -> None:
             case.options({}, case.workload)
 
 
-def test_floor_the_slower_of_compute_and_copies_each_way() -> None:
-    assert floor_seconds(NONE, FLOORS, 10) == 2 + 3
-    assert floor_seconds(NONE, FLOORS, 40) == 4 + 3
-    assert floor_seconds(NONE, FLOORS, 80) == 8 + 4
-
-
-def test_covered_fraction_what_both_ways_can_move_beside_compute() -> None:
+def test_floor_is_the_slower_of_compute_and_copies_and_what_both_ways_cover_beside_compute() -> None:
+    assert [floor_seconds(NONE, FLOORS, nbytes) for nbytes in (10, 40, 80)] == [2 + 3, 4 + 3, 8 + 4]
     assert covered_fraction(NONE, FLOORS) == 0.5
     assert covered_fraction(NONE | {"saved_bytes": 10.0}, FLOORS) == 1
 

@@ -30,15 +30,12 @@ def toy_results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory / "results"
 
 
-def test_run_each_round_starts_with_another_variant(toy_results: Path) -> None:
+def test_run_each_round_starts_with_another_variant_and_writes_figures_or_why_there_are_none(toy_results: Path) -> None:
     results = read_results("toy", toy_results)
     assert results is not None
     order = [(record.round, record.variant) for record in results.records]
     assert order == [(1, "one"), (1, "two"), (1, "broken"), (2, "two"), (2, "broken"), (2, "one")]
-
-
-def test_run_writes_figures_or_why_there_are_none(toy_results: Path) -> None:
-    records = {record.variant: record for record in read_results("toy", toy_results).records}
+    records = {record.variant: record for record in results.records}
     assert records["one"].figures == {"width_seconds": 1.0, "size_bytes": 2.0**20, "only_one": 1.0}
     assert records["two"].figures["width_seconds"] == 2.0
     assert (records["broken"].figures, records["broken"].failure) == (None, "exit code 1: RuntimeError: it broke")
@@ -92,9 +89,6 @@ def test_run_of_variants_that_share_a_process_has_a_record_of_each(tmp_path: Pat
     assert [record.figures and record.figures["size_bytes"] for record in records[:3]] == [2.0**20, 2.0**20, None]
     assert "only_two" in records[1].figures
     assert records[0].seconds == records[1].seconds, "they share what their process took"
-
-
-def test_run_of_variants_that_share_a_process_fails_for_each(tmp_path: Path) -> None:
     broken = dataclasses.replace(TOY, variants=("one", "two"), processes={"broken": ("one", "two")})
     run_benchmark(broken, tmp_path, 1, lambda text: None, tmp_path / "results")
     records = read_results("toy", tmp_path / "results").records
@@ -124,10 +118,6 @@ def test_run_that_takes_too_long_has_failed(tmp_path: Path) -> None:
     assert record.failure == "not done within 0.2 s"
 
 
-def test_read_results_nothing_there_is_none(tmp_path: Path) -> None:
-    assert read_results("toy", tmp_path) is None
-
-
 def test_verdicts_of_met_missed_and_not_measured(toy_results: Path) -> None:
     judged = verdicts_of(TOY, read_results("toy", toy_results))
     assert [verdict.outcome for verdict in judged] == ["met", "missed", "not measured"]
@@ -144,14 +134,11 @@ def test_page_of_goals_tells_what_ran_on_which_machine(toy_results: Path) -> Non
     assert f"torch {toy.versions['torch']}: toy." in page
 
 
-def test_table_tells_medians_and_failures(toy_results: Path) -> None:
+def test_table_tells_medians_spread_and_failures(toy_results: Path) -> None:
     text = table_of(TOY, read_results("toy", toy_results))
     assert re.search(r"width \(s\) +1 +2\n", text)
     assert re.search(r"only one +1 +-\n", text), "what only one variant gives"
     assert "broken, round 2: exit code 1: RuntimeError: it broke" in text
-
-
-def test_table_tells_the_spread_of_the_runs() -> None:
     runs = [Record("one", number, {"size_bytes": size * 2.0**20}) for number, size in enumerate((1, 900, 2))]
     assert "2 (1 to 900)" in table_of(TOY, Results(runs, {}, {}))
 
@@ -223,6 +210,7 @@ def test_recorded_results_tables_page_and_plots_again(tmp_path: Path, capsys: py
 
 
 def test_conclude_without_results_says_so_and_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert read_results("toy", tmp_path) is None
     assert command.conclude([command.load("memory_limit")], tmp_path) == 1
     assert "not measured" in capsys.readouterr().out
 

@@ -81,24 +81,6 @@ def allocate(cgroup: MemoryCgroup, num_bytes: int) -> int:
     return subprocess.run(cgroup.command([sys.executable, "-c", f"b'x' * {num_bytes}"]), check=False).returncode
 
 
-_TOY_TRAINING = """
-import json, sys
-for number, _ in enumerate(sys.stdin):
-    b"x" * (number * 2**27)
-    print(json.dumps({"step_seconds": 1.0, "last_loss": 2.0}), flush=True)
-"""
-"""Its second step takes 128 MiB."""
-
-
-def test_training_killed_between_two_steps_has_the_figures_of_the_first(cgroup: MemoryCgroup) -> None:
-    cgroup.limit(64 * MIB)
-    command = cgroup.command([sys.executable, "-c", _TOY_TRAINING])
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        training = Training("toy", process, cgroup)
-        figures = training.figures([training.step(), training.step()])
-    assert (figures["step_seconds"], figures["last_loss"], figures["out_of_memory_kills"]) == (1.0, 2.0, 1)
-
-
 def test_cgroup_within_its_limit_the_peak_is_seen(cgroup: MemoryCgroup) -> None:
     cgroup.limit(128 * MIB)
     assert allocate(cgroup, 48 * MIB) == 0
@@ -136,6 +118,14 @@ def test_training_takes_a_step_when_told_and_gives_its_medians(cgroup: MemoryCgr
         figures = training.figures(steps)
     assert (figures["step_seconds"], figures["last_loss"], figures["out_of_memory_kills"]) == (2, 2, 0)
     assert figures["peak_memory_bytes"] > MIB
+
+
+def test_training_killed_between_two_steps_has_the_figures_of_the_first(cgroup: MemoryCgroup) -> None:
+    cgroup.limit(64 * MIB)
+    step = "print(json.dumps({'step_seconds': 1.0, 'last_loss': 2.0 if not n * b'x' * 2**27 else 0}), flush=True)"
+    with ended(started(cgroup, step)) as training:
+        figures = training.figures([training.step(), training.step()])
+    assert (figures["step_seconds"], figures["last_loss"], figures["out_of_memory_kills"]) == (1.0, 2.0, 1)
 
 
 def test_training_that_the_kernel_ends_has_no_figures_but_the_kill(cgroup: MemoryCgroup) -> None:

@@ -54,15 +54,12 @@ def read_only_directory(tmp_path: Path) -> Path:
     pytest.skip("run by root, who writes anywhere, and nothing is mounted read-only")
 
 
-def test_help_names_every_option_and_others_exit_with_2(demo: Command) -> None:
+def test_help_names_every_option_and_program_its_version_and_commands(demo: Command) -> None:
     done = demo("--help")
     assert done.returncode == 0
     for option in ("--path", "--host-bytes", "--steps", "--device", "--text", "--layers", "--json"):
         assert option in done.stdout
     assert demo("--faster").returncode == 2
-
-
-def test_program_names_its_version_and_commands() -> None:
     done = in_process_of_its_own("--version")
     assert (done.returncode, done.stdout.partition(" ")[0]) == (0, "tierstore")
     done = in_process_of_its_own("--help")

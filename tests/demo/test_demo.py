@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import mmap
 import re
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,10 +25,6 @@ from tierstore.errors import ConfigError
 
 MIB = 2**20
 SMALL = DemoSettings(steps=2, layers=1, width=64, context=16, batch=1)
-
-
-# --- comparison ---------------------------------------------------------------------------------------------------
-
 _THREE = [{"loss": "1", "a": "2", "b": "3"}, {"loss": "4", "a": "5", "b": "6"}, {"loss": "7", "a": "8", "b": "9"}]
 
 
@@ -62,15 +56,12 @@ def test_digest_lowest_bit_flipped_differs() -> None:
 # --- settings, text, place ----------------------------------------------------------------------------------------
 
 
-def test_settings_out_of_range_name_the_option() -> None:
+def test_settings_out_of_range_and_text_that_is_too_short_are_refused(tmp_path: Path) -> None:
     for option in ("steps", "layers", "width", "context", "batch"):
         with pytest.raises(ConfigError, match=f"--{option}=0 "):
             DemoSettings(**{option: 0})
     with pytest.raises(ConfigError, match=r"--width=100 .*multiple of 64"):
         DemoSettings(width=100)
-
-
-def test_text_of_the_default_or_exactly_long_enough_is_accepted(tmp_path: Path) -> None:
     assert len(load_text(None, at_least_bytes=513)) > 100_000
     file = tmp_path / "text"
     file.write_bytes(bytes(17))
@@ -107,14 +98,8 @@ def test_peak_host_memory_sees_what_is_freed_again() -> None:
 
 
 def test_format_bytes_three_digits_and_a_unit() -> None:
-    sizes = {
-        0: "0 B",
-        999: "999 B",
-        1536: "1.5 KiB",
-        130 * MIB: "130 MiB",
-        1300 * MIB: "1.27 GiB",
-        2**21 * MIB: "2.00 TiB",
-    }
+    sizes = {0: "0 B", 999: "999 B", 1536: "1.5 KiB", 130 * MIB: "130 MiB", 1300 * MIB: "1.27 GiB"}
+    sizes |= {2**21 * MIB: "2.00 TiB"}
     assert {nbytes: format_bytes(nbytes) for nbytes in sizes} == sizes
 
 
@@ -154,7 +139,7 @@ def test_demo_calls_all_that_pytorch_leaves_to_mkl_by_one_thread_before_it_train
     names = re.findall(r"^IMPLEMENT_VML_MKL\((\w+), \w+\)", header.read_text(), re.MULTILINE)
     assert names, "PyTorch's header reads otherwise now"
     with _Calls() as calls:
-        prepare(DemoSettings(steps=1, layers=1, width=64, context=16, batch=1), torch.device("cpu"))
+        prepare(SMALL, torch.device("cpu"))
     assert {(name, dtype) for name in names for dtype in (torch.float32, torch.float64)} <= calls.seen
 
 
@@ -182,8 +167,3 @@ def test_run_that_crashes_says_what_it_wrote(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(DemoFailedError, match=r"the plain run was ended by SIGABRT; it wrote:\n.*lightning"):
         run_training("plain", SMALL, told=lambda event: None)
-
-
-def test_demo_imports_no_torch_before_its_workers_do() -> None:
-    code = "import sys, tierstore.cli, tierstore.demo.present; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -17,7 +17,7 @@ from tierstore.hooks.module import ModuleScope
 from tierstore.memory_plan.applied import BlockTraits, PlannedCalls
 from tierstore.memory_plan.call_tree import Storages
 from tierstore.memory_plan.menu import Action, HeldOutput, options_of
-from tierstore.memory_plan.recording import BlockRecorder, BlockRecording, RecordedCall
+from tierstore.memory_plan.recording import BlockRecording, RecordedCall
 from tierstore.memory_plan.steps import with_calls
 
 KEEP, STORE = Action("keep"), Action("store")
@@ -37,6 +37,12 @@ class Chain(nn.Module):
         for block in self.blocks:
             batch = batch + block(batch * 1.5)
         return batch
+
+
+class Inner(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(SIDE, SIDE)
 
 
 class Mlp(nn.Module):
@@ -97,11 +103,7 @@ class _Twice(torch.autograd.Function):
         return gradient * values.cos() * ctx.factor + result.detach() * 0, None
 
 
-class Custom(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(SIDE, SIDE)
-
+class Custom(Inner):
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
         return _Twice.apply(self.inner(batch.tanh()), 2.0).exp()  # type: ignore[no-any-return]
 
@@ -172,7 +174,7 @@ def recorded(model: nn.Module, names: Sequence[str], store: TierStore, take: Ste
     """The calls of blocks in one forward, as planning records them."""
     recording = BlockRecording(Storages(model), lambda: None)
     with (
-        with_calls(model, {name: BlockRecorder(name, recording) for name in names}),
+        with_calls(model, {name: recording.around(name) for name in names}),
         tiered_offload(store, min_bytes=1, select=recording.saw),
     ):
         take(model)

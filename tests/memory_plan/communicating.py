@@ -1,11 +1,9 @@
 """A program: two processes plan a model whose blocks exchange data.
 
-`communicating DIRECTORY unequal-limits`: they have other limits, and train under the plan. Half of the blocks are
-sharded by FSDP2 over both, so that their parameters are gathered when a block is computed again.
+`communicating DIRECTORY limits`: they have other limits, and train under the plan. Half of the blocks are sharded by
+FSDP2 over both, so that their parameters are gathered when a block is computed again.
 
-`communicating DIRECTORY unequal-models`: they have other blocks.
-
-`communicating DIRECTORY unequal-bits`: a block computes other bits each time, in one of them.
+`communicating DIRECTORY blocks`: they have other blocks; then a block computes other bits each time, in one of them.
 """
 
 from __future__ import annotations
@@ -66,7 +64,7 @@ def gathered(told: Any) -> list[Any]:
     return both
 
 
-def unequal_limits(number: int, store: TierStore) -> None:
+def limits(number: int, store: TierStore) -> None:
     model = nn.Sequential(*(Summed() for _ in range(4)))
     for block in model[::2]:
         fully_shard(block)
@@ -85,7 +83,7 @@ def unequal_limits(number: int, store: TierStore) -> None:
         print(f"not computed again: {[block.differs for block in plan.blocks if block.differs]}")
 
 
-def unequal_models(number: int, store: TierStore) -> None:
+def blocks(number: int, store: TierStore) -> None:
     model: nn.Module = nn.Sequential(Summed(), Summed())
     try:
         planned(model if number == 0 else nn.Sequential(model), store, far_above())
@@ -93,17 +91,12 @@ def unequal_models(number: int, store: TierStore) -> None:
         is_refused = "plan the same model in all ranks" in str(error)
     else:
         is_refused = False
-    told = gathered(is_refused)
+    refused = gathered(is_refused)
+    plan = planned(nn.Sequential(Summed(), Unequal(), Summed()), store, far_above())
+    differing = gathered({block.name: block.differs for block in plan.blocks})
     if number == 0:
-        print(f"refused where they have other blocks: {told[0]}, {told[1]}")
-
-
-def unequal_bits(number: int, store: TierStore) -> None:
-    model = nn.Sequential(Summed(), Unequal(), Summed())
-    plan = planned(model, store, far_above())
-    told = gathered({block.name: block.differs for block in plan.blocks})
-    if number == 0:
-        print(f"not computed again: {told}")
+        print(f"refused where they have other blocks: {refused[0]}, {refused[1]}")
+        print(f"not computed again: {differing}")
 
 
 def planned(model: nn.Module, store: TierStore, limit_bytes: int) -> MemoryPlan:
@@ -115,11 +108,9 @@ def rank(number: int, directory: str, work: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{directory}.ranks", rank=number, world_size=2)
     torch.manual_seed(0)
     with TierStore(directory, host_bytes=0) as store:
-        WORK[work](number, store)
+        (limits if work == "limits" else blocks)(number, store)
     dist.destroy_process_group()
 
-
-WORK = {"unequal-limits": unequal_limits, "unequal-models": unequal_models, "unequal-bits": unequal_bits}
 
 if __name__ == "__main__":
     multiprocessing.spawn(rank, (sys.argv[1], sys.argv[2]), nprocs=2)

@@ -30,6 +30,7 @@ from tests.memory_plan.blocks import (
     STORE,
     Chain,
     Compiled,
+    Inner,
     Mlp,
     Normed,
     planned,
@@ -44,6 +45,7 @@ from tierstore.memory_plan.menu import Action, HeldOutput
 from tierstore.memory_plan.steps import with_calls
 
 NAMES = ["blocks.0", "blocks.1"]
+STATISTICS = ["norm.num_batches_tracked", "norm.running_mean", "norm.running_var"]
 HOLDING = [
     Action("recompute", (HeldOutput(number, name),), stores)
     for number, name in ((1, "aten.addmm.default"), (0, "aten.mul.Tensor"))
@@ -60,22 +62,11 @@ def run(model: nn.Module, take: Callable[[nn.Module], Any], names: list[str], ac
     torch.manual_seed(5)
     model = copy.deepcopy(model)
     with with_action(model, names, action, [], store):
-        return take(model), model
+        return take(model)
 
 
-def assert_as_plain(model: nn.Module, take: Callable[[nn.Module], Any], store: TierStore, action: Action) -> None:
-    names = [name for name in NAMES if name in dict(model.named_modules())]
-    plain, _ = run(model, take, names, None, store)
-    found, _ = run(model, take, names, action, store)
-    assert_same_bits(all_bits(found), all_bits(plain))
-
-
-class Odd(nn.Module):
+class Odd(Inner):
     """Takes nested arguments, some by keyword, and gives nested results."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(SIDE, SIDE)
 
     def forward(
         self,
@@ -107,15 +98,104 @@ class OddModel(nn.Module):
         return batch
 
 
-@each_action
-def test_nested_arguments_and_results(store: TierStore, action: Action) -> None:
-    def take(model: nn.Module) -> list[Any]:
-        batch = the_batch()
-        loss = model(batch).square().mean()
-        loss.backward()
-        return [loss, batch.grad, *grads(model)]
+class Several(Inner):
+    def forward(self, batch: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        hidden = self.inner(batch * 2)
+        return hidden.tanh(), hidden.exp(), batch.sin()
 
-    assert_as_plain(OddModel(), take, store, action)
+
+class Drawing(Inner):
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        batch = self.inner(batch * 2)
+        if random.random() < 0.5:
+            return batch.sin() * np.random.rand()
+        return batch.exp() * random.random()
+
+
+class Marked(torch.Tensor):
+    """A class of the user's."""
+
+
+def one_step(model: nn.Module) -> list[Any]:
+    batch = the_batch()
+    loss = model(batch).square().mean()
+    loss.backward()
+    return [loss, batch.grad, *grads(model)]
+
+
+def parts_of_the_results(model: nn.Module) -> list[Any]:
+    found = []
+    for parts in ([0], [1], [2], [2, 0], [1, 0, 2]):
+        batch = the_batch()
+        results = model.blocks[0](batch)
+        model.zero_grad()
+        for part in parts:
+            results[part].sum().backward(retain_graph=True)
+        found += [batch.grad, *grads(model)]
+    return found
+
+
+def double_backward(model: nn.Module) -> list[Any]:
+    batch = the_batch()
+    loss = model(batch).square().mean()
+    (gradient,) = torch.autograd.grad(loss, batch, create_graph=True)
+    (loss + gradient.square().sum()).backward()
+    return [gradient, batch.grad, *grads(model)]
+
+
+def forwards_before_backward(model: nn.Module) -> list[Any]:
+    losses = [model(torch.randn(SIDE, SIDE)).square().mean() for _ in range(3)]
+    for loss in (losses[1], losses[0], losses[2]):
+        loss.backward()
+    return grads(model)
+
+
+def without_gradients_and_in_eval(model: nn.Module) -> list[Any]:
+    with torch.no_grad():
+        first = step(model)
+    with torch.inference_mode():
+        second = step(model).clone()
+    loss = step(model.eval())
+    loss.backward()
+    return [first, second.clone(), loss, *grads(model)]
+
+
+def random_numbers_of_python_and_numpy(model: nn.Module) -> list[Any]:
+    random.seed(1)
+    np.random.seed(1)
+    for _ in range(4):
+        step(model).backward()
+    return [*grads(model), torch.tensor([random.random(), np.random.rand()])]
+
+
+def tensor_of_the_users_class(model: nn.Module) -> list[Any]:
+    batch = the_batch().detach().as_subclass(Marked).requires_grad_()
+    result = model(batch)
+    assert type(result) is Marked
+    result.square().mean().backward()
+    return [torch.Tensor(batch.grad), *grads(model)]
+
+
+PROGRAMS = {
+    "nested arguments and results": (OddModel, one_step),
+    "backward of a part of the results": (lambda: Chain(Several, 1), parts_of_the_results),
+    "double backward": (lambda: Chain(Mlp), double_backward),
+    "forwards before backward": (lambda: Chain(Mlp), forwards_before_backward),
+    "without gradients, and in eval": (lambda: Chain(Mlp), without_gradients_and_in_eval),
+    "generators of Python and NumPy": (lambda: Chain(Drawing), random_numbers_of_python_and_numpy),
+    "a tensor of the user's class": (lambda: Chain(Mlp), tensor_of_the_users_class),
+}
+
+
+@each_action
+@pytest.mark.parametrize(("make", "take"), PROGRAMS.values(), ids=PROGRAMS.keys())
+def test_same_bits_as_without_the_action(store: TierStore, action: Action, make: Any, take: Any) -> None:
+    torch.manual_seed(0)
+    model = make()
+    names = [name for name in NAMES if name in dict(model.named_modules())]
+    plain, found = (run(model, take, names, each, store) for each in (None, action))
+    assert_same_bits(all_bits(found), all_bits(plain))
+    assert store.stats().live_handles == 0
 
 
 @each_recomputing
@@ -143,61 +223,6 @@ def test_nested_argument_changed_before_backward_refused(store: TierStore, actio
     ):
         take(model.inner)
     forget_after_error()
-
-
-@each_action
-def test_backward_of_a_part_of_the_results(store: TierStore, action: Action) -> None:
-    class Several(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Linear(SIDE, SIDE)
-
-        def forward(self, batch: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            hidden = self.inner(batch * 2)
-            return hidden.tanh(), hidden.exp(), batch.sin()
-
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.blocks = nn.ModuleList([Several()])
-
-        def forward(self, batch: torch.Tensor) -> Any:
-            return self.blocks[0](batch)
-
-    for parts in ([0], [1], [2], [2, 0], [1, 0, 2]):
-
-        def take(model: nn.Module, parts: list[int] = parts) -> list[Any]:
-            batch = the_batch()
-            results = model(batch)
-            for part in parts:
-                results[part].sum().backward(retain_graph=True)
-            return [batch.grad, *grads(model)]
-
-        assert_as_plain(Model(), take, store, action)
-    assert store.stats().live_handles == 0
-
-
-@each_action
-def test_double_backward(store: TierStore, action: Action) -> None:
-    def take(model: nn.Module) -> list[Any]:
-        batch = the_batch()
-        loss = model(batch).square().mean()
-        (gradient,) = torch.autograd.grad(loss, batch, create_graph=True)
-        (loss + gradient.square().sum()).backward()
-        return [gradient, batch.grad, *grads(model)]
-
-    assert_as_plain(Chain(Mlp), take, store, action)
-
-
-@each_action
-def test_two_forwards_before_backward(store: TierStore, action: Action) -> None:
-    def take(model: nn.Module) -> list[Any]:
-        losses = [model(torch.randn(SIDE, SIDE)).square().mean() for _ in range(3)]
-        for loss in (losses[1], losses[0], losses[2]):
-            loss.backward()
-        return grads(model)
-
-    assert_as_plain(Chain(Mlp), take, store, action)
 
 
 @each_action
@@ -231,43 +256,6 @@ def test_first_recomputed_call_of_a_process_keeps_no_graph_alive(store_directory
     subprocess.run([sys.executable, "-c", FIRST_CALL, str(store_directory)], check=True, timeout=120)
 
 
-@each_action
-def test_without_gradients_and_in_eval(store: TierStore, action: Action) -> None:
-    def take(model: nn.Module) -> list[Any]:
-        with torch.no_grad():
-            first = step(model)
-        with torch.inference_mode():
-            second = step(model).clone()
-        loss = step(model.eval())
-        loss.backward()
-        return [first, second.clone(), loss, *grads(model)]
-
-    assert_as_plain(Chain(Mlp), take, store, action)
-
-
-@each_recomputing
-def test_generators_of_python_and_numpy(store: TierStore, action: Action) -> None:
-    class Drawing(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Linear(SIDE, SIDE)
-
-        def forward(self, batch: torch.Tensor) -> torch.Tensor:
-            batch = self.inner(batch * 2)
-            if random.random() < 0.5:
-                return batch.sin() * np.random.rand()
-            return batch.exp() * random.random()
-
-    def take(model: nn.Module) -> list[Any]:
-        random.seed(1)
-        np.random.seed(1)
-        for _ in range(4):
-            step(model).backward()
-        return [*grads(model), torch.tensor([random.random(), np.random.rand()])]
-
-    assert_as_plain(Chain(Drawing), take, store, action)
-
-
 # --- what the caller changes between forward and backward; test_same_state.py has what the block itself is ------------
 
 
@@ -291,12 +279,8 @@ def test_argument_or_result_changed_by_the_caller(store: TierStore, action: Acti
             return "refused"
         return [batch.grad, *grads(model)]
 
-    class Last(nn.Module):
+    class Last(Inner):
         """Saves neither its argument nor its result."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Linear(SIDE, SIDE)
 
         def forward(self, batch: torch.Tensor) -> torch.Tensor:
             return self.inner((batch + 1) * 3)
@@ -312,9 +296,6 @@ def test_argument_or_result_changed_by_the_caller(store: TierStore, action: Acti
         assert not of_result
     else:
         assert_same_bits(all_bits(found), all_bits(plain))
-
-
-# --- errors and interrupts ------------------------------------------------------------------------------------------
 
 
 @each_action
@@ -333,12 +314,11 @@ def test_error_in_forward_or_in_the_recomputation_later_steps_are_right(
                 raise kind("on purpose")
             return hidden.exp()
 
-    buffers = ["norm.num_batches_tracked", "norm.running_mean", "norm.running_var"]
     for fails_at in (1, 2, 3, 4):
         Failing.fails_at = Failing.num_calls = 0
         model = Chain(Failing)
         plain = copy.deepcopy(model)
-        with with_action(model, NAMES, action, buffers, store):
+        with with_action(model, NAMES, action, STATISTICS, store):
             Failing.fails_at, Failing.num_calls = fails_at, 0
             try:
                 step(model).backward()
@@ -371,16 +351,12 @@ def test_store_closed_one_clear_error(make_store: MakeStore, action: Action) -> 
             step(model).backward()
 
 
-# --- copies, threads, compilers -------------------------------------------------------------------------------------
-
-
 @each_action
 def test_copies_compute_with_their_own_weights_and_buffers(store: TierStore, action: Action) -> None:
     model = Chain(Normed)
-    buffers = ["norm.num_batches_tracked", "norm.running_mean", "norm.running_var"]
     expected = trained(copy.deepcopy(model))
     state = all_bits(model.state_dict().values())
-    with with_action(model, NAMES, action, buffers, store):
+    with with_action(model, NAMES, action, STATISTICS, store):
         copied = copy.deepcopy(model)
         assert_same_bits(trained(copied), expected)
         assert all_bits(model.state_dict().values()) == state
@@ -399,7 +375,6 @@ def test_replicas_on_threads_at_once(store: TierStore, action: Action) -> None:
     """As `DataParallel` calls them."""
     num_threads = 4
     model = Chain(Normed)
-    buffers = ["norm.num_batches_tracked", "norm.running_mean", "norm.running_var"]
     expected = trained(copy.deepcopy(model))
     replicas = [copy.deepcopy(model) for _ in range(num_threads)]
     barrier, found = threading.Barrier(num_threads), [[] for _ in range(num_threads)]
@@ -415,7 +390,7 @@ def test_replicas_on_threads_at_once(store: TierStore, action: Action) -> None:
             optimizer.step()
         found[number] += all_bits(replica.state_dict().values())
 
-    calls = planned(NAMES, action, buffers, store)
+    calls = planned(NAMES, action, STATISTICS, store)
     with with_calls(model, calls):
         replicas[:] = [copy.deepcopy(model) for _ in range(num_threads)]
         threads = [threading.Thread(target=work, args=(number,)) for number in range(num_threads)]
@@ -428,27 +403,16 @@ def test_replicas_on_threads_at_once(store: TierStore, action: Action) -> None:
 
 
 @each_action
-def test_module_that_is_compiled_inside(store: TierStore, action: Action) -> None:
-    torch.compiler.reset()
-    model = Chain(Compiled)
-    expected = trained(copy.deepcopy(model))
-    with with_action(model, NAMES, action, [], store):
-        assert_same_bits(trained(model), expected)
-
-
-@each_action
+@pytest.mark.parametrize("as_a_whole", [False, True])
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # Dynamo looks there
-def test_block_that_is_compiled(store: TierStore, action: Action) -> None:
+def test_block_that_is_compiled_or_has_a_member_that_is(store: TierStore, action: Action, as_a_whole: bool) -> None:
     torch.compiler.reset()
     model = Chain(Compiled)
-    for block in model.blocks:
+    for block in model.blocks if as_a_whole else ():
         block.compile(backend="aot_eager")  # what is compiled in it is part of that
     expected = trained(copy.deepcopy(model))
     with with_action(model, NAMES, action, [], store):
         assert_same_bits(trained(model), expected)
-
-
-# --- beside other hooks ---------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -484,19 +448,3 @@ def test_checkpoint_of_the_users_around_the_model(store: TierStore, action: Acti
     with with_action(model, NAMES, action, [], store):
         assert_same_bits(trained(model, take), expected)
     assert store.stats().live_handles == 0
-
-
-class Marked(torch.Tensor):
-    """A class of the user's."""
-
-
-@each_action
-def test_tensor_of_the_users_class(store: TierStore, action: Action) -> None:
-    def take(model: nn.Module) -> list[Any]:
-        batch = the_batch().detach().as_subclass(Marked).requires_grad_()
-        result = model(batch)
-        assert type(result) is Marked
-        result.square().mean().backward()
-        return [torch.Tensor(batch.grad), *grads(model)]
-
-    assert_as_plain(Chain(Mlp), take, store, action)

@@ -29,7 +29,7 @@ def by_action(calls: list[RecordedCall]) -> dict[Action, Option]:
     return {option.action: option for option in options_of(calls, 0.141, MIN_BYTES)}
 
 
-def test_options_of_a_block() -> None:
+def test_options_of_a_block_the_more_held_the_less_computed() -> None:
     options = by_action([recorded()])
     first, both = (
         (HeldOutput(1, "aten.op1.default"),),
@@ -47,10 +47,6 @@ def test_options_of_a_block() -> None:
     assert options[Action("recompute", first)].kept == {1: 50, 2: 4, 11: 100}
     assert options[Action("recompute", both, True)].stored == {1: 50, 10: 100, 11: 100}
     assert options[Action("recompute", both, True)].kept == {2: 4}
-
-
-def test_more_held_less_computed() -> None:
-    options = by_action([recorded()])
     seconds = [option.seconds for action, option in options.items() if action.kind == "recompute" and not action.stores]
     assert seconds == sorted(seconds, reverse=True)
     assert seconds[0] == 0.141

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch.nn import functional as F  # noqa: N812 - the name that everybody use
 from torch.utils.checkpoint import SAC_IGNORED_OPS, CheckpointPolicy, checkpoint
 
 from tests.hooks.programs import SIDE, all_bits
-from tests.memory_plan.blocks import BLOCKS, Chain, Mlp, recorded, step, the_batch
+from tests.memory_plan.blocks import BLOCKS, Chain, Inner, Mlp, recorded, step, the_batch
 from tierstore import TierStore
 from tierstore.hooks.select import Kept
 from tierstore.hooks.selective import holding_contexts
@@ -26,12 +27,11 @@ from tierstore.residency.torch_names import TorchDispatchMode
 MATRIX_BYTES = SIDE * SIDE * 4
 
 
-class Block(nn.Module):
+class Block(Inner):
     """Does what the test says, with a generator, a list and a counter of its own."""
 
     def __init__(self, compute: Callable[[Any, torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
-        self.inner = nn.Linear(SIDE, SIDE)
         self.own, self.cache, self.named = torch.Generator(), [], {"first": 1.0}
         self.own_python, self.own_numpy = random.Random(1), np.random.default_rng(1)
         self.num_calls = 0
@@ -150,32 +150,33 @@ def test_block_whose_state_is_too_large_to_be_watched_is_found(store: TierStore,
     assert "too large to be watched" in call.differs
 
 
-def test_block_that_changes_its_argument_is_found(store: TierStore) -> None:
-    class Changing(nn.Module):
-        def forward(self, batch: torch.Tensor) -> torch.Tensor:
-            return batch.relu_()
-
-    (call,) = recorded(Chain(Changing, 1), ["blocks.0"], store)
-    assert "changes its arguments" in call.differs
+class ChangesItsArgument(nn.Module):
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return batch.relu_()
 
 
-def test_block_that_changes_a_list_it_is_given_is_found(store: TierStore) -> None:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.block = Block(append_to)
+class ChangesAList(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Block(append_to)
 
-        def forward(self, batch: torch.Tensor) -> torch.Tensor:
-            given: list[torch.Tensor] = []
-            result = self.block(batch, given)
-            assert len(given) == 1
-            return result
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        given: list[torch.Tensor] = []
+        result = self.block(batch, given)
+        assert len(given) == 1
+        return result
 
-    def append_to(block: Any, hidden: torch.Tensor, given: list[torch.Tensor]) -> torch.Tensor:
-        given.append(hidden)
-        return hidden.sin()
 
-    (call,) = recorded(Model(), ["block"], store)
+def append_to(block: Any, hidden: torch.Tensor, given: list[torch.Tensor]) -> torch.Tensor:
+    given.append(hidden)
+    return hidden.sin()
+
+
+@pytest.mark.parametrize(
+    ("make", "name"), [(lambda: Chain(ChangesItsArgument, 1), "blocks.0"), (ChangesAList, "block")]
+)
+def test_block_that_changes_an_argument_is_found(store: TierStore, make: Callable[[], nn.Module], name: str) -> None:
+    (call,) = recorded(make(), [name], store)
     assert "changes its arguments" in call.differs
 
 
@@ -283,46 +284,43 @@ def holdable(call: RecordedCall) -> Sequence[str]:
     return [operator.name for operator in call.operators if operator.can_be_held]
 
 
-def test_random_operators_are_never_held(store: TierStore) -> None:
-    def compute(block: Any, hidden: torch.Tensor) -> torch.Tensor:
-        noise = torch.rand_like(hidden) + torch.bernoulli(torch.full_like(hidden, 0.5))
-        return F.dropout(hidden.sin() * noise, 0.5).exp()
+def draws(block: Any, hidden: torch.Tensor) -> torch.Tensor:
+    noise = torch.rand_like(hidden) + torch.bernoulli(torch.full_like(hidden, 0.5))
+    return F.dropout(hidden.sin() * noise, 0.5).exp()
 
+
+def changes_in_place(block: Any, hidden: torch.Tensor, *, by_view: bool = False) -> torch.Tensor:
+    changed, other = hidden.exp(), hidden.sin()
+    (changed.view(-1)[::2] if by_view else changed).add_(1)
+    return (changed * other).cos().tanh()
+
+
+def casts(block: Any, hidden: torch.Tensor) -> torch.Tensor:
+    return hidden.double().sin().float().cos()
+
+
+@pytest.mark.parametrize(
+    ("compute", "never"),
+    [
+        (draws, ("rand", "bernoulli", "dropout")),
+        (changes_in_place, ("exp", "add_")),
+        (partial(changes_in_place, by_view=True), ("exp", "add_")),
+        (casts, ("_to_copy",)),
+    ],
+    ids=["random", "changed in place", "changed by a view", "casts"],
+)
+def test_what_is_random_changed_later_or_cast_is_never_held(
+    store: TierStore, compute: Callable[..., torch.Tensor], never: Sequence[str]
+) -> None:
     names = holdable(only_call(compute, store))
     assert "aten.sin.default" in names
-    assert not [name for name in names if "rand" in name or "bernoulli" in name or "dropout" in name]
-
-
-@pytest.mark.parametrize("by_view", [False, True])
-def test_output_changed_in_place_later_is_never_held(store: TierStore, by_view: bool) -> None:
-    def compute(block: Any, hidden: torch.Tensor) -> torch.Tensor:
-        changed, other = hidden.exp(), hidden.sin()
-        (changed.view(-1)[::2] if by_view else changed).add_(1)
-        return (changed * other).cos().tanh()
-
-    names = holdable(only_call(compute, store))
-    assert "aten.sin.default" in names
-    assert "aten.exp.default" not in names
-    assert not [name for name in names if name.startswith("aten.add_")]
-
-
-def test_casts_are_never_held(store: TierStore) -> None:
-    def compute(block: Any, hidden: torch.Tensor) -> torch.Tensor:
-        return hidden.double().sin().float().cos()
-
-    names = holdable(only_call(compute, store))
-    assert "aten.sin.default" in names
-    assert "aten._to_copy.default" not in names
+    assert not [name for name in names if any(word in name for word in never)]
 
 
 def test_result_that_is_not_saved_is_never_held(store: TierStore) -> None:
     """The caller may change it."""
 
-    class Two(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Linear(SIDE, SIDE)
-
+    class Two(Inner):
         def forward(self, batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             first = batch * 2
             return first, self.inner(batch.sin())

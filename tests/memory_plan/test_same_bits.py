@@ -16,47 +16,33 @@ from tierstore import TierStore
 NAMES = [f"blocks.{number}" for number in range(2)]
 
 
-def assert_same_training(model: nn.Module, store: TierStore, take: Step = step, *, each_output: bool = False) -> None:
+def twice(model: nn.Module) -> torch.Tensor:
+    return step(model) + step(model)
+
+
+def under_autocast(model: nn.Module) -> torch.Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return step(model).float() + step(model).float()
+
+
+def twice_through_a_graph(model: nn.Module) -> torch.Tensor:
+    loss = step(model)
+    loss.backward(retain_graph=True)  # type: ignore[no-untyped-call]
+    return loss
+
+
+@pytest.mark.parametrize("take", [step, twice, under_autocast, twice_through_a_graph], ids=lambda take: take.__name__)
+@pytest.mark.parametrize("make", BLOCKS.values(), ids=BLOCKS.keys())
+def test_same_bits(store: TierStore, make: Callable[[], nn.Module], take: Step) -> None:
     """Under each action, each from a copy of the model."""
+    model = Chain(make)
     calls = recorded(copy.deepcopy(model), NAMES, store, take)
     assert not {call.differs for call in calls} - {""}
     of_first = [call for call in calls if call.name == NAMES[0]]
     buffers = sorted({name for call in calls for name in call.buffers})
     expected = trained(copy.deepcopy(model), take)
-    for action in actions_of(of_first, each_output=each_output):
+    for action in actions_of(of_first, each_output=take is step):
         mine = copy.deepcopy(model)
         with with_action(mine, NAMES, action, buffers, store):
             assert_same_bits(trained(mine, take), expected)
         assert store.stats().live_handles == 0, action
-
-
-@pytest.mark.parametrize("make", BLOCKS.values(), ids=BLOCKS.keys())
-def test_same_bits(store: TierStore, make: Callable[[], nn.Module]) -> None:
-    assert_same_training(Chain(make), store, each_output=True)
-
-
-@pytest.mark.parametrize("make", BLOCKS.values(), ids=BLOCKS.keys())
-def test_same_bits_of_blocks_called_twice_in_a_step(store: TierStore, make: Callable[[], nn.Module]) -> None:
-    def take(model: nn.Module) -> torch.Tensor:
-        return step(model) + step(model)
-
-    assert_same_training(Chain(make), store, take)
-
-
-@pytest.mark.parametrize("make", BLOCKS.values(), ids=BLOCKS.keys())
-def test_same_bits_under_autocast(store: TierStore, make: Callable[[], nn.Module]) -> None:
-    def take(model: nn.Module) -> torch.Tensor:
-        with torch.autocast("cpu", torch.bfloat16):
-            return step(model).float() + step(model).float()
-
-    assert_same_training(Chain(make), store, take)
-
-
-@pytest.mark.parametrize("make", BLOCKS.values(), ids=BLOCKS.keys())
-def test_same_bits_when_a_graph_is_used_twice(store: TierStore, make: Callable[[], nn.Module]) -> None:
-    def take(model: nn.Module) -> torch.Tensor:
-        loss = step(model)
-        loss.backward(retain_graph=True)  # type: ignore[no-untyped-call]
-        return loss
-
-    assert_same_training(Chain(make), store, take)

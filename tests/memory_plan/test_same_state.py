@@ -24,7 +24,7 @@ from torch.nn.utils import parametrizations, parametrize
 
 from tests.existing import set_existing
 from tests.hooks.programs import SIDE, all_bits, assert_same_bits, forget_after_error, grads
-from tests.memory_plan.blocks import RECOMPUTE, RECOMPUTE_STORED, Normed, planned, the_batch
+from tests.memory_plan.blocks import RECOMPUTE, RECOMPUTE_STORED, Inner, Normed, planned, the_batch
 from tierstore import ModifiedInPlaceError, TierStore
 from tierstore.memory_plan.applied import BlockTraits, PlannedCalls
 from tierstore.memory_plan.menu import Action, HeldOutput
@@ -310,12 +310,11 @@ class Grows(nn.Module):
         return (self.inner(batch) * self.cache[: len(batch), None]).sin()
 
 
-class Draws(nn.Module):
+class Draws(Inner):
     """Draws from generators of its own, in training."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.inner = nn.Linear(SIDE, SIDE)
         self.of_torch, self.of_python = torch.Generator().manual_seed(5), random.Random(5)
         self.of_numpy, self.old = np.random.default_rng(5), np.random.RandomState(5)
 

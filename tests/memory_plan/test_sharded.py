@@ -46,23 +46,20 @@ def test_each_action_around_sharded_blocks_has_the_same_bits(store_directory: Pa
 @pytest.mark.slow
 def test_ranks_whose_blocks_communicate_do_the_same(store_directory: Path) -> None:
     """One has room for everything. If it kept what the other computes again, that one would wait for it for ever."""
-    assert printed_by("communicating", store_directory, "unequal-limits") == [
+    assert printed_by("communicating", store_directory, "limits") == [
         "the same in both: True, same bits: True",
         "needed: False, then True",
         "not computed again: []",
     ]
 
 
-def test_ranks_whose_models_have_other_blocks_are_refused(store_directory: Path) -> None:
-    assert printed_by("communicating", store_directory, "unequal-models") == [
-        "refused where they have other blocks: True, True"
-    ]
-
-
-def test_a_block_that_differs_in_one_rank_is_computed_again_in_none(store_directory: Path) -> None:
+def test_other_blocks_in_a_rank_are_refused_and_what_differs_in_one_is_computed_again_in_none(
+    store_directory: Path,
+) -> None:
     """If the others did, they would wait for it for ever, while they plan already."""
     differs = "a second call gave other bits"
-    assert printed_by("communicating", store_directory, "unequal-bits") == [
+    assert printed_by("communicating", store_directory, "blocks") == [
+        "refused where they have other blocks: True, True",
         f"not computed again: [{ {'0': '', '1': f'in another rank, {differs}', '2': ''} }, "
-        f"{ {'0': '', '1': differs, '2': ''} }]"
+        f"{ {'0': '', '1': differs, '2': ''} }]",
     ]

@@ -16,6 +16,9 @@ from tests.existing import set_existing
 from tests.hooks.programs import all_bits, grads
 from tests.memory_plan.planned_model import WIDTH, Model, far_above, loss_of, planned_by
 from tierstore import MemoryPlan, TierStore, TierStoreWarning, plan_memory
+from tierstore.hooks.in_place import put_around_calls
+from tierstore.hooks.module import ModuleScope
+from tierstore.memory_plan.applied import PlannedCalls
 from tierstore.memory_plan.choice import Corrected
 from tierstore.memory_plan.meter import ResidentMeter
 from tierstore.memory_plan.watch import Expected, StepWatch
@@ -28,7 +31,7 @@ def train(model: torch.nn.Module, num_steps: int) -> list[Any]:
     for _ in range(num_steps):
         model.zero_grad()
         torch.manual_seed(2)
-        loss_of(model).backward()
+        loss_of(model, rows=64).backward()
         found = all_bits(grads(model))
     return found
 
@@ -161,18 +164,18 @@ class Told(ResidentMeter):
         return self._peak_bytes
 
 
+def live_of(plan: MemoryPlan) -> Any:
+    assert plan._live is not None
+    return plan._live
+
+
 def watched(
     plan: MemoryPlan, store: TierStore, model: Model, meter: ResidentMeter | None = None, **wrong: Any
 ) -> tuple[StepWatch, dict[str, Any]]:
     """A watch over the plan's blocks that expects something else."""
-    from tierstore.hooks.in_place import put_around_calls
-    from tierstore.hooks.module import ModuleScope
-    from tierstore.memory_plan.applied import PlannedCalls
-
     scope = ModuleScope(store, min_bytes=0)
     calls = {block.name: PlannedCalls(block.as_action(), block.traits, scope) for block in plan.blocks}
-    live = plan._live
-    assert live is not None
+    live = live_of(plan)
     expected = Expected(plan.limit_bytes, plan.predicted.peak_bytes, plan.predicted.step_seconds, live.decision)
     watch = StepWatch(expected._replace(**wrong), calls, meter or ResidentMeter(), store, live.corrected)
     for name, through in calls.items():
@@ -202,8 +205,7 @@ def test_peak_above_the_limit_other_actions_and_the_same_bits(
     model, store = Model(), make_store(host_bytes="64MiB", staging_bytes="48MiB")
     expected = train(model, 1)
     plan = planned_by(corrected, store)
-    live = plan._live
-    assert live is not None
+    live = live_of(plan)
     measured_bytes = live.decision.peak_bytes + 50 * MIB
     limit_bytes = measured_bytes - MIB
     set_existing(live.corrected, _limit_bytes=limit_bytes)
@@ -223,9 +225,7 @@ def test_peak_above_the_limit_other_actions_and_the_same_bits(
 
 
 def test_peak_above_the_limit_and_nothing_takes_less_is_told_once(easy: MemoryPlan, store: TierStore) -> None:
-    model = Model()
-    live = easy._live
-    assert live is not None
+    model, live = Model(), live_of(easy)
     set_existing(live.corrected, _limit_bytes=MIB)
     watch, calls = watched(easy, store, model, limit_bytes=MIB, peak_bytes=1)
     train(model, 4)
@@ -238,9 +238,7 @@ def test_peak_above_the_limit_and_nothing_takes_less_is_told_once(easy: MemoryPl
 
 def test_reserve_is_counted_once(easy: MemoryPlan, store: TierStore) -> None:
     """What an optimizer has taken meanwhile is part of what is measured, and was left free by the decision."""
-    model, reserve_bytes = Model(), 200 * MIB
-    live = easy._live
-    assert live is not None
+    model, reserve_bytes, live = Model(), 200 * MIB, live_of(easy)
     peak_bytes = live.decision.peak_bytes + reserve_bytes
     set_existing(live.corrected, _limit_bytes=live.decision.peak_bytes + 50 * MIB)
     watch, calls = watched(

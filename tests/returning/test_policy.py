@@ -68,7 +68,7 @@ def test_no_rest_where_the_reserve_is_nearly_used_up() -> None:
     assert policy.is_due(10.01, 2 * GIB, NEARLY_USED_UP)
 
 
-def test_always_returns_after_32_mib_of_growth_whatever_is_left() -> None:
+def test_always_returns_after_32_mib_of_growth_whatever_is_left_and_rests_too() -> None:
     policy = ReturnPolicy("always")
     assert not policy.is_due(0.0, GIB, AMPLE)  # it does not know yet what was before
     assert not policy.is_due(1.0, GIB + 32 * MIB - 1, AMPLE)
@@ -76,9 +76,6 @@ def test_always_returns_after_32_mib_of_growth_whatever_is_left() -> None:
     policy.returned(3.0, 0.0, GIB + 10 * MIB)
     assert not policy.is_due(4.0, GIB + 41 * MIB, AMPLE)
     assert policy.is_due(5.0, GIB + 42 * MIB, AMPLE)
-
-
-def test_always_rests_while_room_is_ample() -> None:
     policy = returned_at(0.0, 1.0, GIB, "always")
     assert not policy.is_due(3.9, 2 * GIB, AMPLE)
     assert policy.is_due(4.0, 2 * GIB, AMPLE)
@@ -101,8 +98,7 @@ def test_auto_looks_seldom_with_much_room_and_always_looks_often() -> None:
 
 
 def test_short_memory_that_others_take_is_a_step_too() -> None:
-    policy = ReturnPolicy("auto")
-    policy.returned(0.0, 0.0, GIB)
+    policy = returned_at(0.0, 0.0, GIB)
     left_bytes = reserve_of(LIMIT) - 1
     assert not policy.is_due(1.0, GIB, Room(LIMIT, left_bytes))
     assert policy.is_due(2.0, GIB, Room(LIMIT, left_bytes - left_bytes // 4))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from math import inf
 
@@ -197,18 +195,6 @@ def test_step_calls_that_queue_records_cost_their_time() -> None:
     assert paid.seconds - free.seconds == pytest.approx(num_moved * 1e-3)
 
 
-def test_drive_of_one_transfer_at_a_time_ends_the_first_first() -> None:
-    """Both halves of the drive's time, or all of it for the first: the second ends at the same time."""
-    shared = drive(1e8)
-    actions = [Pack(0), Pack(1), EndScope(), Compute(10.0), Unpack(1), Release(1), Unpack(0), Release(0)]
-    workload = Workload([Saved(10_000 * 4096, 0), Saved(10_000 * 4096, 1)], actions)
-    ends = [
-        [transfer.ended_seconds for transfer in _steps(workload, Hardware(each, cores=4), Settings(0))[0].transfers[:2]]
-        for each in (shared, replace(shared, num_at_once=1))
-    ]
-    assert ends == [pytest.approx([0.8192, 0.8192]), pytest.approx([0.4096, 0.8192])]
-
-
 def test_ranks_share_the_drive() -> None:
     alone = simulate(_even(), _machine(1e9), Settings(64 * _MIB))
     both = simulate(_even(), _machine(1e9), Settings(64 * _MIB), num_ranks=2)
@@ -249,7 +235,6 @@ def test_disk_too_small_for_the_step_is_full_as_the_store_would_be() -> None:
         lambda: Drive([], [DepthSpeed(1, 1.0)]),
         lambda: Drive([DepthSpeed(2, 1.0), DepthSpeed(1, 1.0)], [DepthSpeed(1, 1.0)]),
         lambda: Drive([DepthSpeed(1, 0.0)], [DepthSpeed(1, 1.0)]),
-        lambda: Drive([DepthSpeed(1, 1.0)], [DepthSpeed(1, 1.0)], num_at_once=0),
         lambda: _machine(1e9, contention=-1.0),
         lambda: Link(0.0, 1.0),
         lambda: Link(1.0, -1.0),
@@ -269,8 +254,3 @@ def test_disk_too_small_for_the_step_is_full_as_the_store_would_be() -> None:
 def test_simulate_what_makes_no_sense_is_refused(make: object) -> None:
     with pytest.raises(ConfigError):
         make()  # type: ignore[operator]
-
-
-def test_simulator_imported_without_torch() -> None:
-    code = "import sys, tierstore.simulator.simulate; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

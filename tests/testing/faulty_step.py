@@ -13,7 +13,7 @@ from torch import nn
 
 from tests.hooks.programs import forget_after_error
 from tests.inspect_store import inspect
-from tests.testing.fault_matrix import Promise, chain_of, has_cause
+from tests.testing.fault_matrix import Case, Promise, chain_of, has_cause
 from tierstore import (
     DaemonUnavailableError,
     StorageIOError,
@@ -160,6 +160,22 @@ class FaultyStep:
             yield
         except (TierStoreError, RuntimeError) as error:
             self.errors.append(error)
+
+
+def run_case(training: Training, store: TierStore, faults: SetsPlans, case: Case, num_drives: int) -> str:
+    """One step with the case's fault: what was promised comes of it, and nothing is left. What came, for the census."""
+    promise = case.promise(num_drives)
+    try:
+        step = FaultyStep(training, store, faults)
+        step.run(case.stage, case.plan)
+        step.assert_is_as_promised(promise, is_told=not isinstance(faults, LocalFaults))
+        came = count_of(step)
+        step.forget()
+        assert_store_goes_on(training, store, promise)
+    finally:
+        close_quietly(store)
+    assert_nothing_is_held(store)
+    return came
 
 
 def assert_store_goes_on(training: Training, store: TierStore, promise: Promise) -> None:

@@ -57,7 +57,7 @@ def test_copy_that_fails_copies_nothing_and_says_why(simulated: SimulatedCopies)
     assert torch.equal(slot, _bytes(1))
 
 
-def test_late_event_is_there_after_so_many_copies(simulated: SimulatedCopies) -> None:
+def test_late_event_is_there_after_so_many_copies_or_for_who_waits_for_it(simulated: SimulatedCopies) -> None:
     copies = _faulty(simulated, Rule("offload", Late(2), occurrences=(1,)))
     slots = [torch.zeros(100, dtype=torch.uint8) for _ in range(3)]
     events = []
@@ -66,9 +66,6 @@ def test_late_event_is_there_after_so_many_copies(simulated: SimulatedCopies) ->
         events.append(copies.copy_out(_bytes(7), slot, "compute"))
         simulated.synchronize()
     assert all(event.query() for event in events)
-
-
-def test_late_event_is_there_for_who_waits_for_it(simulated: SimulatedCopies) -> None:
     copies = _faulty(simulated, Rule("offload", Late(1000)))
     slot = torch.zeros(100, dtype=torch.uint8)
     event = copies.copy_out(_bytes(7), slot, "compute")

@@ -10,15 +10,7 @@ import pytest
 
 from tests.census import Census
 from tests.testing.fault_matrix import LOST, Case, cases, cases_of_a_daemon, on_one_drive_and_two
-from tests.testing.faulty_step import (
-    FaultyStep,
-    LocalFaults,
-    assert_nothing_is_held,
-    assert_store_goes_on,
-    close_quietly,
-    count_of,
-    training_of,
-)
+from tests.testing.faulty_step import LocalFaults, run_case, training_of
 from tierstore.testing import FaultyStore, SimulatedCopies
 
 CASES = list(cases())
@@ -38,10 +30,8 @@ def directories(tmp_path: Path, num_drives: int) -> Iterator[list[Path]]:
 def test_fault_in_a_step_right_bits_or_the_promised_error(
     directories: list[Path], census: Census, case: Case, num_drives: int
 ) -> None:
-    promise = case.promise(num_drives)
     training = training_of(192 if case.is_of_system_calls else 64)
-    needs_device = case.stage in ("offload", "reload")
-    with SimulatedCopies() if needs_device else nullcontext() as copies:
+    with SimulatedCopies() if case.stage in ("offload", "reload") else nullcontext() as copies:
         store = FaultyStore(
             directories,
             host_bytes=0,
@@ -50,16 +40,8 @@ def test_fault_in_a_step_right_bits_or_the_promised_error(
             codec=case.codec,
             copies=copies,
         )
-        try:
-            step = FaultyStep(training, store, LocalFaults(store.faults))
-            step.run(case.stage, case.plan)
-            step.assert_is_as_promised(promise)
-            census.count(f"injected faults, drives: {num_drives}, at {case.stage}", count_of(step))
-            step.forget()
-            assert_store_goes_on(training, store, promise)
-        finally:
-            close_quietly(store)
-        assert_nothing_is_held(store)
+        came = run_case(training, store, LocalFaults(store.faults), case, num_drives)
+    census.count(f"injected faults, drives: {num_drives}, at {case.stage}", came)
 
 
 def test_page_of_promises_has_the_number_of_cases() -> None:

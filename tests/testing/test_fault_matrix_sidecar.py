@@ -33,6 +33,7 @@ from tests.testing.faulty_step import (
     assert_store_goes_on,
     close_quietly,
     count_of,
+    run_case,
     training_of,
 )
 from tierstore.testing import FaultPlan, FaultyStore, Operation, SimulatedCopies
@@ -114,7 +115,6 @@ NUM_DRIVES = [pytest.param(1, id="one drive"), pytest.param(2, id="two drives", 
 def test_fault_in_a_step_right_bits_or_the_promised_error(
     daemon: Daemon, census: Census, case: Case, num_drives: int
 ) -> None:
-    promise = case.promise(num_drives)
     # A torn write over the very same bytes, which an earlier case has left there, would be no damage.
     seed = 1 + CASES.index(case) if case.fault == "torn" else 0
     training = training_of(192 if case.is_of_system_calls else 64, seed)
@@ -122,16 +122,8 @@ def test_fault_in_a_step_right_bits_or_the_promised_error(
         staging_bytes = training.nbytes if case.stage in ("pack", "offload") else "16MiB"
         store = FaultyStore.connect(daemon.socket, **SMALL, staging_bytes=staging_bytes, copies=copies)
         faults: SetsPlans = daemon if case.is_of_system_calls else LocalFaults(store.faults)
-        try:
-            step = FaultyStep(training, store, faults)
-            step.run(case.stage, case.plan)
-            step.assert_is_as_promised(promise, is_told=case.is_of_system_calls)
-            census.count(f"injected faults, sidecar, drives: {num_drives}, at {case.stage}", count_of(step))
-            step.forget()
-            assert_store_goes_on(training, store, promise)
-        finally:
-            close_quietly(store)
-        assert_nothing_is_held(store)
+        came = run_case(training, store, faults, case, num_drives)
+    census.count(f"injected faults, sidecar, drives: {num_drives}, at {case.stage}", came)
 
 
 @pytest.mark.parametrize("num_drives", NUM_DRIVES)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -119,7 +119,9 @@ def _read_terminal(descriptor: int) -> bytes:
         return b""
 
 
-def test_report_of_a_drive_has_its_absolute_path_and_what_was_measured(examined: Examined) -> None:
+def test_report_of_a_drive_has_what_was_measured_without_torch_and_names_the_setting_of_malloc(
+    examined: Examined,
+) -> None:
     measured = examined.report.measurements
     assert measured.drive.path == str(examined.drive)
     assert measured.drive.writes
@@ -128,13 +130,7 @@ def test_report_of_a_drive_has_its_absolute_path_and_what_was_measured(examined:
     assert measured.memory.copy_bytes_per_second > 0
     assert "little-space" in codes(examined.report)
     assert b"codecs" in examined.shown, "progress, on a terminal"
-
-
-def test_torch_is_not_imported_without_a_driver(examined: Examined) -> None:
     assert has_driver() or examined.imported_torch == "False"
-
-
-def test_setting_of_malloc_is_named_as_what_keeps_freed_memory(examined: Examined) -> None:
     if examined.report.measurements.memory.allocator == "glibc":
         (finding,) = [each for each in examined.report.findings if each.code == "memory-not-returned"]
         assert "MALLOC_ARENA_MAX is set" in finding.sentence
@@ -292,13 +288,6 @@ def test_ordinary_user_gets_the_same_report(short_directory: Path) -> None:
 # --- endings ----------------------------------------------------------------------------------------------------------
 
 
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    ends_at = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < ends_at, f"never: {what}"
-        time.sleep(0.01)  # nobody announces what a file system holds
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_end_in_the_middle_leaves_nothing_behind(number: signal.Signals, drive: Path) -> None:
     before_bytes = used_bytes(drive)
@@ -310,7 +299,9 @@ def test_end_in_the_middle_leaves_nothing_behind(number: signal.Signals, drive: 
         env=environment_of_tests(),
         preexec_fn=hear_hangups,
     )
-    wait_until(lambda: used_bytes(drive) >= before_bytes + 16 * MIB, "it uses the drive")
+    while used_bytes(drive) < before_bytes + 16 * MIB:
+        assert process.poll() is None, "it has not used the drive"
+        time.sleep(0.01)  # nobody announces what a file system holds
     process.send_signal(number)
     output, said = process.communicate(timeout=SECONDS)
     assert process.returncode not in (0, 1, 2)

@@ -1,4 +1,4 @@
-"""The drive's figures, from a real one; and what is left of them when it fails."""
+"""The figures of drives and accelerators, from real ones; and what is left of them when one fails."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.reliability.drives import mounted_drive
+from tierstore.base import device_files
 from tierstore.tuning import drive as drive_module
 from tierstore.tuning.drive import BLOCKS, DEPTHS, NUM_STEPS, measure_drive
+from tierstore.tuning.examine import measure_accelerators
 from tierstore.tuning.measurements import Drive
 from tierstore.tuning.system import describe_drive
 
@@ -123,3 +126,25 @@ def test_bug_while_measuring_reaches_the_caller(store_directory: Path, monkeypat
     monkeypatch.setattr(drive_module, "detect_io_mode", wrong)
     with pytest.raises(ZeroDivisionError):
         measured(store_directory)
+
+
+@pytest.mark.parametrize(("driver", "words"), [("nothing-of-the-kind", "no driver"), ("null", "PyTorch")])
+def test_reason_why_there_is_no_accelerator_is_said(driver: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if driver == "null" and torch.accelerator.is_available():
+        pytest.skip("there is an accelerator")
+    monkeypatch.setattr(device_files, "DEVICE_FILES", (driver,))
+    state = measure_accelerators(1.0, MIB)
+    assert (state.links, state.error) == ((), None)
+    assert words in (state.note or "")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.accelerator.is_available(), reason="no accelerator that PyTorch could use")
+def test_each_accelerator_is_measured_with_pinned_memory() -> None:
+    state = measure_accelerators(1.0, 64 * MIB)
+    assert state.error is None
+    assert len(state.links) == torch.accelerator.device_count()
+    for link in state.links:
+        assert link.host_memory == "pinned"
+        assert link.memory_bytes > 2**30
+        assert min(link.to_host_bytes_per_second, link.to_device_bytes_per_second) > 1e8

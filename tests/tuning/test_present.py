@@ -1,25 +1,31 @@
-"""What tuning says while it works, and what a file that cannot be written leaves."""
+"""What tuning says while it works and at its end, and what a file that cannot be written leaves."""
 
 from __future__ import annotations
 
 import json
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from tests.tuning.traces import graph_of_steps
 from tierstore.base.new_file import make_file
 from tierstore.errors import ConfigError
-from tierstore.tuning.present import _Lines, present
+from tierstore.tuning.present import _Lines, present, tuned_view
 from tierstore.tuning.program import Program
+from tierstore.tuning.search import Found
 from tierstore.tuning.settings import TrialSettings
 from tierstore.tuning.tune import TuningPlan
+from tierstore.tuning.tuned import Candidate, Tuned
 
 MIB = 2**20
 OWN = TrialSettings(8 * MIB, 32 * MIB)
+PLAN = TuningPlan(rounds=3, num_found=1)
 
 
 class Pretended(Program):
@@ -52,13 +58,7 @@ def test_file_that_cannot_be_written_whole_is_not_there_and_what_it_would_say_is
 
     monkeypatch.setattr("tierstore.tuning.present.make_file", make_short_file)
     with pytest.raises(ConfigError, match="could not be made"):
-        present(
-            Pretended(("x",), 2, 1.0),
-            TuningPlan(rounds=3, num_found=1),
-            config=config,
-            hardware=hardware_file,
-            as_json=True,
-        )
+        present(Pretended(("x",), 2, 1.0), PLAN, config=config, hardware=hardware_file, as_json=True)
     assert made == [config]
     assert not config.exists()
     assert "[offload]" in capsys.readouterr().err
@@ -75,13 +75,7 @@ def test_redirected_output_gets_a_line_for_each_stage_and_trial_as_it_begins(
             super().run(settings, folder)
 
     config = tmp_path / "tierstore.toml"
-    present(
-        Listening(("x",), 2, 1.0),
-        TuningPlan(rounds=3, num_found=1),
-        config=config,
-        hardware=hardware_file,
-        as_json=True,
-    )
+    present(Listening(("x",), 2, 1.0), PLAN, config=config, hardware=hardware_file, as_json=True)
     output, said_at_the_end = capsys.readouterr()
     candidates = json.loads(output)["candidates"]
     num_trials = 3 * len(candidates)
@@ -114,3 +108,43 @@ def test_long_stage_without_trials_says_now_and_then_how_far_it_is(monkeypatch: 
         "simulating settings: 20 done",
         "simulating settings: done in 25 s",
     ]
+
+
+DEFAULTS, AS_IT_IS = (
+    Candidate(name, TrialSettings(999 * MIB), 1.9, (1.5, 1.6, 1.4)) for name in ("defaults", "as it is")
+)
+LONG = TrialSettings(999 * MIB, 112 * MIB, "shuffle-zstd:1", "learned", 999 * MIB, 16)
+
+
+def _shown(*candidates: Candidate, link: str | None = None) -> Sequence[str]:
+    start = candidates[0].settings
+    found = Found({start: 1.25}, [start.host_bytes], [None], start, is_whole=True)
+    screen = StringIO()
+    reason = f"{candidates[-1].name!r} it is."
+    tuned = Tuned("/x", MIB, candidates, candidates[-1], found, reason, link)
+    Console(file=screen, width=80).print(tuned_view(tuned))
+    return screen.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("link", [None, "copies to the host at 2 GB/s, back at 40 GB/s"])
+def test_tables_fit_80_columns_and_cut_no_word(link: str | None) -> None:
+    settings = replace(LONG, device_bytes="auto")
+    slow = Candidate("found 4", settings, 123.4567, (123.4567, 99.0, 999.9999), found_bytes=999 * 2**30)
+    lines = _shown(AS_IT_IS, slow, link=link)
+    assert max(map(len, lines)) <= 80
+    assert not any("\u2026" in line for line in lines)
+    steps, settings_row = [" ".join(line.split()) for line in lines if line.startswith("found 4")]
+    assert steps == "found 4 123.4567 123.4567 99.0000 to 999.9999 82.30"
+    held = "" if link is None else " 999.00 GiB"
+    assert settings_row == "found 4 999 MiB 112 MiB shuffle-zstd:1 learned 16" + held
+    assert (f"They were simulated with {link}." in lines) == (link is not None)
+
+
+def test_tables_say_which_candidate_failed_and_which_is_above_the_limit() -> None:
+    above = Candidate("as it is", LONG, 1.0, (1.0, 1.1, 1.2), is_allowed=False)
+    failed = Candidate("found 1", LONG, None, (1.0,), failure="out of memory")
+    text = "\n".join(_shown(above, DEFAULTS, failed))
+    assert "your settings: more memory than the limit" in text
+    assert "found 1 failed: out of memory" in text
+    assert "relative to" in text
+    assert "as it is" not in text

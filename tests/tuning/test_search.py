@@ -9,7 +9,8 @@ import pytest
 
 from tierstore.errors import ConfigError
 from tierstore.simulator import Settings
-from tierstore.tuning.search import CODECS, IO_DEPTHS, Predict, Space, search
+from tierstore.tuning.search import CODECS, IO_DEPTHS, Found, Predict, Space
+from tierstore.tuning.search import search as search_while
 from tierstore.tuning.settings import LEAST_STAGING_BYTES, TrialSettings, default_settings, working_bytes
 
 MIB = 2**20
@@ -17,8 +18,8 @@ SPACE = Space(memory_bytes=512 * MIB, saved_bytes=300 * MIB)
 START = default_settings(SPACE.memory_bytes)
 
 
-def _always() -> bool:
-    return True
+def search(space: Space, known: list[TrialSettings], predict: Predict) -> Found:
+    return search_while(space, known, predict, lambda: True)
 
 
 def _seconds(settings: TrialSettings) -> float:
@@ -29,7 +30,7 @@ def _seconds(settings: TrialSettings) -> float:
 
 
 def test_search_finds_what_all_combinations_hold() -> None:
-    found = search(SPACE, [START], _seconds, _always)
+    found = search(SPACE, [START], _seconds)
     every = [
         TrialSettings(host, window, codec, io_depth=depth)
         for window, depth in product(SPACE.windows(), IO_DEPTHS)
@@ -42,7 +43,7 @@ def test_search_finds_what_all_combinations_hold() -> None:
 
 def test_search_from_settings_that_read_nothing_ahead_follows_what_is_learned() -> None:
     own = replace(START, prefetch="none", lookahead_bytes=9)
-    found = search(SPACE, [own], lambda settings: 1.0 + (settings.prefetch == "none"), _always)
+    found = search(SPACE, [own], lambda settings: 1.0 + (settings.prefetch == "none"))
     assert own in found.predicted
     assert {(each.prefetch, each.lookahead_bytes) for each in found.predicted if each != own} == {("learned", None)}
     assert found.best(1)[0].prefetch == "learned"
@@ -51,42 +52,32 @@ def test_search_from_settings_that_read_nothing_ahead_follows_what_is_learned() 
 @pytest.mark.parametrize("io_depth", [2, 4, 9])
 def test_search_keeps_to_the_limit(io_depth: int) -> None:
     start = replace(START, io_depth=io_depth, host_bytes=START.host_bytes - working_bytes(io_depth))
-    found = search(SPACE, [start], lambda settings: 1 / (1 + settings.memory_bytes), _always)
+    found = search(SPACE, [start], lambda settings: 1 / (1 + settings.memory_bytes))
     assert max(settings.memory_bytes for settings in found.predicted) == SPACE.memory_bytes
     assert all(settings.host_bytes >= 0 for settings in found.predicted)
 
 
-def test_search_where_time_ties_prefers_less_memory() -> None:
-    found = search(SPACE, [START], lambda settings: 1.0 if settings.host_bytes >= 150 * MIB else 2.0, _always)
-    best = found.best(1)[0]
-    assert best.host_bytes == 150 * MIB
-    assert best.staging_bytes == min(SPACE.windows())
-
-
-def test_search_where_nothing_matters_leaves_the_rest_alone() -> None:
-    best = search(SPACE, [START], lambda settings: 1.0, _always).best(1)[0]
-    assert best == replace(START, host_bytes=0, staging_bytes=min(SPACE.windows()))
+@pytest.mark.parametrize("needed_bytes", [0, 150 * MIB])
+def test_search_where_time_ties_prefers_less_memory_and_leaves_the_rest_alone(needed_bytes: int) -> None:
+    best = search(SPACE, [START], lambda settings: 1.0 + (settings.host_bytes < needed_bytes)).best(1)[0]
+    assert best == replace(START, host_bytes=needed_bytes, staging_bytes=min(SPACE.windows()))
 
 
 def test_search_where_the_host_budget_counts_pays_for_depth_with_it() -> None:
     space = Space(memory_bytes=128 * MIB, saved_bytes=300 * MIB)
     start = default_settings(space.memory_bytes)
-
-    def seconds(settings: TrialSettings) -> float:
-        return 100.0 - settings.io_depth - settings.host_bytes / (8 * MIB)
-
-    (found,) = search(space, [start], seconds, _always).best(1)
+    (found,) = search(space, [start], lambda each: 100.0 - each.io_depth - each.host_bytes / (8 * MIB)).best(1)
     assert found.io_depth == 16
     assert found.memory_bytes == space.memory_bytes  # 48 MiB of it are what 12 more turns each way work in
     assert found.host_bytes + found.staging_bytes == space.memory_bytes - 48 * MIB
 
 
 def test_search_gives_the_host_budget_what_a_smaller_window_frees_also_where_that_alone_is_slower() -> None:
-    def seconds(settings: TrialSettings) -> float:
-        return 100.0 - settings.host_bytes / (8 * MIB) - settings.staging_bytes / (16 * MIB)
-
     space = Space(memory_bytes=160 * MIB, saved_bytes=300 * MIB)
-    (found,) = search(space, [default_settings(space.memory_bytes)], seconds, _always).best(1)
+    start = default_settings(space.memory_bytes)
+    found = search(space, [start], lambda each: 100.0 - (2 * each.host_bytes + each.staging_bytes) / (16 * MIB)).best(
+        1
+    )[0]
     assert found.staging_bytes == min(space.windows())
     assert found.memory_bytes == space.memory_bytes
 
@@ -103,7 +94,7 @@ def _needing(device_bytes: int) -> Predict:
 @pytest.mark.parametrize("needed_bytes", [0, 100 * MIB, 400 * MIB])
 def test_search_on_an_accelerator_takes_what_it_needs_of_the_limit(needed_bytes: int) -> None:
     space = replace(SPACE, device_bytes=200 * MIB)
-    found = search(space, [START], _needing(needed_bytes), _always)
+    found = search(space, [START], _needing(needed_bytes))
     assert found.down == "device_bytes"
     assert (min(found.downs), max(found.downs)) == (0, 200 * MIB)
     assert all(settings.device_bytes <= 200 * MIB for settings in found.predicted)
@@ -116,28 +107,28 @@ def test_search_where_time_ties_spares_the_accelerator_before_the_host() -> None
     def seconds(settings: TrialSettings) -> float:
         return 1.0 if settings.simulated.device_bytes >= 100 * MIB or settings.host_bytes >= 150 * MIB else 2.0
 
-    best = search(replace(SPACE, device_bytes=200 * MIB), [START], seconds, _always).best(1)[0]
+    best = search(replace(SPACE, device_bytes=200 * MIB), [START], seconds).best(1)[0]
     assert (best.device_bytes, best.host_bytes) == (0, 150 * MIB)
 
 
 def test_search_from_auto_never_tries_another_order_with_it() -> None:
     """The store would refuse that."""
-    found = search(SPACE, [replace(START, device_bytes="auto")], _seconds, _always)
+    found = search(SPACE, [replace(START, device_bytes="auto")], _seconds)
     assert {settings.prefetch for settings in found.predicted} == {"learned"}
 
 
 def test_search_told_to_stop_has_what_it_must_and_says_so() -> None:
     other = replace(START, codec="zstd:1")
-    found = search(SPACE, [START, other], _seconds, lambda: False)
+    found = search_while(SPACE, [START, other], _seconds, lambda: False)
     assert set(found.predicted) == {START, other}
     assert not found.is_whole
 
 
 def test_search_passes_over_settings_that_would_fail() -> None:
-    found = search(SPACE, [START], lambda settings: None if settings.host_bytes > 10 else _seconds(settings), _always)
+    found = search(SPACE, [START], lambda settings: None if settings.host_bytes > 10 else _seconds(settings))
     assert found.best(1)[0].host_bytes == 0
     assert found.at(300 * MIB, None) is None
-    assert search(SPACE, [START], lambda settings: None, _always).best(3) == []
+    assert search(SPACE, [START], lambda settings: None).best(3) == []
 
 
 def test_best_has_two_other_codecs_the_better_first_and_then_what_is_predicted_otherwise() -> None:
@@ -146,7 +137,7 @@ def test_best_has_two_other_codecs_the_better_first_and_then_what_is_predicted_o
     def seconds(settings: TrialSettings) -> float:
         return _seconds(replace(settings, codec="none")) + penalty[settings.codec]
 
-    first, second, third, fourth = search(SPACE, [START], seconds, _always).best(4)
+    first, second, third, fourth = search(SPACE, [START], seconds).best(4)
     assert [each.codec for each in (first, second, third)] == ["none", "shuffle-zstd:1", "auto"]
     assert replace(second, codec="none") == replace(third, codec="none") == first
     assert fourth.codec == "none"
@@ -154,7 +145,7 @@ def test_best_has_two_other_codecs_the_better_first_and_then_what_is_predicted_o
 
 
 def test_best_has_the_fastest_too_where_it_is_hardly_faster_and_takes_more_memory() -> None:
-    found = search(SPACE, [START], lambda settings: 1.0 - settings.host_bytes / 2**40, _always)
+    found = search(SPACE, [START], lambda settings: 1.0 - settings.host_bytes / 2**40)
     first, second = found.best(2)
     assert first.host_bytes == 0
     assert found.predicted[second] == min(filter(None, found.predicted.values()))
@@ -166,6 +157,8 @@ def test_default_settings_of_any_limit_keep_to_it(memory_bytes: int) -> None:
     settings = default_settings(memory_bytes)
     assert settings.memory_bytes == memory_bytes
     assert settings.staging_bytes >= LEAST_STAGING_BYTES
+    with pytest.raises(ConfigError, match="host_bytes"):
+        default_settings(LEAST_STAGING_BYTES - 1)
 
 
 def test_simulated_settings_have_the_turns_and_lanes_that_a_store_of_that_depth_has() -> None:
@@ -173,8 +166,3 @@ def test_simulated_settings_have_the_turns_and_lanes_that_a_store_of_that_depth_
     assert (simulated.num_turns, simulated.num_spill_lanes, simulated.num_restore_lanes) == (9, 12, 12)
     usual = TrialSettings(MIB).simulated
     assert usual == Settings(MIB, codec="auto")
-
-
-def test_default_settings_of_too_little_memory_are_refused() -> None:
-    with pytest.raises(ConfigError, match="host_bytes"):
-        default_settings(LEAST_STAGING_BYTES - 1)

@@ -128,16 +128,12 @@ def test_ranks_are_simulated_beside_each_other(tune_it: Callable[..., Tuned]) ->
     assert seconds[1] > seconds[0]
 
 
-def test_limit_below_any_window_is_refused(tune_it: Callable[..., Tuned]) -> None:
-    with pytest.raises(ConfigError, match="host_bytes"):
-        tune_it(Pretended(lambda settings: 1.0), host_bytes=MIB)
-
-
-def test_limit_of_device_bytes_for_a_step_without_an_accelerator_is_refused(tmp_path: Path) -> None:
-    program = Pretended(lambda settings: 1.0)
-    with pytest.raises(ConfigError, match="device_bytes"):
-        tune(program.run, lambda directory: HARDWARE, TuningPlan(device_bytes=MIB), lambda *stage, **_: None)
-    assert len(program.ran) == 1
+def test_limit_below_any_window_or_of_an_accelerator_that_is_not_used_is_refused() -> None:
+    for option, num_trials in (("host_bytes", 0), ("device_bytes", 1)):
+        program, plan = Pretended(lambda settings: 1.0), TuningPlan(**{option: MIB})
+        with pytest.raises(ConfigError, match=option):
+            tune(program.run, lambda directory: HARDWARE, plan, lambda *stage, **_: None)
+        assert len(program.ran) == num_trials
 
 
 def test_limit_of_resident_memory_leaves_the_store_what_the_program_does_not_take() -> None:

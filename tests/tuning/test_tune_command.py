@@ -169,9 +169,6 @@ def test_tune_interrupted_twice_ends_the_program_and_leaves_nothing(
     assert list((working_directory / "temporary").iterdir()) == []
 
 
-# --- what cannot be tuned -----------------------------------------------------------------------------------------
-
-
 def _complaint(done: Done, code: int) -> str:
     assert (done.returncode, done.stdout) == (code, ""), done.stderr
     (complaint,) = [line for line in done.stderr.splitlines() if line.startswith("tierstore: ")]
@@ -220,26 +217,20 @@ def test_tune_program_of_one_step_says_how_many_it_takes(
         (("--hardware", "nothing.toml", "--", "true"), "hardware"),
         (("--config", "no/such/folder.toml", "--", "true"), "--config"),
         (("--hardware", "tierstore.toml", "--", "true"), "--config"),
+        (("--config", "mine.toml", "--", "true"), "already"),
     ],
 )
 def test_tune_with_an_argument_that_cannot_be_used_is_refused(
-    arguments: tuple[str, ...], word: str, command: Command
+    arguments: tuple[str, ...], word: str, command: Command, working_directory: Path
 ) -> None:
+    (working_directory / "mine.toml").write_text("mine")
     assert word in _complaint(command(*arguments), 2)
+    assert (working_directory / "mine.toml").read_text() == "mine"
 
 
-def test_tune_does_not_write_over_a_file(command: Command, working_directory: Path) -> None:
-    (working_directory / "tierstore.toml").write_text("mine")
-    assert "already" in _complaint(command("--", "true"), 2)
-    assert (working_directory / "tierstore.toml").read_text() == "mine"
-
-
-@pytest.mark.parametrize("arguments", [(), ("--rounds=2", "--", "true"), ("--steps=0", "--", "true"), ("--faster",)])
-def test_tune_used_wrongly_exit_code_2(arguments: tuple[str, ...], command: Command) -> None:
-    assert command(*arguments).returncode == 2
-
-
-def test_tune_help_names_every_option(command: Command) -> None:
+def test_tune_help_names_every_option_and_what_is_used_wrongly_exits_with_2(command: Command) -> None:
+    for arguments in ((), ("--rounds=2", "--", "true"), ("--steps=0", "--", "true"), ("--faster",)):
+        assert command(*arguments).returncode == 2
     done = command("--help")
     assert done.returncode == 0
     for option in ("config", "host-bytes", "device-bytes", "steps", "rounds", "candidates", "trial-seconds"):

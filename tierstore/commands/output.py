@@ -12,13 +12,8 @@ __all__ = ["OutputError", "checked_output"]
 
 
 class OutputError(Exception):
-    """Standard output takes no more: a full disk, a closed pipe. The cause is chained.
-
-    Not an `OSError`, of which the libraries between here and `main` make something of their own.
-
-    Attributes:
-        is_wanted: False: whoever read it has left.
-    """
+    """Standard output takes no more: a full disk, a closed pipe. The cause is chained. `is_wanted`: False: whoever read
+    it has left. Not an `OSError`, of which the libraries between here and `main` make something of their own."""
 
     def __init__(self, error: OSError) -> None:
         super().__init__(f"standard output cannot be written: {error.strerror}")

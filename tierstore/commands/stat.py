@@ -62,10 +62,7 @@ def stat(
 
 def ask_daemon(address: str | None, daemon_uid: int | None = None) -> tuple[str, bytes]:
     """The address of a daemon, and its report in JSON. Blocks for 5 seconds at most. None: look in the usual places.
-
-    Raises:
-        DaemonUnavailableError, ProtocolError: as `inspect_daemon`'s. It says how to start a daemon if nobody listens.
-    """
+    Raises as `inspect_daemon`; it says how to start a daemon if nobody listens."""
     from ..sidecar.inspection import inspect_daemon
 
     address = find_address() if address is None else address

@@ -134,7 +134,6 @@ def _read(file: Path) -> tuple[RecordedTrace, list[Step]]:
 
 
 def _table(summaries: Sequence[StepSummary]) -> Table:
-    """A row for each step: times, waits by cause, bytes. Only causes that occur have a column."""
     from rich.table import Table
 
     from ..base.config import format_bytes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import typer
@@ -17,30 +16,22 @@ JsonOption = typer.Option("--json", help="Print JSON on standard output, and not
 
 
 def _without_types(parameters: list[Any]) -> list[Any]:
-    """Show no types where they tell nothing.
-
-    Some versions of typer show `<bool>` beside a flag, as if it took a value, `<str>` beside an argument, and the name
-    of an argument in braces.
-    """
+    """Some versions of typer show `<bool>` beside a flag, as if it took a value, `<str>` beside an argument, and the
+    name of an argument in braces: show none of that."""
     for each in parameters:
         if getattr(each, "is_flag", False) and each.metavar is None:
             each.metavar = ""
         if each.param_type_name == "argument":
             each.display_type_rich = lambda ctx: None
-            each.get_usage_pieces = partial(_usage_of, each)
+            usage = each.metavar + ("" if each.nargs == 1 else "...")
+            each.get_usage_pieces = lambda ctx, usage=usage: [usage]
     return parameters
-
-
-def _usage_of(argument: Any, ctx: Any) -> list[str]:
-    """How the line "Usage" names a required argument."""
-    return [argument.metavar + ("" if argument.nargs == 1 else "...")]
 
 
 class Command(TyperCommand):
     """A command. Its help page shows a type beside options that take a value, and only there."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """As typer's."""
         return _without_types(super().get_params(ctx))
 
 
@@ -48,7 +39,6 @@ class Group(TyperGroup):
     """A group of commands, with the same help page."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """As typer's."""
         return _without_types(super().get_params(ctx))
 
 

@@ -25,12 +25,7 @@ _HELD = ("on disk", "quota", "records", "jobs", "queued", "spilled", "restored")
 
 
 class Rates(NamedTuple):
-    """Bytes moved per second, as the clients see it.
-
-    Attributes:
-        spilled_bytes, restored_bytes: by all sessions.
-        of_sessions: both, by session.
-    """
+    """Bytes moved per second, as the clients see it: by all sessions, and by each."""
 
     spilled_bytes: float
     restored_bytes: float
@@ -38,11 +33,7 @@ class Rates(NamedTuple):
 
 
 def decode_report(state: bytes, address: str) -> DaemonReport:
-    """The report that a daemon sent.
-
-    Raises:
-        ProtocolError: it is not what this version knows.
-    """
+    """The report that a daemon sent. Raises ProtocolError: it is not what this version knows."""
     try:
         return msgspec.json.decode(state, type=DaemonReport)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -80,7 +71,7 @@ def stat_view(report: DaemonReport) -> RenderableType:
 
 
 def top_view(report: DaemonReport, rates: Rates | None) -> RenderableType:
-    """What `tierstore top` shows: the daemon, its figures and its sessions, with `rates`; None: not known yet."""
+    """What `tierstore top` shows; `rates`: None: not known yet."""
     return Group(_head(report), _figures(report, rates), _sessions(report, rates))
 
 

@@ -6,7 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 from rich.console import Console
@@ -26,14 +26,8 @@ __all__ = ["watch_daemon"]
 
 
 class _Update(NamedTuple):
-    """What one request to the daemon has found.
-
-    Attributes:
-        error: why there is no report; None: there is one.
-        state: the report as the daemon sent it; None: there is none.
-        report: the newest report, which may be of an earlier update; None: there was none yet.
-        rates: since the update before; None: not known.
-    """
+    """What one request to the daemon has found: an error or a report, as the daemon sent it. `report`: the newest,
+    which may be of an earlier update; None: there was none yet."""
 
     error: str | None
     state: bytes | None
@@ -47,12 +41,8 @@ class _Update(NamedTuple):
 
     def line(self) -> str:
         rates = None if self.rates is None else self.rates._asdict()
-        update = {"error": self.error, "report": self._raw(), "rates": rates}
-        return plain_json(msgspec.json.encode(update).decode())
-
-    def _raw(self) -> Any:
-        """The report with all that the daemon said, also what this version does not know."""
-        return None if self.state is None else msgspec.Raw(self.state)
+        report = None if self.state is None else msgspec.Raw(self.state)  # also what this version does not know
+        return plain_json(msgspec.json.encode({"error": self.error, "report": report, "rates": rates}).decode())
 
 
 def watch_daemon(
@@ -66,10 +56,8 @@ def watch_daemon(
     """Show the daemon until Ctrl-C or SIGTERM, or `num_updates` times. Blocks. `address`: None: the usual places.
 
     On a terminal the updates replace each other on a screen of their own. Elsewhere only the last one is printed. As
-    JSON each is a line of its own, written at once. Main thread only.
-
-    Returns:
-        Whether the last update found a daemon; True after a signal.
+    JSON each is a line of its own, written at once. Main thread only. Returns whether the last update found a daemon;
+    True after a signal.
     """
     previous = signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the terminal is restored
     found = False

@@ -1,7 +1,5 @@
-"""The demo: train a small language model twice, plainly and with the store, and compare the gradients.
-
-Uses the store and its hooks as a program would; no other part imports it. Start reading at `compare.py`.
-"""
+"""The demo: train a small language model twice, plainly and with the store, and compare the gradients
+(`compare.py`)."""
 
 from __future__ import annotations
 

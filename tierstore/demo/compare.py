@@ -39,7 +39,6 @@ class RunReport:
     """The measurements of one run.
 
     Attributes:
-        device: in words.
         step_seconds: forward, backward and optimizer, per step.
         losses: nats per byte, per step.
         digests: per step, the SHA-256 of the loss and of every parameter's gradient as raw bytes, by name.
@@ -59,7 +58,6 @@ class RunReport:
 
     @property
     def peak_bytes(self) -> int:
-        """The peak of the memory that is scarce: the accelerator's if there is one, else the host's."""
         return self.peak_host_bytes if self.peak_device_bytes is None else self.peak_device_bytes
 
     @property
@@ -68,7 +66,6 @@ class RunReport:
         return statistics.median(self.step_seconds[1:] or self.step_seconds)
 
     def figures(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
         return {
             "peak_bytes": self.peak_bytes,
             "peak_host_bytes": self.peak_host_bytes,
@@ -109,7 +106,6 @@ class DemoResult:
 
     @property
     def difference(self) -> Difference | None:
-        """Where gradients or losses first differ; None: they are bitwise the same at every step."""
         return first_difference(self.plain.digests, self.stored.digests)
 
     def as_dict(self) -> dict[str, Any]:
@@ -156,7 +152,6 @@ def run_demo(
     """Train plainly, then with a store, each in a fresh process; blocks until both are done.
 
     Args:
-        settings: what to train.
         path: the store's directory; None: one on a disk. Nothing is left there.
         host_bytes: the store's budget; None: an eighth of what plain training added to memory.
         chosen: called with the directory of the store, before anything runs.
@@ -180,12 +175,8 @@ def run_demo(
 def run_training(
     variant: str, settings: DemoSettings, store_path: str | None = None, host_bytes: int = 0, *, told: Told
 ) -> RunReport:
-    """Run `worker.py` in a fresh process, and wait for its report. `variant`: the name of the run in an error.
-
-    Raises:
-        TierStoreError: what the run raised, raised again here.
-        DemoFailedError: the run ended without a report, in any other way.
-    """
+    """Run `worker.py` in a fresh process, and wait for its report. What the run raised is raised again here. Raises
+    DemoFailedError: the run ended without a report, in any other way."""
     request = json.dumps([asdict(settings), store_path, host_bytes])
     report = None
     with (

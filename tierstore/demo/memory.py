@@ -28,10 +28,8 @@ def resident_bytes() -> int:
 
 
 class PeakHostMemory:
-    """Context manager: the highest level of `resident_bytes()` inside, above the level at its start.
-
-    Leaving it joins the sampling thread, which takes a few milliseconds at most; nothing else blocks.
-    """
+    """Context manager: the highest level of `resident_bytes()` inside, above the level at its start. Leaving it joins
+    the sampling thread."""
 
     def __init__(self) -> None:
         self._stopped = threading.Event()
@@ -41,7 +39,6 @@ class PeakHostMemory:
 
     @property
     def added_bytes(self) -> int:
-        """The peak so far, above the level at the start."""
         return self._highest_bytes - self._level_bytes
 
     def __enter__(self) -> PeakHostMemory:

@@ -1,8 +1,5 @@
-"""The model that the demo trains: a small pre-norm transformer over bytes, in plain PyTorch.
-
-It does not depend on the store. With the demo's default sizes the saved tensors take more than ten times the memory of
-parameters, gradients and optimizer state.
-"""
+"""The model that the demo trains: a small pre-norm transformer over bytes, in plain PyTorch. Its saved tensors take
+more than ten times the memory of parameters, gradients and optimizer state."""
 
 from __future__ import annotations
 
@@ -83,11 +80,8 @@ class ByteTransformer(nn.Module):
 
 
 def random_batch(corpus: Tensor, batch: int, context: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Draw `batch` windows of a uint8 `corpus` of shape [n] with n > context, on the CPU.
-
-    Returns:
-        int64 tokens and, one byte further on, their targets; each of shape [batch, context].
-    """
+    """Draw `batch` windows of a uint8 `corpus` of shape [n] with n > context, on the CPU. Returns int64 tokens and, one
+    byte further on, their targets; each of shape [batch, context]."""
     starts = torch.randint(len(corpus) - context, (batch, 1), generator=generator)
     windows = corpus[starts + torch.arange(context + 1)].long()
     return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()

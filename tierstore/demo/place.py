@@ -15,11 +15,8 @@ __all__ = ["file_system_of", "is_in_memory", "store_directory"]
 
 
 def store_directory(path: str | None) -> Path:
-    """The directory to use: `path` itself, or the first of the usual places that is on a disk.
-
-    Raises:
-        ConfigError: `path` cannot be used, or none of the usual places is writable and on a disk.
-    """
+    """The directory to use: `path` itself, or the first of the usual places that is on a disk. Raises ConfigError:
+    `path` cannot be used, or none of the usual places is writable and on a disk."""
     if path is not None:
         return check_directory(path)
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")

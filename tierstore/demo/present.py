@@ -22,12 +22,8 @@ __all__ = ["present_demo", "result_table", "verdict"]
 
 
 def present_demo(settings: DemoSettings, *, path: str | None, host_bytes: SizeLike | None, as_json: bool) -> DemoResult:
-    """Run and print; blocks until it is done. SIGTERM and SIGHUP end it as Ctrl-C does. Main thread only.
-
-    Raises:
-        ConfigError: an option cannot be used; an accelerator without a driver is refused before all else.
-        TierStoreError: a run failed.
-    """
+    """Run and print; blocks until it is done. SIGTERM and SIGHUP end it as Ctrl-C does. Main thread only. Raises as
+    `run_demo`; an accelerator without a driver is refused before all else."""
     check_device(settings.device)
     columns = ("{task.description}", BarColumn(bar_width=20), MofNCompleteColumn(), TextColumn("steps"))
     messages = Console(stderr=True, highlight=False, soft_wrap=True)

@@ -19,11 +19,8 @@ DEFAULT_TEXT = "CPython's own documentation (pydoc_data.topics)"
 class DemoSettings:
     """One training run, the same for both variants; as the options of `tierstore demo`.
 
-    With the defaults the saved tensors take about a gigabyte, in pieces of 8 to 32 MiB; parameters, gradients
-    and optimizer state take a tenth of that.
-
-    Raises:
-        ConfigError: a number is out of range.
+    With the defaults the saved tensors take about a gigabyte, in pieces of 8 to 32 MiB; parameters, gradients and
+    optimizer state take a tenth of that. Raises ConfigError: a number is out of range.
     """
 
     steps: int = 6
@@ -53,10 +50,8 @@ def check_device(name: str) -> None:
 
 
 def load_text(file: str | None, at_least_bytes: int) -> bytes:
-    """Read `file`, or, for None, the language reference that CPython installs for `help()`.
-
-    Raises ConfigError if the file cannot be read, or is shorter than one sequence and its next byte.
-    """
+    """Read `file`, or, for None, the language reference that CPython installs for `help()`. Raises ConfigError if the
+    file cannot be read, or is shorter than one sequence and its next byte."""
     if file is None:
         from pydoc_data.topics import topics
 

@@ -1,8 +1,5 @@
-"""One training run in a process of its own: `python -m tierstore.demo.worker`, started by `compare.run_training`.
-
-Its only argument is the request as JSON. It writes one JSON object per line to standard output: what `Told` describes,
-and last `{"report": ...}` or `{"error": ...}`.
-"""
+"""One training run in a process of its own: `python -m tierstore.demo.worker REQUEST`, as JSON. It writes one JSON
+object per line to standard output: what `Told` describes, and last `{"report": ...}` or `{"error": ...}`."""
 
 from __future__ import annotations
 
@@ -49,12 +46,8 @@ def main() -> int:
 
 
 def train(settings: DemoSettings, store_path: str | None, host_bytes: int, emit: Told) -> RunReport:
-    """Train for the steps asked for, and report. `store_path`: None: plainly, without a store.
-
-    Raises:
-        ConfigError: device, text or the store's options cannot be used.
-        TierStoreError: the store failed.
-    """
+    """Train for the steps asked for, and report. `store_path`: None: plainly, without a store. Raises ConfigError:
+    device, text or the store's options cannot be used."""
     device = find_device(settings.device)
     emit({"started": describe(device)})
     model, optimizer, batches = prepare(settings, device)

@@ -42,11 +42,8 @@ __all__ = ["BlockTraits", "PlannedCalls"]
 
 
 class BlockTraits(NamedTuple):
-    """What planning has found out of a block.
-
-    Attributes:
-        buffers: names of its buffers that forward changes.
-        evaluates: its modules that were in evaluation mode, by their names in it.
+    """What planning has found out of a block: names of buffers that forward changes, and of its modules that were in
+    evaluation mode.
     """
 
     buffers: Sequence[str] = ()
@@ -56,15 +53,8 @@ class BlockTraits(NamedTuple):
 class PlannedCalls:
     """The calls of one block go through this. An `Around`.
 
-    Args:
-        action: what is done with the block.
-        traits: what planning has found out of it.
-        scope: takes what is stored; None: the action stores nothing.
-
-    Attributes:
-        action: as given; may be set to another one.
-        recompute_seconds: time that backward has spent computing the block again, so far.
-        is_over: the plan is removed: calls, also those of copies of the block, do nothing more than without a plan.
+    `scope` takes what is stored (None: nothing is). `action` may be set to another one. `recompute_seconds`: time that
+    backward has spent computing the block again, so far. `is_over`: calls do nothing more than without a plan.
     """
 
     def __init__(self, action: Action, traits: BlockTraits, scope: ModuleScope | None) -> None:
@@ -81,10 +71,6 @@ class PlannedCalls:
 
     def __deepcopy__(self, memo: dict[int, object]) -> PlannedCalls:
         return self
-
-    def end(self) -> None:
-        """The plan is removed. Backward of what was computed before is not changed by that."""
-        self.is_over = True
 
     def run(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.is_over or self.action.kind == "keep" or not torch.is_grad_enabled():
@@ -125,7 +111,6 @@ class PlannedCalls:
                 return checkpoint(body, *leaves, use_reentrant=False, context_fn=contexts)
 
     def _as_before(self, module: nn.Module, arguments: Sequence[Any]) -> _Again | None:
-        """What computes the block again as it is now; None: it cannot be."""
         if parametrize._cache_enabled and any(map(parametrize.is_parametrized, module.modules())):
             return None
         try:
@@ -149,12 +134,10 @@ def _has_other_statistics(module: nn.Module, buffers: Collection[str]) -> bool:
 
 
 class _Again:
-    """What a block was before its forward. Entered, as often as wanted, to compute the block again.
+    """What a block was before its forward. Entered, as often as wanted, to compute the block again: see NOTE [The same
+    again].
 
-    See NOTE [The same again].
-
-    Attributes:
-        replaying: gives back the outputs that are held; None: none is.
+    `replaying` gives back the outputs that are held; None: none is.
     """
 
     def __init__(self, calls: PlannedCalls, module: nn.Module, state: ModuleState, generators: Generators) -> None:
@@ -196,7 +179,7 @@ def _lock_of(module: nn.Module) -> threading.RLock:
 
 
 class _HeldOperators:
-    """The policy of one forward of a block: it names operators by their place. A `Policy` of `holding_contexts`."""
+    """The policy of one forward of a block: it names operators by their place."""
 
     def __init__(self, held: Sequence[HeldOutput]) -> None:
         self._names = dict(held)

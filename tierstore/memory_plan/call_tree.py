@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -18,7 +19,7 @@ from ..hooks.in_place import Around
 from ..residency.layout import storage_of
 from ..residency.torch_names import tree_leaves
 
-__all__ = ["CallNode", "CallTree", "Storages", "blocks_of", "storages_among"]
+__all__ = ["CallNode", "CallTree", "Storages", "Through", "blocks_of", "storages_among"]
 
 _MOST_SHARE = 1 / 8
 """A call that saves more of all bytes than this is taken apart, where that is possible."""
@@ -27,11 +28,7 @@ _COVERED = 0.8
 
 
 class Storages:
-    """Names for storages.
-
-    Attributes:
-        nbytes: of each storage, by its name.
-    """
+    """Names for storages, and `nbytes` of each by its name."""
 
     def __init__(self, kept_anyway: nn.Module) -> None:
         self.nbytes: dict[int, int] = {}
@@ -71,14 +68,7 @@ def storages_among(values: Any, storages: Storages) -> dict[int, int]:
 
 @dataclass(eq=False)
 class CallNode:
-    """One call of a module.
-
-    Attributes:
-        name: the module's, as in `named_modules`.
-        is_leaf: the module has no members.
-        saved: storages that autograd saved in it, but not in calls inside it.
-        calls: the calls inside it, in order.
-    """
+    """One call of a module. `saved`: storages that autograd saved in it, but not in the `calls` inside it."""
 
     name: str
     is_leaf: bool
@@ -92,19 +82,17 @@ class CallNode:
         return found
 
 
+class Through(NamedTuple):
+    """An `Around` made of a function."""
+
+    run: Callable[..., Any]
+
+
 class CallTree:
-    """Watches the calls of a model's modules that go through `around`.
+    """Watches the calls of a model's modules that go through `around` (by the modules' names).
 
-    Only modules that have members are watched, and the members of the model itself: calls of leaves are many.
-
-    Args:
-        model: is watched.
-        storages: gives the names.
-
-    Attributes:
-        root: stands for all of forward, the loss included.
-        around: what calls of modules have to go through, by the modules' names.
-        num_calls: how often the model itself was called, with gradients.
+    Only modules that have members are watched, and the members of the model itself: calls of leaves are many. `root`
+    stands for all of forward, the loss included. `num_calls`: how often the model itself was called, with gradients.
     """
 
     def __init__(self, model: nn.Module, storages: Storages) -> None:
@@ -114,7 +102,7 @@ class CallTree:
         self._storages = storages
         members = set(model.children())
         self.around: dict[str, Around] = {
-            name: _Watch(self, name, is_leaf=not any(module.children()))
+            name: Through(partial(self._run, name, not any(module.children())))
             for name, module in model.named_modules()
             if can_be_called(module) and (any(module.children()) or module in members)
         }
@@ -126,27 +114,16 @@ class CallTree:
             self._open[-1].saved[name] = self._storages.nbytes[name]
         return True
 
-    def begin(self, name: str, *, is_leaf: bool) -> None:
-        call = CallNode(name, is_leaf)
+    def _run(self, name: str, is_leaf: bool, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        node = CallNode(name, is_leaf)
         if self._open[-1] is self.root and not name and torch.is_grad_enabled():
             self.num_calls += 1
-        self._open[-1].calls.append(call)
-        self._open.append(call)
-
-    def end(self) -> None:
-        self._open.pop()
-
-
-class _Watch:
-    def __init__(self, tree: CallTree, name: str, *, is_leaf: bool) -> None:
-        self._tree, self._name, self._is_leaf = tree, name, is_leaf
-
-    def run(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self._tree.begin(self._name, is_leaf=self._is_leaf)
+        self._open[-1].calls.append(node)
+        self._open.append(node)
         try:
             return call(*args, **kwargs)
         finally:
-            self._tree.end()
+            self._open.pop()
 
 
 def can_be_called(module: nn.Module) -> bool:

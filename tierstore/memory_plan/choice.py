@@ -26,13 +26,7 @@ _NUM_KEEP, _NUM_FIRST, _NUM_SECOND = 2, 3, 2
 
 
 class TriedDecision(NamedTuple):
-    """A decision that was tried.
-
-    Attributes:
-        decision: what is done.
-        measured: the step and the peak in its trial.
-        share: of the limit, for which it was made.
-    """
+    """A decision, what its trial measured, and the share of the limit for which it was made."""
 
     decision: Decision
     measured: MeasuredStep
@@ -44,18 +38,8 @@ class TriedDecision(NamedTuple):
 
 
 class Corrected:
-    """Prices, and how far predictions by them have missed.
-
-    Args:
-        prices: as they were measured.
-        limit_bytes: for the peak.
-
-    Attributes:
-        prices: as given.
-        offset_bytes: a measured peak beyond the limit was so much above the predicted one.
-        decision_seconds: time that the solver has taken.
-        share: of the limit, to decide for.
-    """
+    """Prices, and how far predictions by them have missed: a measured peak beyond the limit was `offset_bytes` above
+    the predicted one. `share`: of the limit, to decide for. `decision_seconds`: time that the solver has taken."""
 
     def __init__(self, prices: Prices, limit_bytes: int) -> None:
         self.prices = prices
@@ -94,15 +78,11 @@ class Corrected:
         return None
 
     def needed_bytes(self, decision: Decision) -> int:
-        """The least limit for which a decision would be made."""
         return with_margin(decision.peak_bytes + self.offset_bytes)
 
     def learn_peak(self, decision: Decision, measured: MeasuredStep) -> None:
-        """Take in the measured peak.
-
-        Within the limit, a peak above the prediction is no miss: allocators keep freed memory until it is short. Nor is
-        one below it: the next decision may have another reason to be as large as predicted.
-        """
+        """A peak above the prediction, but within the limit, is no miss: allocators keep freed memory until it is
+        short. Nor is one below it: the next decision may have another reason to be as large as predicted."""
         if measured.peak_bytes > self._limit_bytes:
             self.offset_bytes = max(self.offset_bytes, measured.peak_bytes - decision.peak_bytes)
 
@@ -113,10 +93,8 @@ def choose(
     """The fastest decision by the prices, if steps stay within the limit with it; None: no such decision was found.
 
     It is tried. Another one is tried if the first exceeds the limit, or leaves reason to use more or less of it.
-    `corrected` keeps to the share of the limit for which the choice was made.
-
-    Args:
-        known: single strategies that were measured before. They are the choice if nothing else stays within the limit.
+    `corrected` keeps to the share of the limit for which the choice was made. `known`: single strategies that were
+    measured before. They are the choice if nothing else stays within the limit.
     """
     keep = corrected.prices.uniform(Action("keep"))
     if keep.peak_bytes + margin_of(_MARGINS[0], limit_bytes) <= limit_bytes:  # else the kernel may kill the trial

@@ -44,8 +44,7 @@ class Moment:
     """A part of the step in which memory is used.
 
     Attributes:
-        bytes: the most that is used, beside what blocks keep for later.
-        holders: the blocks that hold what they keep then.
+        bytes: the most that is used, beside what `holders` keep for later.
         block: the block that is called, or whose backward runs; None: none.
         stored_bytes: in the place of `bytes` if that block's saved tensors go to the store and come back one by one.
     """
@@ -66,8 +65,8 @@ class StepCosts:
     Attributes:
         step_seconds: of a step in which everything is kept.
         store_seconds: for each byte that goes to the store and comes back.
-        store_bytes: memory that the store itself needs, if anything goes to it.
-        spared_bytes: so much less it needs with a narrow staging window.
+        store_bytes: memory that the store itself needs, if anything goes to it; `spared_bytes` less with a narrow
+            window.
     """
 
     step_seconds: float
@@ -82,13 +81,10 @@ class StepCosts:
 
 @dataclass(frozen=True)
 class Decision:
-    """An option for each block, by the block's name.
+    """An option for each block, by the block's name; peak and step as predicted; the bytes that go to the store in a
+    step.
 
-    Attributes:
-        chosen: the options.
-        peak_bytes, step_seconds: as predicted.
-        stored_bytes: go to the store in a step.
-        is_narrow: the store's staging window is `NARROW_BYTES` meanwhile.
+    `is_narrow`: the store's staging window is `NARROW_BYTES` meanwhile.
     """
 
     chosen: Mapping[str, Option]
@@ -99,7 +95,6 @@ class Decision:
 
     @property
     def staging_bytes(self) -> int | None:
-        """Of the store's staging window; None: as it was opened."""
         return NARROW_BYTES if self.is_narrow else None
 
     def does_the_same(self, other: Decision) -> bool:
@@ -119,13 +114,8 @@ def decide(
     *,
     is_narrow: bool = False,
 ) -> Decision | None:
-    """The fastest decision whose peak is within the limit; None: there is none.
-
-    Args:
-        options: of each block.
-        limit_bytes: None: the decision with the least peak is wanted instead.
-        is_narrow: with a narrow staging window.
-    """
+    """The fastest decision whose peak is within the limit; None: there is none. Without a limit: that with the least
+    peak."""
     program = _Program(options, moments, costs.narrow if is_narrow else costs, limit_bytes)
     chosen = program.solve()
     return None if chosen is None else decision_of(chosen, moments, costs, is_narrow=is_narrow)
@@ -186,53 +176,44 @@ class _Program:
     ) -> None:
         self._options = options
         self._shared = _shared_storages(options)
-        self._costs: list[float] = []
-        self._most: list[float] = []
-        self._rows: list[tuple[dict[int, float], float, float]] = []
+        self._solver = highspy.Highs()  # type: ignore[no-untyped-call]
+        self._solver.setOptionValue("output_flag", False)
+        self._solver.setOptionValue("time_limit", _SOLVER_SECONDS)
+        self._solver.setOptionValue("mip_rel_gap", _GAP)
         self._any_of: dict[tuple[str, int, frozenset[str]], int] = {}
         self._second = 1.0 if limit_bytes is not None else 1e-6  # what a second costs, beside a peak that costs 1 a MiB
         self._chosen = {
             name: [self._column(self._seconds(option, costs, place / len(options))) for option in several]
             for place, (name, several) in enumerate(options.items())
         }
-        self._num_choices = len(self._costs)
         for columns in self._chosen.values():
-            self._rows.append((dict.fromkeys(columns, 1.0), 1.0, 1.0))
+            self._row(dict.fromkeys(columns, 1.0), 1.0, 1.0)
+            for column in columns:
+                self._solver.changeColIntegrality(column, highspy.HighsVarType.kInteger)
         self._uses_store = self._add_store(costs)
         self._peak = self._column(1.0, most=highspy.kHighsInf) if limit_bytes is None else None
         for moment in moments:
             self._add_moment(moment, costs, limit_bytes or 0)
 
     def solve(self) -> dict[str, Option] | None:
-        """The chosen options; None: there is no choice within the limit."""
-        solver = highspy.Highs()  # type: ignore[no-untyped-call]
-        solver.setOptionValue("output_flag", False)
-        solver.setOptionValue("time_limit", _SOLVER_SECONDS)
-        solver.setOptionValue("mip_rel_gap", _GAP)
-        num_columns = len(self._costs)
-        solver.addVars(num_columns, [0.0] * num_columns, self._most)
-        columns = list(range(num_columns))
-        solver.changeColsCost(num_columns, columns, self._costs)
-        for column in range(self._num_choices):
-            solver.changeColIntegrality(column, highspy.HighsVarType.kInteger)
-        for row, least, most in self._rows:
-            solver.addRow(least, most, len(row), list(row), list(row.values()))
-        solver.run()
-        if solver.getInfo().primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
+        self._solver.run()
+        if self._solver.getInfo().primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
             return None
-        values = list(solver.getSolution().col_value)
+        values = list(self._solver.getSolution().col_value)
         return {
             name: self._options[name][max(range(len(own)), key=lambda place: values[own[place]])]
             for name, own in self._chosen.items()
         }
 
     def _column(self, cost: float, most: float = 1.0) -> int:
-        self._costs.append(cost)
-        self._most.append(most)
-        return len(self._costs) - 1
+        self._solver.addCol(cost, 0.0, most, 0, [], [])
+        return int(self._solver.getNumCol()) - 1
+
+    def _row(self, row: Mapping[int, float], least: float, most: float = highspy.kHighsInf) -> None:
+        self._solver.addRow(least, most, len(row), list(row), list(row.values()))
 
     def _seconds(self, option: Option, costs: StepCosts, place: float) -> float:
-        """What an option of a block costs. `place`: of the block in forward, from 0 to 1."""
+        """`place`: of the block in forward, from 0 to 1."""
         stored_seconds = costs.store_seconds * self._own_bytes(option.stored)
         return self._second * (option.seconds + stored_seconds * (1 + _LATER * place))
 
@@ -245,15 +226,14 @@ class _Program:
         for name, several in self._options.items():
             storing = [column for column, option in zip(self._chosen[name], several, strict=True) if option.stored]
             if storing:
-                self._rows.append(({uses_store: 1.0} | dict.fromkeys(storing, -1.0), 0.0, highspy.kHighsInf))
+                self._row({uses_store: 1.0} | dict.fromkeys(storing, -1.0), 0.0)
         for storage, nbytes in self._shared.items():
             column = self._column_of_any("stored", storage, frozenset(self._options))
             if column is not None:
-                self._costs[column] = self._second * costs.store_seconds * nbytes
+                self._solver.changeColCost(column, self._second * costs.store_seconds * nbytes)
         return uses_store
 
     def _add_moment(self, moment: Moment, costs: StepCosts, limit_bytes: int) -> None:
-        """Bound what is in memory at the moment by the limit, or by the peak that is looked for."""
         row = {self._uses_store: costs.store_bytes * _MIB}
         for name in moment.holders:
             for column, option in zip(self._chosen[name], self._options[name], strict=True):
@@ -267,7 +247,7 @@ class _Program:
                 row[column] = row.get(column, 0.0) + (moment.bytes_for(option) - moment.bytes) * _MIB
         if self._peak is not None:
             row[self._peak] = -1.0
-        self._rows.append((row, -highspy.kHighsInf, (limit_bytes - moment.bytes) * _MIB))
+        self._row(row, -highspy.kHighsInf, (limit_bytes - moment.bytes) * _MIB)
 
     def _column_of_any(self, way: str, storage: int, blocks: frozenset[str]) -> int | None:
         """A column that is 1 if any of the blocks keeps (or stores) the storage; None: no option of theirs does."""
@@ -282,7 +262,7 @@ class _Program:
             for name in holders:
                 several = zip(self._chosen[name], self._options[name], strict=True)
                 holding = [own for own, option in several if storage in _held(option, way)]
-                self._rows.append(({column: 1.0} | dict.fromkeys(holding, -1.0), 0.0, highspy.kHighsInf))
+                self._row({column: 1.0} | dict.fromkeys(holding, -1.0), 0.0)
         return self._any_of[key]
 
 
@@ -291,7 +271,6 @@ def _held(option: Option, way: str) -> Mapping[int, int]:
 
 
 def _shared_storages(options: Mapping[str, Sequence[Option]]) -> dict[int, int]:
-    """The storages that more than one block may keep or store, with their sizes."""
     users: dict[int, set[str]] = {}
     sizes: dict[int, int] = {}
     for name, several in options.items():

@@ -15,13 +15,7 @@ __all__ = ["BufferValues", "GeneratorState", "Generators", "restorers_of", "stat
 
 
 class GeneratorState(NamedTuple):
-    """The state of one generator.
-
-    Attributes:
-        get: gives its state.
-        set: sets it.
-        state: as it was.
-    """
+    """The state of one generator, what gives it, and what sets it."""
 
     get: Callable[[], Any]
     set: Callable[[Any], object]
@@ -51,11 +45,7 @@ def state_of(generator: Any) -> GeneratorState:
 
 
 class Generators(NamedTuple):
-    """The global generators: of Python, of NumPy, and of torch on devices.
-
-    Attributes:
-        states: of each.
-    """
+    """The global generators: of Python, of NumPy, and of torch on devices."""
 
     states: list[GeneratorState]
 
@@ -70,8 +60,8 @@ class Generators(NamedTuple):
                 states.append(GeneratorState.now(torch.get_rng_state, torch.set_rng_state))
             elif device.type != "meta":
                 of_device = torch.get_device_module(device)
-                get, set_ = partial(of_device.get_rng_state, device), of_device.set_rng_state
-                states.append(GeneratorState.now(get, partial(_set_on, set_, device)))
+                get, set_ = partial(of_device.get_rng_state, device), partial(of_device.set_rng_state, device=device)
+                states.append(GeneratorState.now(get, set_))
         return cls(states)
 
     def again(self) -> Self:
@@ -82,17 +72,8 @@ class Generators(NamedTuple):
             state.restore()
 
 
-def _set_on(set_: Callable[..., object], device: torch.device, state: torch.Tensor) -> None:
-    set_(state, device)
-
-
 class BufferValues(NamedTuple):
-    """Values of buffers of a module.
-
-    Attributes:
-        names: as in `named_buffers`.
-        values: a copy of each.
-    """
+    """Copies of the values of a module's buffers."""
 
     names: Sequence[str]
     values: list[torch.Tensor]
@@ -104,7 +85,7 @@ class BufferValues(NamedTuple):
         return cls(list(buffers), [buffer.clone() for buffer in buffers.values()])
 
     def changed(self, module: nn.Module) -> list[str]:
-        """The names of those that the module has other values of now. Operators may not tell that they change them."""
+        """The names of those that have other values now. Operators may not tell that they change them."""
         pairs = zip(self.names, self.values, strict=True)
         return [name for name, value in pairs if not torch.equal(module.get_buffer(name), value)]
 

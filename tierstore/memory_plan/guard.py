@@ -21,11 +21,7 @@ _OF_OTHERS_BYTES = 32 * 2**20
 
 
 class LimitReachedError(Exception):
-    """What comes next takes more memory than the limit. Stays inside the package.
-
-    Attributes:
-        nbytes: that are needed.
-    """
+    """What comes next takes more memory than the limit: `nbytes`. Stays inside the package."""
 
     def __init__(self, nbytes: int) -> None:
         super().__init__(f"{nbytes} bytes are needed")
@@ -33,14 +29,10 @@ class LimitReachedError(Exception):
 
 
 class MemoryGuard(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Raises LimitReachedError before an operator that would take more than the limit.
+    """Raises LimitReachedError before an operator that would take more than the limit. Resets the meter's peak.
 
-    It foresees the operator's results, and beside them as much as its kind has taken before, for its bytes.
-
-    Args:
-        meter: of the memory that is limited. Its peak is reset.
-        limit_bytes: for the peak.
-        tidy: makes room. Is called before an operator is refused.
+    It foresees the operator's results, and beside them as much as its kind has taken before, for its bytes. `tidy`
+    makes room. Is called before an operator is refused.
     """
 
     def __init__(self, meter: Meter, limit_bytes: int, tidy: Callable[[], None]) -> None:

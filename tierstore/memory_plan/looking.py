@@ -54,13 +54,7 @@ class _Same:
 
 
 class _Version(NamedTuple):
-    """A tensor as it was.
-
-    Attributes:
-        tensor: the tensor.
-        version: its version counter; None: it has none.
-        storage: refers to the storage without keeping its memory; None: the tensor has none of its own.
-    """
+    """A tensor as it was: its version counter (None: it has none), and its storage, if it has one of its own."""
 
     tensor: torch.Tensor
     version: int | None
@@ -85,12 +79,8 @@ class _Version(NamedTuple):
 class Looks:
     """Looks at values.
 
-    Attributes:
-        told: by the name that was given with each value. It equals that of later `Looks` at the same values if nothing
-            in them has changed, tensors aside.
-        tensors: that were found, in the order in which they were found.
-        modules: that were found, without their members.
-        generators: that were found: of random numbers.
+    `told`, by the name that was given with each value, equals that of later `Looks` at the same values if nothing in
+    them has changed, tensors aside. `tensors`, `modules` (without their members) and `generators`: that were found.
     """
 
     def __init__(self) -> None:
@@ -104,11 +94,8 @@ class Looks:
         self._tell: list[object] = []
 
     def at(self, name: object, value: object) -> None:
-        """Look at a value, and all that it refers to.
-
-        Raises:
-            TooMuchError: with all that was looked at before, it is too much.
-        """
+        """Look at a value, and all that it refers to. Raises TooMuchError: with all that was looked at before, it is
+        too much."""
         self._name, self._tell = name, self.told.setdefault(name, [])
         self._look(value)
 

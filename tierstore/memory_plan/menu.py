@@ -20,12 +20,7 @@ _CALL_SECONDS = 40e-6
 
 
 class HeldOutput(NamedTuple):
-    """An operator whose output backward gets back instead of computing it.
-
-    Attributes:
-        number: among the block's operators, as `Operator`s are counted.
-        name: the operator's.
-    """
+    """An operator whose output backward gets back instead of computing it: its number in the block, and its name."""
 
     number: int
     name: str
@@ -34,11 +29,8 @@ class HeldOutput(NamedTuple):
 class Action(NamedTuple):
     """What is done with a block.
 
-    Attributes:
-        kind: "keep": its saved tensors stay where they are; "store": they go to the store; "recompute": backward
-            computes them again.
-        held: of "recompute": operators whose outputs are held.
-        stores: of "recompute": inputs and held outputs go to the store.
+    "keep": its saved tensors stay where they are; "store": they go to the store; "recompute": backward computes them
+    again, but gets the outputs of `held` back. `stores`: inputs and held outputs go to the store.
     """
 
     kind: Kind
@@ -58,14 +50,8 @@ class Action(NamedTuple):
 
 @dataclass(frozen=True)
 class Option:
-    """An action, and what it costs.
-
-    Attributes:
-        action: what is done.
-        kept: storages that stay in memory, with sizes.
-        stored: storages that go to the store, with sizes.
-        seconds: added to the step beside what the store takes.
-    """
+    """An action; the storages that stay in memory and those that go to the store, with sizes; and the seconds added to
+    the step beside what the store takes."""
 
     action: Action
     kept: Mapping[int, int]
@@ -76,9 +62,7 @@ class Option:
 def options_of(calls: Sequence[RecordedCall], recompute_seconds: float, min_bytes: int) -> list[Option]:
     """What may be done with a block that is called as `calls` tell, once or more in a step.
 
-    Args:
-        recompute_seconds: measured: to compute all its calls again.
-        min_bytes: smaller storages stay where they are.
+    `recompute_seconds`: measured, to compute all its calls again. `min_bytes`: smaller storages stay where they are.
     """
     saved = _union(call.saved for call in calls)
     inputs = _union(call.inputs for call in calls)

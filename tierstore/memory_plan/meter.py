@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
@@ -18,37 +17,11 @@ _CLEAR_REFS = "/proc/self/clear_refs"
 _STATUS = re.compile(rb"^(VmHWM|VmRSS):\s+(\d+) kB", re.MULTILINE)
 
 
-class Meter(Protocol):
-    """The memory of one tier.
-
-    Attributes:
-        unit: what is limited, for people.
-        is_of_host: it is host memory.
-        can_reset: the system offers `reset`.
-    """
-
-    unit: str
-    is_of_host: bool
-    can_reset: bool
-
-    def level(self) -> int:
-        """Bytes in use now."""
-
-    def peak(self) -> int:
-        """The most bytes in use since `reset`."""
-
-    def reset(self) -> None:
-        """Forget the peak."""
-
-    def tidy(self) -> None:
-        """Let go of what nobody needs, so that `level` counts what is alive: memory that is free, code that rests."""
-
-
 class ResidentMeter:
     """The resident memory of this process: VmRSS and VmHWM of /proc/self/status (proc(5)), of all kinds of pages.
 
-    The peak is reset by writing 5 to /proc/self/clear_refs, which also resets what other readers of VmHWM see. Some
-    kernels and containers do not offer that file.
+    `unit`: what is limited, for people. The peak is reset by writing 5 to /proc/self/clear_refs, which also resets what
+    other readers of VmHWM see. Some kernels and containers do not offer that file.
     """
 
     unit = "resident memory of the process"
@@ -71,11 +44,11 @@ class ResidentMeter:
         return max(found[b"VmHWM"], found[b"VmRSS"])
 
     def reset(self) -> None:
-        """See `Meter`. Raises OSError: the kernel does not offer it."""
         with open(_CLEAR_REFS, "wb", buffering=0) as file:
             file.write(b"5")
 
     def tidy(self) -> None:
+        """Let go of what nobody needs, so that `level` counts what is alive: memory that is free, code that rests."""
         if self._release is not None:
             self._release()
         let_go_of_code(_TORCH)
@@ -87,7 +60,7 @@ class ResidentMeter:
 
 
 class AcceleratorMeter:
-    """The memory that tensors take on an accelerator, as torch's caching allocator counts it."""
+    """The memory that tensors take on an accelerator, as torch's caching allocator counts it. Waits for the device."""
 
     is_of_host = False
     can_reset = True
@@ -100,19 +73,21 @@ class AcceleratorMeter:
         return torch.accelerator.memory_allocated(self._device)
 
     def peak(self) -> int:
-        """See `Meter`. Waits for the device."""
         torch.accelerator.synchronize(self._device)
         return torch.accelerator.max_memory_allocated(self._device)
 
     def reset(self) -> None:
-        """See `Meter`. Waits for the device."""
         torch.accelerator.synchronize(self._device)
         torch.accelerator.reset_peak_memory_stats(self._device)
 
     def tidy(self) -> None:
-        """See `Meter`: freed memory is not counted here."""
+        pass  # freed memory is not counted here
 
 
-def meter_of(device: torch.device) -> Meter:
-    """The meter of the tier that a model on `device` fills first."""
+Meter = ResidentMeter | AcceleratorMeter
+
+
+def meter_of(model: torch.nn.Module) -> Meter:
+    """The meter of the tier that a model fills first."""
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     return ResidentMeter() if device.type == "cpu" else AcceleratorMeter(device)

@@ -33,13 +33,9 @@ _WATCHED = ("_parameters", "_buffers")
 
 
 class _Member(NamedTuple):
-    """A module of the block.
+    """A module of the block, its name there, and its `__dict__` as it was (torch's own containers in it are copies).
 
-    Attributes:
-        module: the module.
-        path: its name in the block; for messages.
-        attributes: its `__dict__` as it was; torch's own containers in it are copies.
-        is_managed: somebody else exchanges its parameters.
+    `is_managed`: somebody else exchanges its parameters.
     """
 
     module: nn.Module
@@ -49,15 +45,10 @@ class _Member(NamedTuple):
 
 
 class ModuleState:
-    """A block and the arguments of one call, before its forward.
+    """A block and the arguments of one call, before its forward. Raises TooMuchError: it cannot be watched.
 
-    Args:
-        module: the block.
-        arguments: of the call: what is not a tensor in them must not be changed later.
-        own_buffers: names of buffers that its forward changes.
-
-    Raises:
-        TooMuchError: it cannot be watched.
+    What is not a tensor in the arguments must not be changed later. `own_buffers`: names of buffers that forward
+    changes.
     """
 
     def __init__(self, module: nn.Module, arguments: Any, own_buffers: Collection[str] = ()) -> None:
@@ -79,12 +70,7 @@ class ModuleState:
         return tuple(member.path for member in self._members if not member.module.training)
 
     def check(self) -> None:
-        """Refuse to compute again if something was changed in place.
-
-        Raises:
-            ModifiedInPlaceError: a tensor was.
-            RuntimeError: something else was.
-        """
+        """Refuse by ModifiedInPlaceError (a tensor) or RuntimeError if something was changed in place."""
         changed = self.changed()
         if isinstance(changed, ModifiedInPlaceError):
             raise changed

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
-import torch
 from torch import nn
 
 from ..base.toml_file import read_toml, toml_text, typed
@@ -51,6 +50,7 @@ class MemoryPlan:
         predicted: peak and step under the plan.
         strategies: peak and step of each single strategy, by its name.
         blocks: what is done with each block.
+        tier: what is limited, in words.
         staging_bytes: the store's staging window while the plan is applied: 32 MiB if nothing fits within the limit
             otherwise; None: as the store was opened.
         is_needed: False: everything fits, and nothing is done.
@@ -58,6 +58,12 @@ class MemoryPlan:
     """
 
     def __init__(self, contents: Contents, live: _Live | None) -> None:
+        self.limit_bytes, self.tier = contents.limit_bytes, contents.tier
+        self.predicted, self.strategies = contents.predicted, contents.strategies
+        self.blocks: Sequence[BlockPlan] = contents.blocks
+        self.staging_bytes = contents.staging_bytes or None
+        self.is_needed = contents.is_needed
+        self.num_steps = 0 if live is None else live.num_steps
         self._contents = contents
         self._live = live
         self._watch: StepWatch | None = None
@@ -76,53 +82,13 @@ class MemoryPlan:
         store: TierStore,
         num_steps: int = 0,
     ) -> MemoryPlan:
-        contents = contents_of(choice, corrected, limit_bytes, reserve_bytes, meter.unit)
+        contents = contents_of(choice, corrected.prices, limit_bytes, reserve_bytes, meter.unit)
         return cls(contents, _Live(corrected, choice.decision, store, num_steps))
-
-    @property
-    def limit_bytes(self) -> int:
-        """The limit for the peak."""
-        return self._contents.limit_bytes
-
-    @property
-    def predicted(self) -> Predicted:
-        """Peak and step under the plan."""
-        return self._contents.predicted
-
-    @property
-    def strategies(self) -> Mapping[str, Predicted]:
-        """Peak and step of each single strategy."""
-        return self._contents.strategies
-
-    @property
-    def blocks(self) -> Sequence[BlockPlan]:
-        """What is done with each block."""
-        return self._contents.blocks
 
     @property
     def decision_seconds(self) -> float:
         """Time that the solver has taken; 0 for a plan from a file."""
         return 0.0 if self._live is None else self._live.corrected.decision_seconds
-
-    @property
-    def num_steps(self) -> int:
-        """How many steps planning has taken; 0 for a plan from a file."""
-        return 0 if self._live is None else self._live.num_steps
-
-    @property
-    def tier(self) -> str:
-        """What is limited, in words."""
-        return self._contents.tier
-
-    @property
-    def staging_bytes(self) -> int | None:
-        """The store's staging window while the plan is applied; None: as the store was opened."""
-        return self._contents.staging_bytes or None
-
-    @property
-    def is_needed(self) -> bool:
-        """Whether anything is done. If not, everything fits."""
-        return self._contents.is_needed
 
     # --- in place --------------------------------------------------------------------------------------------------
 
@@ -156,7 +122,7 @@ class MemoryPlan:
             raise ConfigError("store", None, "the plan stores something: give an open TierStore")
         if store is not None:
             store.residency.check_open()
-        meter = meter_of(next((parameter.device for parameter in model.parameters()), torch.device("cpu")))
+        meter = meter_of(model)
         scope = None if store is None else ModuleScope(store, min_bytes=self._contents.min_bytes)
         calls = {block.name: PlannedCalls(block.as_action(), block.traits, scope) for block in self.blocks}
         corrected = None if self._live is None or self._live.corrected.prices.communicates else self._live.corrected
@@ -211,10 +177,9 @@ class MemoryPlan:
         return model
 
     def _end(self) -> None:
-        """The plan does nothing any more: not in the modules that it was applied to, nor in copies of them."""
         for around in list(self._made):
             if isinstance(around, PlannedCalls):
-                around.end()
+                around.is_over = True  # backward of what was computed before is not changed by that
         for module in filter(None, (reference() for reference in self._touched)):
             if around_calls_of(module) in self._made:
                 call_plainly(module)
@@ -224,36 +189,24 @@ class MemoryPlan:
             watch.end()
 
     def _expected(self) -> Expected:
-        decision = None if self._live is None else self._live.decision
-        reserve_bytes = self._contents.reserve_bytes
-        predicted = self.predicted
-        return Expected(
-            self.limit_bytes,
-            predicted.peak_bytes,
-            predicted.step_seconds,
-            decision,
-            reserve_bytes,
-            self._contents.num_calls,
-        )
+        contents, decision = self._contents, None if self._live is None else self._live.decision
+        predicted = contents.predicted.peak_bytes, contents.predicted.step_seconds
+        return Expected(contents.limit_bytes, *predicted, decision, contents.reserve_bytes, contents.num_calls)
 
     def _modules_of(self, model: nn.Module) -> dict[str, nn.Module]:
         check_callable(model)
         if around_calls_of(model) is not None:
             raise ConfigError("model", type(model).__name__, "it is offloaded or planned already: undo that")
         modules = dict(model.named_modules())
-        found = {}
         for block in self.blocks:
             module = modules.get(block.name)
-            kind = None if module is None else type(module).__name__
-            if module is None or kind != block.module:
-                what = f"the plan is for a model with a {block.module} of that name" + (
-                    f", not a {kind}" if kind else ""
-                )
+            if module is None or type(module).__name__ != block.module:
+                other = "" if module is None else f", not a {type(module).__name__}"
+                what = f"the plan is for a model with a {block.module} of that name{other}"
                 raise ConfigError("model", block.name, what)
             if around_calls_of(module) is not None:
                 raise ConfigError("model", block.name, "it is offloaded or planned already: undo that")
-            found[block.name] = module
-        return found
+        return modules
 
     # --- in a file -------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from ..store.tier_store import TierStore
 from .choice import Corrected, TriedDecision, choose
 from .decision import Decision, with_margin
 from .guard import LimitReachedError
-from .meter import Meter, meter_of
+from .meter import meter_of
 from .plan import MemoryPlan
 from .prices import Trials, measure_prices
 from .ranks import agreed, are_several
@@ -69,7 +69,10 @@ def plan_memory(
         raise ConfigTypeError("store", store, "give an open TierStore")
     limit_bytes, reserve_bytes = parse_size(limit, "limit"), parse_size(reserve, "reserve")
     usable_bytes = limit_bytes - reserve_bytes
-    meter = _checked_meter_of(model, limit)
+    meter = meter_of(model)
+    if not meter.can_reset:
+        what = f"the peak of the {meter.unit} cannot be measured: /proc/self/clear_refs cannot be written"
+        raise ConfigError("limit", limit, what)
     try:
         with Trials(model, run, store, meter, usable_bytes) as trials:
             prices, measured = measure_prices(trials)
@@ -82,14 +85,6 @@ def plan_memory(
         least = format_bytes(least_bytes + reserve_bytes)
         raise ConfigError("limit", limit, f"it cannot fit: the least is {least} of {meter.unit}")
     return MemoryPlan.of(choice, corrected, limit_bytes, reserve_bytes, meter, store, trials.steps.num_taken)
-
-
-def _checked_meter_of(model: nn.Module, limit: SizeLike) -> Meter:
-    meter = meter_of(next((parameter.device for parameter in model.parameters()), torch.device("cpu")))
-    if not meter.can_reset:
-        what = f"the peak of the {meter.unit} cannot be measured: /proc/self/clear_refs cannot be written"
-        raise ConfigError("limit", limit, what)
-    return meter
 
 
 def _choose(

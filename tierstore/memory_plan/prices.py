@@ -33,7 +33,7 @@ from .guard import LimitReachedError, MemoryGuard
 from .menu import Action, Option, options_of
 from .meter import Meter
 from .ranks import are_several, share_differences
-from .recording import TOO_LARGE, BlockRecorder, BlockRecording, RecordedCall
+from .recording import TOO_LARGE, BlockRecording, RecordedCall
 from .steps import MeasuredStep, Steps, StepTimeline
 
 __all__ = ["Prices", "Trials", "measure_prices"]
@@ -52,16 +52,9 @@ _LEAST_DIFFERENCE = 0.2
 class Prices(NamedTuple):
     """All that a decision needs to know, but the limit.
 
-    Attributes:
-        options: of each block.
-        moments: of a step.
-        costs: of a step.
-        kinds: the class of each block's module.
-        traits: of each block.
-        differs: of blocks that are not computed again: why.
-        min_bytes: smaller tensors are not stored.
-        num_calls: how often a step calls the model.
-        communicates: a block exchanges data with other processes.
+    `kinds`: the class of each block's module. `differs`: why a block is not computed again. `min_bytes`: smaller
+    tensors are not stored. `num_calls`: how often a step calls the model. `communicates`: a block exchanges data with
+    other processes.
     """
 
     options: dict[str, list[Option]]
@@ -96,14 +89,7 @@ class Prices(NamedTuple):
 
 
 class Trials:
-    """Takes steps with actions applied.
-
-    Args:
-        model, run: as `plan_memory`'s.
-        store: takes what is stored.
-        meter: of the tier that is limited.
-        limit_bytes: for the peak.
-    """
+    """Takes steps with actions applied, within `limit_bytes` of the tier that `meter` measures."""
 
     def __init__(
         self, model: nn.Module, run: Callable[[], torch.Tensor], store: TierStore, meter: Meter, limit_bytes: int
@@ -124,10 +110,7 @@ class Trials:
         self.store.plans.keep_within(self, None, None)
 
     def limit_store(self, staging_bytes: int | None) -> None:
-        """Have the store return memory before the limit, and keep nothing there but what moves.
-
-        `staging_bytes`: of its window; None: as it was opened.
-        """
+        """Have the store return memory before the limit, and keep nothing there but what moves."""
         if self.meter.is_of_host:
             self.store.plans.keep_within(self, self.limit_bytes, 0, staging_bytes)
 
@@ -152,10 +135,9 @@ class Trials:
         return self.take_timed(decision, prices, num_steps)[0]
 
     def take_timed(self, decision: Decision, prices: Prices, num_steps: int) -> tuple[MeasuredStep, dict[str, float]]:
-        """Some steps: the median of all but the first, and their peak.
+        """Some steps: the median of all but the first, in which the store learns its order, and their peak.
 
-        In the first step the store learns its order, and memory that was returned before is taken back. Also returns
-        how long the last step has computed each block again.
+        Also returns how long the last step has computed each block again.
         """
         self.limit_store(decision.staging_bytes)
         self.tidy()
@@ -173,7 +155,6 @@ class Trials:
         return measured, {name: each.recompute_seconds - seconds_before[name] for name, each in calls.items()}
 
     def _returned_bytes(self) -> int:
-        """Memory of the limited kind that was returned to the system so far, since it was short."""
         return self.store.stats().returned_bytes if self.meter.is_of_host else 0
 
 
@@ -197,14 +178,17 @@ def measure_prices(trials: Trials) -> tuple[Prices, list[tuple[Decision, Measure
     if not names:
         raise ConfigError("model", type(model).__name__, "its modules save no tensors that could be moved")
     recording = BlockRecording(Storages(model), trials.tidy)
-    _take_guarded(trials, {name: BlockRecorder(name, recording) for name in names}, recording.saw, has_backward=False)
+    _take_guarded(trials, {name: recording.around(name) for name in names}, recording.saw, has_backward=False)
     recording.end()
     communicates = any(call.communicates for call in recording.calls)
     if communicates and are_several():
         share_differences(recording.calls)
     calls = {name: several for name in names if (several := [call for call in recording.calls if call.name == name])}
     min_bytes = _min_bytes(recording)
-    traits = {name: _traits_of(several) for name, several in calls.items()}
+    traits = {
+        name: BlockTraits(sorted({buffer for call in several for buffer in call.buffers}), several[0].evaluates)
+        for name, several in calls.items()
+    }
     prices = Prices(
         {},
         _moments(trials, calls, traits, min_bytes),
@@ -258,7 +242,6 @@ def _within(trials: Trials, prices: Prices, action: Action) -> Decision | None:
 
 
 def _costs(prices: Prices, steps: Mapping[str, MeasuredStep], again_seconds: Mapping[str, float]) -> StepCosts:
-    """The time of a plain step and of a stored byte, from two steps that store unequal numbers of bytes."""
     all_bytes = prices.uniform(Action("store")).stored_bytes
     inputs_bytes = prices.uniform(Action("recompute", stores=True)).stored_bytes
     per_byte, base_seconds = _USUAL_SECONDS, None
@@ -275,10 +258,6 @@ def _costs(prices: Prices, steps: Mapping[str, MeasuredStep], again_seconds: Map
     return replace(prices.costs, step_seconds=step_seconds, store_seconds=per_byte)
 
 
-def _traits_of(calls: Sequence[RecordedCall]) -> BlockTraits:
-    return BlockTraits(sorted({buffer for call in calls for buffer in call.buffers}), calls[0].evaluates)
-
-
 def _min_bytes(recording: BlockRecording) -> int:
     """The largest limit under which little stays for being small."""
     sizes: dict[int, int] = {}
@@ -292,7 +271,6 @@ def _min_bytes(recording: BlockRecording) -> int:
 
 
 def _again(calls: Calls) -> dict[str, Action]:
-    """Compute again each block of which that is known to give the same bits, and store the others."""
     differing = {name for name, several in calls.items() if any(call.differs for call in several)}
     return {name: Action("store") if name in differing else Action("recompute", stores=True) for name in calls}
 

@@ -32,21 +32,15 @@ def are_several() -> bool:
 
 
 def _gathered(told: Any) -> list[Any]:
-    """What each rank tells. Each of them has to call; waits for all."""
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, told)
     return found
 
 
 def share_differences(calls: Sequence[RecordedCall]) -> None:
-    """Have `differs` of each call say what it says in another rank, if it says nothing here.
-
-    The next steps compute blocks again, and all ranks have to do so with the same ones. Each of them has to call; waits
-    for all.
-
-    Raises:
-        ConfigError: in all ranks: they have other blocks.
-    """
+    """Have `differs` of each call say what it says in another rank, if it says nothing here: the next steps compute
+    blocks again, and all ranks have to do so with the same ones. Each of them has to call; waits for all. Raises
+    ConfigError: in all ranks: they have other blocks."""
     of_ranks = _gathered([(call.name, call.differs) for call in calls])
     names = [[name for name, _ in told] for told in of_ranks]
     if any(others != names[0] for others in names):
@@ -60,14 +54,9 @@ def share_differences(calls: Sequence[RecordedCall]) -> None:
 
 
 def agreed(corrected: Corrected, own: Decision | None) -> Decision | None:
-    """The decision that all ranks take. Each of them has to call; waits for all.
+    """The decision that all ranks take, by this rank's prices. Each of them has to call; waits for all.
 
-    Args:
-        corrected: this rank's prices.
-        own: this rank's decision; None: nothing fits here.
-
-    Returns:
-        The decision, by this rank's prices. None, in all ranks: nothing fits everywhere.
+    `own`: this rank's decision; None: nothing fits here. Returns None, in all ranks, if nothing fits everywhere.
     """
     decisions = [own, *map(corrected.prices.uniform, _EVERYWHERE)]
     proposals = _gathered([decision.actions for decision in decisions if decision is not None])

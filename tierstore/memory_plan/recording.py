@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -18,17 +19,18 @@ from torch import nn
 from torch.utils.checkpoint import SAC_IGNORED_OPS
 
 from ..hooks.below import version_counter_of
+from ..hooks.in_place import Around
 from ..hooks.select import Kept, stays_alive
 from ..hooks.thread_hooks import unpack as unpack_kept
 from ..residency.layout import memory_at
 from ..residency.torch_names import TorchDispatchMode, storage_address, top_hooks, tree_leaves
-from .call_tree import Storages, storages_among
+from .call_tree import Storages, Through, storages_among
 from .generators import BufferValues, Generators
 from .guard import LimitReachedError
 from .looking import TooMuchError
 from .module_state import ModuleState, is_managed
 
-__all__ = ["TOO_LARGE", "BlockRecorder", "BlockRecording", "Operator", "RecordedCall"]
+__all__ = ["TOO_LARGE", "BlockRecording", "Operator", "RecordedCall"]
 
 TOO_LARGE = "that takes more memory than the limit"
 _COMMUNICATING = {"c10d", "_c10d_functional", "_c10d_functional_autograd", "c10d_functional"}
@@ -36,15 +38,12 @@ _COMMUNICATING = {"c10d", "_c10d_functional", "_c10d_functional_autograd", "c10d
 
 
 class Operator(NamedTuple):
-    """One call of an operator.
+    """One call of an operator: its name, its time (with the device waited for), and the storages that it made, with
+    sizes.
 
-    Attributes:
-        name: such as "aten.mm.default".
-        seconds: of the host, or with the device waited for.
-        outputs: storages that it made: names and sizes.
-        can_be_held: its outputs may be given back instead of computed again: it draws no random numbers, changes
-            nothing in place, makes new storages, and nothing changes those later. Nor is it a cast: autocast keeps
-            casts of parameters for a while, so later calls may have fewer.
+    `can_be_held`: its outputs may be given back instead of computed again: it draws no random numbers, changes nothing
+    in place, makes new storages, and nothing changes those later. Nor is it a cast: autocast keeps casts of parameters
+    for a while, so later calls may have fewer.
     """
 
     name: str
@@ -58,10 +57,7 @@ class RecordedCall:
     """One call of a block.
 
     Attributes:
-        name: the module's.
-        kind: calls of one kind compute the same operators on the same shapes.
-        inputs: storages of its arguments, with sizes.
-        saved: storages that autograd saved, with sizes; none of parameters.
+        inputs, saved: storages of its arguments, and those that autograd saved, with sizes; none of parameters.
         operators: in the order of their calls, as far as they have to be computed again.
         differs: why it must not be computed again; "": it may be.
         buffers: names of its buffers that forward changes.
@@ -89,79 +85,59 @@ class RecordedCall:
 
 
 class BlockRecording:
-    """The calls of all blocks in one forward.
-
-    Args:
-        storages: gives names.
-        tidy: is called between the two calls of each block, to make room.
-
-    Attributes:
-        calls: of blocks, in order.
-        rest: storages that autograd saved outside of blocks, with sizes.
-    """
+    """The calls of all blocks in one forward, in order. `rest`: storages that autograd saved outside of blocks, with
+    sizes. `tidy` is called between the two calls of each block, to make room."""
 
     def __init__(self, storages: Storages, tidy: Callable[[], None]) -> None:
-        self.tidy = tidy
         self.calls: list[RecordedCall] = []
         self.rest: dict[int, int] = {}
-        self.storages = storages
-        self.is_inside = False
+        self._storages, self._tidy = storages, tidy
+        self._is_inside = False
         self._arguments: list[tuple[RecordedCall, list[torch.Tensor], list[int]]] = []
 
-    def watch_arguments(self, call: RecordedCall, arguments: Any) -> None:
-        """Have `end` find out whether the arguments of a call are changed in place after it."""
-        counters = [version_counter_of(leaf) for leaf in tree_leaves(arguments) if type(leaf) is torch.Tensor]
-        self._arguments.append((call, counters, _versions_of(counters)))
+    def around(self, name: str) -> Around:
+        """What the calls of a block have to go through to be recorded."""
+        return Through(partial(self._run, name))
+
+    def saw(self, tensor: torch.Tensor) -> bool:
+        """Note a saved tensor. For the `select` of a scope: True, so that it is stored."""
+        name = None if self._is_inside else self._storages.name_of(tensor)
+        if name is not None:
+            self.rest[name] = self._storages.nbytes[name]
+        return True
 
     def end(self) -> None:
+        """Say of calls whose arguments are changed in place after them that they are."""
         for call, counters, versions in self._arguments:
             if not call.differs and _versions_of(counters) != versions:
                 call.differs = "its arguments are changed after the call"
         self._arguments.clear()
 
-    def saw(self, tensor: torch.Tensor) -> bool:
-        """Note a saved tensor. For the `select` of a scope: True, so that it is stored."""
-        name = None if self.is_inside else self.storages.name_of(tensor)
-        if name is not None:
-            self.rest[name] = self.storages.nbytes[name]
-        return True
-
-
-class BlockRecorder:
-    """Records the calls of one block. An `Around`.
-
-    Args:
-        name: the block's.
-        recording: the recorded calls are appended there.
-    """
-
-    def __init__(self, name: str, recording: BlockRecording) -> None:
-        self._name, self._recording, self._storages = name, recording, recording.storages
-
-    def run(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not torch.is_grad_enabled() or self._recording.is_inside:
+    def _run(self, name: str, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not torch.is_grad_enabled() or self._is_inside:
             return call(*args, **kwargs)
-        self._recording.is_inside = True
+        recorded = RecordedCall(name, storages_among((args, kwargs), self._storages))
+        self._is_inside = True
         try:
-            result, recorded = self._record(call, args, kwargs)
+            result = self._record(recorded, call, args, kwargs)
         finally:
-            self._recording.is_inside = False
-        self._recording.calls.append(recorded)
-        self._recording.watch_arguments(recorded, (args, kwargs))
+            self._is_inside = False
+        self.calls.append(recorded)
+        counters = [version_counter_of(leaf) for leaf in tree_leaves((args, kwargs)) if type(leaf) is torch.Tensor]
+        self._arguments.append((recorded, counters, _versions_of(counters)))
         return result
 
     def _record(
-        self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Any, RecordedCall]:
+        self, recorded: RecordedCall, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         module: nn.Module = call.__self__  # type: ignore[attr-defined]
-        recorded = RecordedCall(self._name, storages_among((args, kwargs), self._storages))
-        buffers = BufferValues.of(module)
+        buffers, versions = BufferValues.of(module), _versions_of((args, kwargs))
+        others = [leaf for leaf in tree_leaves((args, kwargs)) if not isinstance(leaf, torch.Tensor)]
         try:
-            state = ModuleState(module, _without_tensors((args, kwargs)), buffers.names)
+            state = ModuleState(module, others, buffers.names)
         except TooMuchError as error:
             state = None
             recorded.differs = str(error)
-        input_versions = _versions_of((args, kwargs))
         before = Generators.now(_devices_of(module, (args, kwargs)))
         with _collecting(self._storages, module) as first:
             operators = _Operators(self._storages, first)
@@ -171,50 +147,44 @@ class BlockRecorder:
         recorded.communicates = operators.communicate or any(map(is_managed, module.modules()))
         recorded.buffers = buffers.changed(module)
         checksums = first.checksums_with(result)
-        if state is not None:
-            recorded.evaluates = state.evaluates
-            recorded.differs = self._differs(call, args, kwargs, state, input_versions, before, checksums)
-        return result, recorded
+        if state is None:
+            return result
+        recorded.evaluates = state.evaluates
+        if _versions_of((args, kwargs)) != versions:
+            recorded.differs = "its forward changes its arguments"
+        elif state.changed() is not None:
+            recorded.differs = "its forward changes its module, or an argument, in place"
+        else:
+            recorded.differs = self._call_again(lambda: call(*args, **kwargs), module, state, before, checksums)
+        return result
 
-    def _differs(
+    def _call_again(
         self,
-        call: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        call: Callable[[], Any],
+        module: nn.Module,
         state: ModuleState,
-        input_versions: list[int],
         before: Generators,
         checksums: list[object],
     ) -> str:
-        if _versions_of((args, kwargs)) != input_versions:
-            return "its forward changes its arguments"
-        if state.changed() is not None:
-            return "its forward changes its module, or an argument, in place"
         after = before.again()
-        self._recording.tidy()
+        self._tidy()
         before.restore()
         try:
-            with (
-                state.restored(),
-                _collecting(self._storages, call.__self__) as second,  # type: ignore[attr-defined]
-            ):
-                result = call(*args, **kwargs)
+            with state.restored(), _collecting(self._storages, module) as second:
+                return "" if second.checksums_with(call()) == checksums else "a second call gave other bits"
         except LimitReachedError:
             return TOO_LARGE
         except Exception as error:  # noqa: BLE001 - told as the reason why the block stays as it is
             return f"a second call failed: {type(error).__name__}"
         finally:
             after.restore()
-        return "" if second.checksums_with(result) == checksums else "a second call gave other bits"
 
 
 class _Collected:
-    """What autograd saved. The tensors themselves are not held: memory may be short.
+    """The storages that autograd saved, with sizes. The tensors themselves are not held: memory may be short.
 
-    Attributes:
-        storages: with sizes.
-        num_operators: how many operators had been called when the last one was saved; set by `_Operators`.
-        is_noting: operators that are called now are none of the block's.
+    `num_operators`: how many operators had been called when the last one was saved; set by `_Operators`. `is_noting`:
+    operators that are called now are none of the block's.
     """
 
     def __init__(self, storages: Storages, module: nn.Module) -> None:
@@ -260,8 +230,7 @@ def _collecting(storages: Storages, module: nn.Module) -> Iterator[_Collected]:
 class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records the operators of one call, counted as `selective_checkpoint_contexts` counts them.
 
-    Attributes:
-        communicate: one of them has exchanged data with other processes.
+    `communicate`: one of them has exchanged data with other processes.
     """
 
     def __init__(self, storages: Storages, saved: _Collected) -> None:
@@ -273,7 +242,6 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Compiled code inside the block is run as it is."""
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -331,12 +299,7 @@ def _versions_of(values: Any) -> list[int]:
     return [leaf._version for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor) and not leaf.is_inference()]
 
 
-def _without_tensors(values: Any) -> list[Any]:
-    return [leaf for leaf in tree_leaves(values) if not isinstance(leaf, torch.Tensor)]
-
-
 def _devices_of(*values: Any) -> set[torch.device]:
-    """The devices of the tensors in `values`, and of modules' parameters and buffers."""
     found = set()
     for value in values:
         leaves = [*value.parameters(), *value.buffers()] if isinstance(value, nn.Module) else tree_leaves(value)

@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from ..errors import ConfigError, ConfigTypeError
 from ..hooks.in_place import Around, call_plainly, put_around_calls
 from ..residency.torch_names import tree_leaves
+from .call_tree import Through
 from .generators import Generators, restorers_of
 from .meter import Meter
 
@@ -21,12 +22,9 @@ __all__ = ["MeasuredStep", "StepTimeline", "Steps", "with_calls"]
 
 
 class MeasuredStep(NamedTuple):
-    """One step.
+    """Seconds of a forward and backward, and the most memory in use.
 
-    Attributes:
-        seconds: of forward and backward.
-        peak_bytes: the most memory in use, as the meter tells.
-        returned_bytes: freed memory that was returned to the system meanwhile, since memory was short.
+    `returned_bytes`: freed memory that was returned to the system meanwhile, since memory was short.
     """
 
     seconds: float
@@ -35,19 +33,8 @@ class MeasuredStep(NamedTuple):
 
 
 class Steps:
-    """Takes steps of `run` and backward.
-
-    Args:
-        model: what is planned.
-        run: computes the loss.
-        meter: of the tier that is limited.
-
-    Attributes:
-        num_taken: how many steps were taken.
-
-    Raises:
-        ConfigError: something is called after each gradient of a parameter, such as an optimizer.
-    """
+    """Takes steps of `run` and backward; `num_taken`: how many. Raises ConfigError: something is called after each
+    gradient of a parameter, such as an optimizer."""
 
     def __init__(self, model: nn.Module, run: Callable[[], torch.Tensor], meter: Meter) -> None:
         for name, parameter in model.named_parameters():
@@ -64,17 +51,8 @@ class Steps:
         timeline: StepTimeline | None = None,
         has_backward: bool = True,
     ) -> MeasuredStep:
-        """Take a step, and measure it.
-
-        Args:
-            around: what the calls of modules go through, by the modules' names.
-            scope: is entered around forward.
-            timeline: is told of its end.
-            has_backward: False: forward alone.
-
-        Raises:
-            ConfigError: `run` computes no loss; or something is called after each gradient of a leaf that it reaches.
-        """
+        """Take a step, with the calls of modules through `around` and forward inside `scope`, and measure it. Raises
+        ConfigError: `run` computes no loss; or something is called after each gradient of a leaf that it reaches."""
         with self._left_as_found() as gradients, with_calls(self._model, around), timeline or nullcontext():
             self.num_taken += 1
             self._meter.reset()
@@ -96,13 +74,10 @@ class Steps:
     @contextmanager
     def _left_as_found(self) -> Iterator[_Gradients]:
         parameters, gradients = list(self._model.parameters()), _Gradients()
-        generators = Generators.now()
-        devices = {parameter.device for parameter in parameters if parameter.device.type not in ("cpu", "meta")}
-        kind = next(iter(devices)).type if devices else "cuda"
+        generators = Generators.now({torch.device("cpu"), *(parameter.device for parameter in parameters)})
         try:
             gradients.take(parameters)
-            with torch.random.fork_rng([device.index for device in devices], device_type=kind):
-                yield gradients
+            yield gradients
         finally:
             generators.restore()
             gradients.put_back()
@@ -111,8 +86,6 @@ class Steps:
 
 
 class _Gradients:
-    """The gradients that leaves had before a step."""
-
     def __init__(self) -> None:
         self._taken: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
 
@@ -185,18 +158,13 @@ class StepTimeline:
 
     A moment lasts from the beginning of a call to the beginning of the next one. Backward of a call begins when the
     gradient of one of its results is known. A result that is a leaf does not tell of that. As a context manager it
-    takes its hooks off the results.
-
-    Args:
-        meter: is read and reset where a moment ends.
-        tidy: called then, so that only what is alive is counted.
-        not_counted: gives bytes that are no part of a moment.
+    takes its hooks off the results. Where a moment ends, it calls `tidy`, so that only what is alive is counted.
+    `not_counted` gives bytes that are no part of a moment.
 
     Attributes:
         names: the blocks called, in order.
         order: the numbers of calls in the order in which their backward began.
-        forward_bytes, backward_bytes: the most memory in each moment, by the call's number.
-        first_bytes: the most before the first call.
+        forward_bytes, backward_bytes: by the call's number; `first_bytes`: before the first call.
     """
 
     def __init__(self, meter: Meter, tidy: Callable[[], None], not_counted: Callable[[], int]) -> None:
@@ -217,20 +185,27 @@ class StepTimeline:
             hook.remove()
 
     def around(self, name: str, through: Around) -> Around:
-        return _TimedCalls(self, name, through)
+        inside: list[str] = []
 
-    def begin_forward(self, name: str) -> int:
-        number = len(self.names)
-        self.names.append(name)
-        self._next(self.forward_bytes, number)
-        return number
+        def run(call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+            if inside or not torch.is_grad_enabled():
+                return call(*args, **kwargs)
+            number = len(self.names)
+            self.names.append(name)
+            self._next(self.forward_bytes, number)
+            inside.append(name)
+            try:
+                result = through.run(call, args, kwargs)
+            finally:
+                inside.clear()
+            for leaf in tree_leaves(result):
+                if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
+                    self._hooks.append(leaf.register_hook(lambda _: self._begin_backward(number)))  # type: ignore[no-untyped-call]
+            return result
 
-    def watch(self, result: object, number: int) -> None:
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
-                self._hooks.append(leaf.register_hook(lambda _: self.begin_backward(number)))  # type: ignore[no-untyped-call]
+        return Through(run)
 
-    def begin_backward(self, number: int) -> None:
+    def _begin_backward(self, number: int) -> None:
         if number not in self.backward_bytes:
             self.order.append(number)
             self.backward_bytes[number] = 0
@@ -248,22 +223,3 @@ class StepTimeline:
         self._tidy()
         self._meter.reset()
         self._now = moment, number
-
-
-class _TimedCalls:
-    def __init__(self, timeline: StepTimeline, name: str, through: Around) -> None:
-        self._timeline, self._name, self._through = timeline, name, through
-        self._is_inside = False
-
-    def run(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._is_inside or not torch.is_grad_enabled():
-            return call(*args, **kwargs)
-        timeline = self._timeline
-        number = timeline.begin_forward(self._name)
-        self._is_inside = True
-        try:
-            result = self._through.run(call, args, kwargs)
-        finally:
-            self._is_inside = False
-        timeline.watch(result, number)
-        return result

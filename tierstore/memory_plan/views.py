@@ -15,7 +15,7 @@ from rich.text import Text
 from ..base.config import format_bytes
 from ..errors import ConfigError
 from .choice import Corrected
-from .contents import BlockPlan, Contents, Predicted
+from .contents import BlockPlan, Contents
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,7 +40,6 @@ def plan_text(contents: Contents) -> str:
 
 
 def _remarks(contents: Contents) -> list[Text]:
-    """How large the store's window is if that is not as usual, and why some are never computed again."""
     remarks = []
     if contents.staging_bytes:
         remarks.append(Text(f"The store moves at most {format_bytes(contents.staging_bytes)} at a time meanwhile."))
@@ -58,12 +57,9 @@ def _strategies(contents: Contents) -> Table:
     for heading in ("peak", "step", "fits"):
         table.add_column(heading, justify="right")
     for name, predicted in {"this plan": contents.predicted, **contents.strategies}.items():
-        table.add_row(name, *_cells(predicted), "yes" if predicted.peak_bytes <= contents.limit_bytes else "no")
+        cells = format_bytes(predicted.peak_bytes), f"{predicted.step_seconds:.3g} s"
+        table.add_row(name, *cells, "yes" if predicted.peak_bytes <= contents.limit_bytes else "no")
     return table
-
-
-def _cells(predicted: Predicted) -> tuple[str, str]:
-    return format_bytes(predicted.peak_bytes), f"{predicted.step_seconds:.3g} s"
 
 
 def _blocks(blocks: Sequence[BlockPlan]) -> Table:

@@ -39,14 +39,10 @@ _EVERY = 50
 
 
 class Expected(NamedTuple):
-    """What a plan has promised.
+    """What a plan has promised. `decision`: what is done; None: the plan came from a file.
 
-    Attributes:
-        limit_bytes: for the peak.
-        peak_bytes, step_seconds: as predicted.
-        decision: what is done; None: the plan came from a file.
-        reserve_bytes: part of `peak_bytes` that the decision knows nothing of, such as the state of an optimizer.
-        num_calls: how often a step calls the model.
+    `reserve_bytes`: part of `peak_bytes` that the decision knows nothing of, such as the state of an optimizer.
+    `num_calls`: how often a step calls the model.
     """
 
     limit_bytes: int
@@ -58,18 +54,11 @@ class Expected(NamedTuple):
 
 
 class StepWatch:
-    """Measures steps of a model to which a plan is applied.
+    """Measures steps of a model to which a plan is applied. `corrected` decides again; None: it cannot be.
 
     A step begins with the first forward after a backward. It lasts to the end of its last backward, which is known when
     the next forward begins. Steps that call the model more or less often than the planned one are not compared: those
     of an evaluation with gradients, or of another loss. Nor are those whose result has no tensor to wait for.
-
-    Args:
-        expected: what the plan has promised.
-        calls: what the calls of each block go through; their actions change when it is decided again.
-        meter: of the tier that is limited.
-        store: is told of what was measured; None: nothing is stored.
-        corrected: decides again; None: it cannot be.
     """
 
     def __init__(
@@ -102,9 +91,7 @@ class StepWatch:
     def run(self, compute: Callable[[], T], *, num_calls: int | None = None) -> T:
         """Compute what backward begins from: a step or a part of one. Without gradients it is neither.
 
-        Args:
-            compute: is called.
-            num_calls: how many calls of the model it counts for; None: for all of a step.
+        `num_calls`: how many calls of the model it counts for; None: for all of a step.
         """
         if self._is_inside or not torch.is_grad_enabled():
             return compute()
@@ -204,17 +191,6 @@ class StepWatch:
 
 
 class _Running:
-    """A step that has begun.
-
-    Args:
-        meter: None: nothing is measured.
-
-    Attributes:
-        num_calls: of the model so far.
-        has_ended: a backward of it has ended.
-        measured: until the end of its last backward.
-    """
-
     _last: ClassVar[weakref.ref[_Running] | None] = None
     """Who has reset the peak last. Meters of one process share it, so what an earlier step measures says nothing."""
 
@@ -257,7 +233,6 @@ class _WatchedCalls:
         self._watch, self._through = watch, through
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        """In a pickled module there is None in its place."""
         return type(None), ()
 
     def __deepcopy__(self, memo: dict[int, object]) -> Around | None:

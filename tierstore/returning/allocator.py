@@ -95,11 +95,9 @@ def allocator_of_process(environment: Mapping[str, str] = os.environ) -> Allocat
 
 
 def _library_of_malloc(process: CDLL) -> tuple[str, CDLL]:
-    """(name, library) of what serves `malloc`: dladdr(3) tells which file a symbol is from.
-
-    The symbol is `posix_memalign`, which every allocator replaces together with `malloc`. A Python that is not
-    position-independent (Debian's) has an entry of its own for `malloc`, and that is all that dlsym(3) finds.
-    """
+    """(name, library) of what serves `malloc`, by dladdr(3) on `posix_memalign`, which every allocator replaces with
+    it: a Python that is not position-independent (Debian's) has an entry of its own for `malloc`, which dlsym(3) would
+    find."""
     found = _DlInfo()
     aligned = ctypes.cast(process.posix_memalign, c_void_p)
     dladdr = getattr(process, "dladdr", None)
@@ -149,9 +147,8 @@ def _glibc_measure(library: CDLL) -> Callable[[], HeapUse] | None:
 def _advise_glibc_heaps(huge: bool) -> None:
     """Advise huge or small pages for glibc's heaps. A hint: where the kernel does not tell, nothing happens.
 
-    Memory that was returned is taken again by page faults. One fault for each 2 MiB costs a third of the faults for
-    each 4 KiB (madvise(2), MADV_HUGEPAGE). Heaps are the one that grows by brk(2), and those of other arenas: each lies
-    in an area aligned to 64 MiB (malloc/arena.c, HEAP_MAX_SIZE). Any other memory that lies so is taken for one.
+    Heaps are the one that grows by brk(2), and those of other arenas: each lies in an area aligned to 64 MiB
+    (malloc/arena.c, HEAP_MAX_SIZE). Any other memory that lies so is taken for one.
     """
     advice = mmap.MADV_HUGEPAGE if huge else mmap.MADV_NOHUGEPAGE
     try:
@@ -165,18 +162,13 @@ def _advise_glibc_heaps(huge: bool) -> None:
 
 
 def _have_glibc_keep_freed(library: CDLL, keeps: bool) -> None:
-    """Have `free` leave the end of a heap as it is, or return it if 64 MiB are free there.
-
-    glibc raises both thresholds by itself, to these, as blocks of up to 32 MiB are freed; set once, they stay as they
-    are (mallopt(3), M_MMAP_THRESHOLD). In a training the end of a heap is free once in a step or more, and is needed
-    again at once.
-    """
+    """Have `free` leave the end of a heap as it is, or return it if 64 MiB are free there. glibc raises both thresholds
+    to these by itself, as blocks of up to 32 MiB are freed; set once, they stay as they are (mallopt(3))."""
     library.mallopt(_M_MMAP_THRESHOLD, _MOST_MMAP_THRESHOLD)
     library.mallopt(_M_TRIM_THRESHOLD, -1 if keeps else 2 * _MOST_MMAP_THRESHOLD)
 
 
 def _setting_of_user(environment: Mapping[str, str]) -> str | None:
-    """The variable by which the user has decided; None: there is none. jemalloc's MALLOC_CONF is one too."""
     if "glibc.malloc." in environment.get("GLIBC_TUNABLES", ""):
         return "GLIBC_TUNABLES"
     return next((name for name in sorted(environment) if name.startswith("MALLOC_")), None)

@@ -1,8 +1,5 @@
-"""Lets go of the resident pages of a library's code, which count as resident memory of the process.
-
-Importing torch leaves some 70 MiB of its code resident, most of which is never run again. The kernel keeps such pages
-in its cache. They are mapped again, sixteen at a time, where code runs. Linux alone.
-"""
+"""Lets go of the resident pages of a library's code, which count as resident memory of the process: importing torch
+leaves some 70 MiB. They are mapped again where code runs. Linux alone."""
 
 from __future__ import annotations
 

@@ -58,7 +58,6 @@ class ReturnPolicy:
         )
 
     def returned(self, now: float, seconds: float, resident_bytes: int) -> None:
-        """Memory was returned in `seconds`, and that much is resident now."""
         self._low_bytes, self._most_left_bytes, self._has_returned = resident_bytes, 0, True
         self._rests_until = now + _REST * seconds
 

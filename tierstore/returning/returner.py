@@ -1,9 +1,5 @@
-"""The thread that returns freed memory to the system, and what it has seen.
-
-A saved tensor that was spilled is freed, and so are the temporaries around it; the process's allocator may keep all of
-it. While the store keeps something or has a limit, its `Returner` looks at the process's resident memory, asks `policy`
-whether to return some, and has the allocator do it.
-"""
+"""The thread that returns freed memory to the system, and what it has seen. While the store keeps something or has a
+limit, it looks at the process's resident memory, asks `policy` whether to return some, and has the allocator do it."""
 
 from __future__ import annotations
 
@@ -43,11 +39,8 @@ _in_children: list[Callable[[], None]] = []
 
 
 class MemoryUse(NamedTuple):
-    """What the process holds, in bytes.
-
-    `resident_bytes`: anonymous memory; None: the system did not tell (no descriptor was left). `allocator_free_bytes`:
-    of that, what the allocator keeps though it was freed; None: it does not tell.
-    """
+    """What the process holds, in bytes of anonymous memory (None: the system did not tell), and the part of it that the
+    allocator keeps though it was freed (None: it does not tell)."""
 
     resident_bytes: int | None
     allocator_free_bytes: int | None
@@ -179,7 +172,6 @@ class Returner:
             self.limit(None)
 
     def _try_to_look(self) -> float:
-        """As `_look`. Where the system refuses (no descriptor is left), it is tried again a little later."""
         try:
             pause = self._look()
         except OSError as error:
@@ -226,7 +218,6 @@ class Returner:
 
 
 def _note(noted: set[int], returner: Returner, belongs: bool) -> bool:
-    """Have a set contain a returner, or not; gives whether that is new."""
     if (id(returner) in noted) == belongs:
         return False
     noted.symmetric_difference_update({id(returner)})

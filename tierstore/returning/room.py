@@ -51,9 +51,6 @@ def tightest(rooms: Iterable[Room]) -> Room:
 
 
 def reserve_of(limit_bytes: int) -> int:
-    """The part of a limit that is kept free, for what training may take while a return is on its way.
-
-    A sixteenth of the limit, 32 MiB at least, 1 GiB at most. A thread takes 1 to 2 GB/s of fresh pages, and
-    the returner looks every few milliseconds when little is left.
-    """
+    """The part of a limit that is kept free, for what training may take while a return is on its way: a sixteenth, 32
+    MiB at least, 1 GiB at most. A thread takes 1 to 2 GB/s of fresh pages."""
     return min(max(limit_bytes // 16, 32 * 2**20), 2**30)

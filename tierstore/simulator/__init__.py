@@ -8,12 +8,11 @@
     print(steps[-1].seconds, steps[-1].stall_seconds)
 
 Pure: no thread, no file, no torch. `from_trace` makes a workload from a recorded step. `from_hardware` makes hardware
-from the file that `tierstore doctor --hardware` writes, and `fit` fits it to a few real steps.
+from the file that `tierstore doctor --hardware` writes, and `fit` fits it to a real step.
 """
 
-from .fit import Observation, fit, steady_seconds
 from .hardware import CodecSpeed, DepthSpeed, Drive, Hardware, Link
-from .simulate import Settings, SimulatedStep, simulate
+from .simulate import Settings, SimulatedStep, fit, simulate, steady_seconds
 from .workload import Action, Compute, EndScope, LetGo, Pack, Release, Saved, Unpack, Workload
 
 __all__ = [
@@ -26,7 +25,6 @@ __all__ = [
     "Hardware",
     "LetGo",
     "Link",
-    "Observation",
     "Pack",
     "Release",
     "Saved",

@@ -29,14 +29,8 @@ class Clock:
     """Runs processes until none can go on.
 
     All work items of one activity run at the same speed. So one number for each activity tells when each item is done:
-    the work that an item has received if it was there from the beginning.
-
-    Args:
-        rates: see `Rates`; called again whenever an item begins or ends.
-
-    Attributes:
-        now_seconds: virtual time since the beginning.
-        busy_seconds: for each activity, how long there was any work.
+    the work that an item has received if it was there from the beginning. `rates`: called again whenever an item begins
+    or ends. `busy_seconds`: for each activity, how long there was any work.
     """
 
     def __init__(self, rates: Rates) -> None:
@@ -75,11 +69,8 @@ class Clock:
         return add
 
     def run(self) -> None:
-        """Let time pass until nothing more can happen.
-
-        Raises:
-            RuntimeError: actions never end and no time passes: an infinitely fast drive moves the same bytes forever.
-        """
+        """Let time pass until nothing more can happen. Raises RuntimeError: actions never end and no time passes: an
+        infinitely fast drive moves the same bytes forever."""
         num_at_once, began_seconds = 0, -1.0
         while True:
             num_at_once = num_at_once + 1 if self.now_seconds == began_seconds else 0
@@ -105,7 +96,6 @@ class Clock:
         heappush(self._due, (self.now_seconds + seconds, next(self._numbers), action))
 
     def _next_done(self) -> tuple[float, Hashable]:
-        """The time until the first item of work is done, if nothing else begins, and its activity."""
         if self._rates is None:
             self._rates = self._rates_of({activity: len(work) for activity, work in self._under_way.items() if work})
         first_seconds, first = inf, None

@@ -19,13 +19,9 @@ _METER_EVERY_SECONDS = 0.1
 
 
 class Encoded(NamedTuple):
-    """A record as it is stored.
+    """A record as it is stored: its size on disk before rounding up to blocks, and the seconds of one core.
 
-    Attributes:
-        codec: name of the codec; "none" if nothing is encoded.
-        stored_bytes: size on disk, before rounding up to blocks.
-        encode_seconds: time of one core.
-        ordered: the codec that was chosen, even if there are no figures of it and nothing is encoded.
+    `ordered`: the codec that was chosen, even if there are no figures of it and nothing is encoded.
     """
 
     codec: str
@@ -35,17 +31,10 @@ class Encoded(NamedTuple):
 
 
 class CodecOfRecords:
-    """The codec of each record of one rank.
+    """The codec of each record of one rank. A codec without figures stores bytes as they are.
 
-    Args:
-        codec: as `TierStore`'s.
-        hardware: has the figures of each codec. A codec without figures stores bytes as they are.
-        training_cores: cores that training keeps busy while it computes.
-        num_at_once: how many records are encoded at a time.
-        clock: of the simulation.
-
-    Raises:
-        ConfigError: there is no such codec.
+    `training_cores`: that training keeps busy while it computes. `num_at_once`: how many records are encoded at a time.
+    Raises ConfigError: there is no such codec.
     """
 
     def __init__(self, codec: str, hardware: Hardware, training_cores: float, num_at_once: int, clock: Clock) -> None:
@@ -87,7 +76,6 @@ class CodecOfRecords:
         return 0.0 if speed is None else record.nbytes / speed.decode_bytes_per_second
 
     def _look_at_machine(self) -> None:
-        """Measure the machine's load from time to time, as `CodecPolicy` does."""
         seconds = self._clock.now_seconds - self._looked_at
         if seconds < _METER_EVERY_SECONDS:
             return

@@ -6,14 +6,14 @@ and writes. A read waits for a turn, reads, decodes, gives the turn back, and co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from heapq import heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ..disk.tier import Loaded, Stored
 from ..errors import StoreFullError
-from .clock import Clock, Process, VirtualTurns, Wait
+from .clock import Clock, Process, VirtualTurns
 from .codecs import CodecOfRecords
 from .hardware import Activity, Hardware
 from .record import SimulatedRecord
@@ -63,27 +63,17 @@ class _Lanes:
 
 
 class SimulatedEngine:
-    """Moves the bytes of one rank.
+    """Moves the bytes of one rank. Clock and hardware are shared by all ranks.
 
-    Args:
-        clock, hardware: shared by all ranks.
-        turns: at the drive, shared by all ranks.
-        training_cores: as `CodecOfRecords`'s.
-        settings: of the rank's store, with its budget on disk.
-
-    Attributes:
-        transfers: the rank, which is told of each transfer; set before anything is submitted.
-        ended: the transfers that have ended.
+    `transfers`: the rank, which is told of each transfer; set before anything is submitted. `ended`: the transfers that
+    have ended.
     """
 
-    def __init__(
-        self, clock: Clock, hardware: Hardware, turns: VirtualTurns, training_cores: float, settings: Settings
-    ) -> None:
+    def __init__(self, clock: Clock, hardware: Hardware, training_cores: float, settings: Settings) -> None:
         self.transfers: Rank
         self.ended: list[Transfer] = []
         self._clock = clock
         self._hardware = hardware
-        self._turns = turns
         self._codecs = CodecOfRecords(settings.codec, hardware, training_cores, settings.num_turns, clock)
         self._disk_bytes = settings.disk_bytes or 0
         self._stored: dict[int, int] = {}  # bytes taken on disk, by the record's key
@@ -128,8 +118,10 @@ class SimulatedEngine:
         yield self._clock.work(Activity.CPU, self._raw_cpu_seconds(record))
         yield self._writes.take
         yield self._clock.work(Activity.CPU, encoded.encode_seconds)
-        latency_seconds = self._hardware.drive.write_latency_seconds
-        drive_seconds = yield from self._transfer(Activity.WRITE, latency_seconds, stored_bytes)
+        started_seconds = self._clock.now_seconds
+        yield self._clock.sleep(self._hardware.drive.write_latency_seconds)
+        yield self._clock.work(Activity.WRITE, stored_bytes)
+        drive_seconds = self._clock.now_seconds - started_seconds
         self._writes.give_back()
         record.codec = encoded.codec
         cpu_seconds = self._raw_cpu_seconds(record) + encoded.encode_seconds
@@ -144,8 +136,10 @@ class SimulatedEngine:
         began_seconds = self._clock.now_seconds
         stored_bytes = record.stored_bytes
         yield self._reads.take
-        latency_seconds = self._hardware.drive.read_latency_seconds
-        drive_seconds = yield from self._transfer(Activity.READ, latency_seconds, stored_bytes)
+        started_seconds = self._clock.now_seconds
+        yield self._clock.sleep(self._hardware.drive.read_latency_seconds)
+        yield self._clock.work(Activity.READ, stored_bytes)
+        drive_seconds = self._clock.now_seconds - started_seconds
         decode_seconds = self._codecs.decode_seconds(record)
         yield self._clock.work(Activity.CPU, decode_seconds)
         self._reads.give_back()
@@ -154,15 +148,6 @@ class SimulatedEngine:
         cpu_seconds = self._raw_cpu_seconds(record) + decode_seconds
         self.ended.append(Transfer("restore", record.key, began_seconds, self._clock.now_seconds))
         self.transfers.end_restore(record, Loaded(stored_bytes, drive_seconds, cpu_seconds))
-
-    def _transfer(self, direction: Activity, latency_seconds: float, num_bytes: int) -> Generator[Wait, None, float]:
-        """Move bytes. Returns the seconds at the drive, including waiting for a turn there."""
-        began_seconds = self._clock.now_seconds
-        yield self._turns.take
-        yield self._clock.sleep(latency_seconds)
-        yield self._clock.work(direction, num_bytes)
-        self._turns.give_back()
-        return self._clock.now_seconds - began_seconds
 
     def _raw_cpu_seconds(self, record: SimulatedRecord) -> float:
         return self._hardware.cpu_seconds_per_record + record.nbytes * self._hardware.cpu_seconds_per_byte

@@ -22,11 +22,8 @@ def hardware_of(described: DescribedHardware, *, kinds: Mapping[str, str] | None
 
     For each direction the speeds of the largest blocks are taken, since records are large. Checksum and system call are
     taken to cost as much as a copy of the bytes, an upper bound: a file says nothing more exact. If there are several
-    accelerators, each rank has one like the first.
-
-    Args:
-        kinds: for each kind of content in a workload, the sample data that stands for it; None: the first data of each
-            codec stands for every kind.
+    accelerators, each rank has one like the first. `kinds`: for each kind of content in a workload, the sample data
+    that stands for it; None: the first data of each codec stands for every kind.
     """
     drive = described.drive.as_one()
     links = [Link(each.to_host_bytes_per_second, each.to_device_bytes_per_second) for each in described.accelerators]

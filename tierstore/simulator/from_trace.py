@@ -23,19 +23,13 @@ _HOST = "cpu"
 
 
 def workload_of(trace: RecordedTrace, step: Step, *, training_cores: float | None = None) -> Workload:
-    """The workload of a step of a trace.
+    """The workload of a step of a trace, whose backward follows its forward.
 
     The store alone holds a storage from the moment when the trace says so, or never if it does not (the input batch).
     Traces of version 1 do not record this. For them the store alone holds a storage once a later node saves something.
 
-    Args:
-        trace: the whole trace.
-        step: a step of it. Its backward follows its forward; they may be on different threads.
-        training_cores: cores that compute keeps busy; None: all of the recorded machine, or one if an accelerator
-            computes.
-
-    Raises:
-        ConfigError: the step was recorded only in part, or on several accelerators; only one can be simulated.
+    `training_cores`: that compute keeps busy; None: all of the recorded machine, or one if an accelerator computes.
+    Raises ConfigError: the step was recorded only in part, or on several accelerators; only one can be simulated.
     """
     if not step.is_whole or step.backward_began_ns is None:
         raise ConfigError("step", step.number, "give a step that was recorded from its forward to its end")
@@ -78,8 +72,6 @@ def _let_go(step: Step, packs: Sequence[Pack], roots: Sequence[int]) -> Mapping[
 
 
 class _Moment(NamedTuple):
-    """An action of the thread from `began_ns` to `ended_ns`; `waited_ns` of that time it waited."""
-
     began_ns: int
     ended_ns: int
     waited_ns: int

@@ -43,9 +43,6 @@ class Drive:
     Attributes:
         writes, reads: speeds by depth, at least one each, depths rising.
         write_latency_seconds, read_latency_seconds: of a transfer, before its bytes flow; it keeps its turn meanwhile.
-        capacity_bytes: bytes that may be stored.
-        num_at_once: how many transfers, reads and writes, are served together; others wait in order. None: all, as by
-            drives with queues of their own.
 
     Raises:
         ConfigError: there is no speed, a depth comes twice, or a figure is negative.
@@ -56,7 +53,6 @@ class Drive:
     write_latency_seconds: float = 0.0
     read_latency_seconds: float = 0.0
     capacity_bytes: int = 2**63 - 1
-    num_at_once: int | None = None
 
     def __post_init__(self) -> None:
         for name, speeds in (("writes", self.writes), ("reads", self.reads)):
@@ -65,20 +61,15 @@ class Drive:
                 raise ConfigError(name, depths, "give at least one speed, by rising depths from 1")
             if not all(speed.bytes_per_second > 0 for speed in speeds):
                 raise ConfigError(name, speeds, "give speeds above 0")
-        if self.num_at_once is not None and self.num_at_once < 1:
-            raise ConfigError("num_at_once", self.num_at_once, "give at least 1, or None for all")
         _check_not_negative(self, "write_latency_seconds", "read_latency_seconds", "capacity_bytes")
 
 
 @dataclass(frozen=True)
 class CodecSpeed:
-    """The effect and speed of a codec on one kind of content, on one core.
+    """The effect and speed of a codec on one kind of content, on one core, by unencoded bytes.
 
-    Attributes:
-        kind: of the content, as `Saved.kind`; "" stands for every kind without figures of its own.
-        codec: such as "zstd:1".
-        ratio: bytes after over bytes before.
-        encode_bytes_per_second, decode_bytes_per_second: of unencoded bytes.
+    `kind`: as `Saved.kind`; "" stands for every kind without figures of its own. `ratio`: bytes after over bytes
+    before.
     """
 
     kind: str
@@ -92,10 +83,8 @@ class CodecSpeed:
 class Link:
     """The link between host memory and the accelerator of a rank; each rank has its own.
 
-    Copies of one direction go one after the other, as on a stream. Neither direction slows the other.
-
-    Raises:
-        ConfigError: a speed is not above 0.
+    Copies of one direction go one after the other, as on a stream. Neither direction slows the other. Raises
+    ConfigError: a speed is not above 0.
     """
 
     to_host_bytes_per_second: float

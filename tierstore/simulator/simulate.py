@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import sys
+import statistics
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
+from math import log
 
 from ..base.defaults import NUM_AT_ONCE, NUM_RESTORES, NUM_SPILLS
 from ..errors import ConfigError
@@ -15,7 +16,7 @@ from ..rules.graph_order import Budgets
 from ..rules.lookahead import LearnedOrders
 from ..rules.observer import Observer
 from ..rules.windows import HostWindows
-from .clock import Clock, Process, VirtualTurns
+from .clock import Clock, Process
 from .device import SimulatedDevice
 from .engine import SimulatedEngine, Transfer
 from .hardware import Activity, Hardware
@@ -23,24 +24,20 @@ from .rank import Rank
 from .record import GraphLog
 from .workload import Pack, Unpack, Workload
 
-__all__ = ["Settings", "SimulatedStep", "simulate"]
+__all__ = ["Settings", "SimulatedStep", "fit", "simulate", "steady_seconds"]
 
+_CONTENTIONS = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
+_NUM_REFINEMENTS = 5
+_NUM_FITTED_STEPS = 4
 _PREFETCH_ORDERS = ("learned", "reverse", "none")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The options of each rank's store and scope.
+    """The options of each rank's store and scope, as `TierStore` and `tiered_offload` have them.
 
-    Attributes:
-        host_bytes, staging_bytes, codec: as `TierStore`'s.
-        staging_grows: behave as a store whose `staging_bytes` is None.
-        disk_bytes: as `TierStore`'s; None: an equal part of the drive.
-        prefetch, lookahead_bytes, device_bytes: as `tiered_offload`'s.
-        num_spill_lanes, num_restore_lanes, num_turns: as the store has them.
-
-    Raises:
-        ConfigError: `prefetch` is unknown, or a number of lanes or turns is below 1.
+    `staging_grows`: behave as a store whose `staging_bytes` is None. `disk_bytes`: None: an equal part of the drive.
+    Raises ConfigError: `prefetch` is unknown, or a number of lanes or turns is below 1.
     """
 
     host_bytes: int
@@ -69,14 +66,12 @@ class Settings:
 
 @dataclass(frozen=True)
 class SimulatedStep:
-    """The cost of one step of one rank.
+    """The cost of one step of one rank; peaks are the most at once, in this step.
 
     Attributes:
-        seconds: how long it took.
         counters: what was counted during the step, as in `StoreStats`.
         link_wait_seconds: how long the accelerator waited for copies; not in `stall_seconds`, which are the host's.
-        host_bytes_peak, staging_bytes_peak: the most at once, in this step.
-        device_bytes_peak: the most that only the store held on the accelerator at once, kept and being copied.
+        device_bytes_peak: the most that only the store held on the accelerator, kept and being copied.
         transfers: every write and read that ended in the step, in the order of their ends.
     """
 
@@ -101,19 +96,11 @@ def simulate(
     num_steps: int = 3,
     num_ranks: int = 1,
 ) -> Sequence[Sequence[SimulatedStep]]:
-    """Simulate steps; returns those of each rank, in order. In the first step the store does not know the graph yet.
-    The last one stands for all later steps.
+    """Simulate steps; returns those of each rank, in order. In the first step the store does not know the graph yet,
+    and the second starts with the state that the first left. The last one stands for all later steps.
 
     Ranks begin together and share the drive and the cores, so they do the same at the same time. Waits for nothing and
     touches no file; its run time grows with the number of transfers.
-
-    Args:
-        workload: what each rank does in each step.
-        hardware: the machine that the ranks share.
-        settings: of each rank's store.
-        num_steps: usually more than two: the first teaches the order, and the second starts with the state that the
-            first left.
-        num_ranks: how many ranks share the machine.
 
     Raises:
         ConfigError: a number is below 1, there is no such codec, or tensors are saved on an accelerator and there is
@@ -122,11 +109,9 @@ def simulate(
     """
     _check(workload, hardware, num_steps, num_ranks)
     clock = Clock(partial(hardware.rates, workload.training_cores))
-    num_at_once = hardware.drive.num_at_once
-    turns = VirtualTurns(sys.maxsize if num_at_once is None else num_at_once)
     if settings.disk_bytes is None:
         settings = replace(settings, disk_bytes=hardware.drive.capacity_bytes // num_ranks)
-    ranks = [_Run(clock, turns, workload, hardware, settings) for _ in range(num_ranks)]
+    ranks = [_Run(clock, workload, hardware, settings) for _ in range(num_ranks)]
     for rank in ranks:
         clock.begin(rank.steps(num_steps))
     clock.run()
@@ -143,9 +128,37 @@ def _check(workload: Workload, hardware: Hardware, num_steps: int, num_ranks: in
         raise ConfigError("link", None, "the workload saves tensors on an accelerator: give hardware that has one")
 
 
-class _NumQueued(Observer):
-    """Counts writes and reads that were queued, including those cancelled later."""
+def steady_seconds(workload: Workload, hardware: Hardware, settings: Settings) -> float:
+    """The median time of simulated steps after the first, which teaches the order. Raises as `simulate`."""
+    steps = simulate(workload, hardware, settings, num_steps=_NUM_FITTED_STEPS)[0]
+    return statistics.median(step.seconds for step in steps[1:])
 
+
+def fit(hardware: Hardware, workload: Workload, settings: Settings, step_seconds: float) -> Hardware:
+    """The same machine with the contention, from 0 to 8, that brings simulated steps nearest to the observed one.
+
+    `step_seconds`: the median of real steps after the first. Simulates up to 16 times. Raises ConfigError: it took no
+    time. StoreFullError: in a simulation, the store would be.
+    """
+    if not step_seconds > 0:
+        raise ConfigError("step_seconds", step_seconds, "give a step that took some time")
+
+    def error_of(contention: float) -> float:
+        seconds = steady_seconds(workload, replace(hardware, contention=contention), settings)
+        return abs(log(seconds / step_seconds))
+
+    errors = {contention: error_of(contention) for contention in _CONTENTIONS}
+    for _ in range(_NUM_REFINEMENTS):  # halfway from the best to its neighbours
+        tried, best = sorted(errors), min(errors, key=errors.__getitem__)
+        place = tried.index(best)
+        for neighbour in tried[max(0, place - 1) : place + 2]:
+            between = (neighbour + best) / 2
+            if between not in errors:
+                errors[between] = error_of(between)
+    return replace(hardware, contention=min(errors, key=errors.__getitem__))
+
+
+class _NumQueued(Observer):
     value = 0
 
     def spill_queued(self, record: int, nbytes: int) -> None:
@@ -156,11 +169,7 @@ class _NumQueued(Observer):
 
 
 class _Run:
-    """The steps of one rank. `turns`: at the drive, shared by all ranks."""
-
-    def __init__(
-        self, clock: Clock, turns: VirtualTurns, workload: Workload, hardware: Hardware, settings: Settings
-    ) -> None:
+    def __init__(self, clock: Clock, workload: Workload, hardware: Hardware, settings: Settings) -> None:
         self.done: list[SimulatedStep] = []
         self._clock, self._workload, self._settings = clock, workload, settings
         self._call_seconds = hardware.call_seconds_per_record
@@ -169,7 +178,7 @@ class _Run:
         self._windows = HostWindows(settings.host_bytes, settings.staging_bytes, grows=settings.staging_grows)
         self._num_queued = _NumQueued()
         self._copies = SimulatedDevice(clock)
-        self._engine = SimulatedEngine(clock, hardware, turns, workload.training_cores, settings)
+        self._engine = SimulatedEngine(clock, hardware, workload.training_cores, settings)
         self._rank = self._engine.transfers = Rank(
             clock,
             self._windows,

@@ -23,7 +23,6 @@ class Saved(NamedTuple):
         record: the index of the first saved tensor of the same storage; None: this is the first.
         kind: kind of its content, for the codec.
         is_shared: others hold its storage as long as the graph lives, so it never leaves memory.
-        on_device: its storage is in the memory of an accelerator.
     """
 
     nbytes: int
@@ -73,17 +72,10 @@ Action = Compute | Pack | LetGo | EndScope | Unpack | Release
 
 @dataclass(frozen=True)
 class Workload:
-    """One step of one rank: the actions of its training thread.
-
-    Attributes:
-        saved: the saved tensors, by index.
-        actions: what the thread does, in order.
-        training_cores: cores that compute keeps busy, unless an accelerator computes.
-
-    Raises:
-        ConfigError: the actions are not those of a step: each tensor is packed once, in the order of the indices, and
-            asked for and released only after that. Or the size, storage or place of a saved tensor is impossible.
-    """
+    """One step of one rank: the actions of its training thread, in order. `training_cores`: that compute keeps busy,
+    unless an accelerator computes. Raises ConfigError: the actions are not those of a step: each tensor is packed once,
+    in the order of the indices, and asked for and released only after that. Or the size, storage or place of a saved
+    tensor is impossible."""
 
     saved: Sequence[Saved]
     actions: Sequence[Action]

@@ -37,8 +37,6 @@ class _Copied:
 
 
 class _Mark:
-    """A `Marker` that keeps its time; the work before it is done."""
-
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
 
@@ -52,15 +50,12 @@ class SimulatedCopies:
     """A copy engine (`Copies`) without an accelerator: every tensor counts as on a device, and copies run on a thread.
 
     The "device" is CPU memory on which torch computes at once. Only the copies are asynchronous; they run one after the
-    other, as on an accelerator. To make later work of a stream come after a copy, the host itself has to wait: so
-    `wait`, `synchronize` and `end` block, the other methods do not. A context manager; `end` stops the thread.
+    other. To make later work of a stream come after a copy, the host itself has to wait: so `wait`, `synchronize` and
+    `end` block, the other methods do not. A context manager; `end` stops the thread.
 
-    Args:
-        room_bytes: "device" memory for tensors that are copied back; a copy that does not fit raises
-            `torch.OutOfMemoryError`. None: no limit.
-
-    Attributes:
-        num_out, num_in, num_refused: copies queued so far, and those that found no room.
+    `room_bytes`: "device" memory for tensors that are copied back; a copy that does not fit raises
+    `torch.OutOfMemoryError`. None: no limit. `num_out`, `num_in`, `num_refused`: copies queued so far, and those
+    refused.
     """
 
     def __init__(self, room_bytes: int | None = None) -> None:
@@ -72,7 +67,6 @@ class SimulatedCopies:
         self._thread.start()
 
     def device_of(self, tensor: torch.Tensor) -> torch.device | None:
-        """The device has a number; a trace uses it to distinguish the device from host memory."""
         return torch.device(tensor.device.type, tensor.device.index or 0)
 
     def current_stream(self, device: torch.device) -> str:
@@ -103,7 +97,7 @@ class SimulatedCopies:
         marker.synchronize()
 
     def share(self, memory: torch.Tensor, stream: Any) -> None:
-        """Does nothing: work on a stream is done at once, so there is nothing to wait for."""
+        pass  # work on a stream is done at once
 
     def mark(self, stream: Any) -> Marker:
         return _Mark(time.perf_counter())
@@ -202,8 +196,6 @@ class FaultyCopies:
 
 
 class _LateMarker:
-    """An event that the host sees late."""
-
     def __init__(self, real: Marker, there_at: float, has_company: Callable[[], bool]) -> None:
         self.real = real
         self._there_at = there_at

@@ -20,8 +20,7 @@ class Drawn(NamedTuple):
     """The fate of one operation.
 
     Attributes:
-        delay_seconds: wait before it begins.
-        least_seconds: how long it takes at least, from then on.
+        delay_seconds: wait before it begins; `least_seconds`: how long it takes at least, from then on.
         error: the `errno` number that it fails with; None: it does not fail.
         max_bytes: the most that the call moves; None: all.
         torn_bytes: bytes that the call really writes while it reports all; None: all.
@@ -69,7 +68,11 @@ class Faults:
             self._plan = plan
             self._num_seen: Counter[str] = Counter()
             self._randoms = [random.Random(f"{plan.seed} {number}") for number in range(len(plan.rules))]
-            self._buckets = [_bucket_of(rule.fault) for rule in plan.rules]
+            self._buckets = {
+                number: TokenBucket(rule.fault.bytes_per_second, rule.fault.burst_bytes)
+                for number, rule in enumerate(plan.rules)
+                if isinstance(rule.fault, Bandwidth)
+            }
 
     @property
     def injected(self) -> Mapping[str, int]:
@@ -83,10 +86,8 @@ class Faults:
             return dict(self._num_seen)
 
     def draw(self, operation: Operation, num_bytes: int = 0, descriptor: int | None = None) -> Drawn:
-        """Count an operation of `num_bytes` that begins, and return what happens to it. Sends signals.
-
-        `descriptor`: of the file, for a system call.
-        """
+        """Count an operation of `num_bytes` that begins, and return what happens to it. Sends signals. `descriptor`: of
+        the file, for a system call."""
         drawn, processes = Drawn(), []
         with self._lock:
             self._num_seen[operation] += 1
@@ -114,8 +115,7 @@ class Faults:
             case Latency():
                 return drawn._replace(delay_seconds=drawn.delay_seconds + _seconds_of(fault, self._randoms[number]))
             case Bandwidth():
-                bucket = self._buckets[number]
-                wait_seconds = bucket.take(num_bytes, self._clock()) if bucket is not None else 0.0
+                wait_seconds = self._buckets[number].take(num_bytes, self._clock())
                 return drawn._replace(least_seconds=max(drawn.least_seconds, wait_seconds))
             case Fails():
                 return drawn if drawn.error is not None else drawn._replace(error=fault.number)
@@ -133,10 +133,6 @@ def _is_under(directory: str | None, descriptor: int | None) -> bool:
     if directory is None or descriptor is None:
         return directory is None
     return Path(os.readlink(f"/proc/self/fd/{descriptor}")).is_relative_to(os.path.realpath(directory))
-
-
-def _bucket_of(fault: Fault) -> TokenBucket | None:
-    return TokenBucket(fault.bytes_per_second, fault.burst_bytes) if isinstance(fault, Bandwidth) else None
 
 
 def _seconds_of(latency: Latency, numbers: random.Random) -> float:

@@ -43,12 +43,7 @@ class FaultyDaemon(Daemon):
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the daemon until it is told to end. Blocks.
-
-    Raises:
-        ConfigError: the plan or an option cannot be used.
-        StorageIOError: the drive refused.
-    """
+    """Run the daemon until it is told to end. Blocks."""
     import uvloop
 
     parser = argparse.ArgumentParser(prog="python -m tierstore.testing.faulty_daemon", description=__doc__)

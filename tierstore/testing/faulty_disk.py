@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import NoReturn, TypeVar
 
 from ..disk.boundary import Usage, translated
-from ..disk.tier import DiskTier, DiskUsage, Kind, Loaded, Stored
+from ..disk.tier import DiskTier, Kind, Loaded, Stored
 from ..errors import TierStoreError
 from .faults import Faults
 from .plan import Operation
@@ -25,16 +25,16 @@ _GARBAGE = b"\xa5"
 
 
 class FaultyDisk:
-    """Injects faults into another `DiskTier`. It raises the errors of the `DiskTier` contract, caused by an OSError.
-
-    A discard that fails breaks that contract: the user of the tier has to end.
-    """
+    """Injects faults into another `DiskTier`. It raises the errors of the `DiskTier` contract, caused by an OSError. A
+    discard that fails breaks that contract: the user of the tier has to end."""
 
     def __init__(self, disk: DiskTier, faults: Faults) -> None:
         self._disk = disk
         self._faults = faults
         self._order = _Completions()
         self.scratch_bytes = disk.scratch_bytes
+        self.confirms, self.usage = disk.confirms, disk.usage
+        self.codec_choices, self.abandon_after_fork = disk.codec_choices, disk.abandon_after_fork
 
     async def write(self, key: int, source: memoryview, kind: Kind) -> Stored:
         writing = partial(self._disk.write, key, source, kind)
@@ -48,23 +48,10 @@ class FaultyDisk:
             destination[:] = _GARBAGE * len(destination)
             raise
 
-    def confirms(self, key: int, memory: memoryview) -> bool:
-        return self._disk.confirms(key, memory)
-
     async def discard(self, keys: Sequence[int]) -> None:
         await self._run("discard", partial(self._disk.discard, keys), _ON_DISK)
 
-    def usage(self) -> DiskUsage:
-        return self._disk.usage()
-
-    def codec_choices(self) -> Mapping[str, Mapping[str, int]]:
-        return self._disk.codec_choices()
-
-    def abandon_after_fork(self) -> None:
-        self._disk.abandon_after_fork()
-
     async def close(self) -> None:
-        """See `DiskTier.close`. If it fails, everything has been freed before."""
         drawn = self._faults.draw("close")
         await asyncio.sleep(drawn.delay_seconds)
         await self._disk.close()
@@ -94,8 +81,6 @@ def _fail(operation: Operation, number: int, data: str, num_bytes: int = 0, usag
 
 
 class _Held:
-    """A completion that is held back until others are reported."""
-
     def __init__(self, num_others: int) -> None:
         self.num_others = num_others
         self.released = asyncio.Event()
@@ -109,7 +94,6 @@ class _Completions:
         self._held: list[_Held] = []
 
     def begin(self) -> None:
-        """An operation begins."""
         self._num_running += 1
 
     async def end(self, num_others: int) -> None:

@@ -49,22 +49,16 @@ _WITH_BYTES = _ALL - {"discard", "close", "fallocate"}
 
 
 class Latency(msgspec.Struct, frozen=True, tag=True):
-    """The operation begins later, by `seconds` in the mean.
-
-    `spread`: "fixed": always the mean; "uniform": between 0 and twice the mean; "exponential": mostly less, sometimes
-    much more. Drawn from the plan's seed.
-    """
+    """The operation begins later, by `seconds` in the mean. `spread`, drawn from the plan's seed: "fixed": always the
+    mean; "uniform": between 0 and twice the mean; "exponential": mostly less, sometimes much more."""
 
     seconds: float
     spread: Literal["fixed", "uniform", "exponential"] = "fixed"
 
 
 class Bandwidth(msgspec.Struct, frozen=True, tag=True):
-    """All operations of the rule together are limited to one speed (a token bucket).
-
-    Each begins at once, and is reported done only when its last token has come, as on a slower drive. `burst_bytes`:
-    how many tokens may be saved up while nothing moves.
-    """
+    """All operations of the rule together are limited to one speed. Each begins at once, and is reported done only when
+    its last byte would have come, as on a slower drive. `burst_bytes`: how many may be saved up while nothing moves."""
 
     bytes_per_second: float
     burst_bytes: int = 0
@@ -72,20 +66,15 @@ class Bandwidth(msgspec.Struct, frozen=True, tag=True):
 
 class Fails(msgspec.Struct, frozen=True, tag=True):
     """The operation is not done. A read leaves garbage in its destination; a tier's close is done before it fails.
-
-    `number`: the reason, one of `errno`. A system call raises it as OSError, the disk tier as the error that its
-    contract names for it, the copy engine as RuntimeError.
-    """
+    `number`, one of `errno`: a system call raises it as OSError, the disk tier as its contract's error, the copy engine
+    as RuntimeError."""
 
     number: int = errno.EIO
 
 
 class Late(msgspec.Struct, frozen=True, tag=True):
-    """The operation is done, but reported only after `num_others` others.
-
-    The disk tier reports it earlier if no other operation runs; the one held back last comes first. In the copy engine,
-    the copy's event comes once that many later copies are queued, or somebody waits for it.
-    """
+    """The operation is done, but reported only after `num_others` others. The disk tier reports it earlier if no other
+    operation runs; the one held back last comes first. A copy's event also comes if somebody waits for it."""
 
     num_others: int = 1
 
@@ -161,10 +150,8 @@ class Rule(msgspec.Struct, frozen=True):
 
 
 class FaultPlan(msgspec.Struct, frozen=True):
-    """All rules of a run, and the seed for random draws. `FaultPlan.of(rule, ...)` is shorter.
-
-    Several rules may apply to one operation: latencies add up, the slowest bandwidth counts, and the first error.
-    """
+    """All rules of a run, and the seed for random draws. `FaultPlan.of(rule, ...)` is shorter. Several rules may apply
+    to one operation: latencies add up, the slowest bandwidth counts, and the first error."""
 
     rules: tuple[Rule, ...] = ()
     seed: int = 0
@@ -174,7 +161,6 @@ class FaultPlan(msgspec.Struct, frozen=True):
         return cls(rules, seed)
 
     def to_json(self) -> str:
-        """The plan as JSON, for another process; `from_json` reads it."""
         return msgspec.json.encode(self).decode()
 
     @classmethod

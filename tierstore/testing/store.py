@@ -22,15 +22,7 @@ __all__ = ["FaultyStore"]
 
 class FaultyStore(TierStore):
     """A `TierStore` whose disk tier, system calls and copy engine fail as a plan says. Opening it does not fail.
-
-    Args:
-        path: as `TierStore`'s.
-        plan: holds from the first operation on; `store.faults.set` replaces it at any time.
-        options: as `TierStore`'s.
-
-    Attributes:
-        faults: carries out the plan, and counts what it has done.
-    """
+    `faults` carries the plan out and counts what it has done; `faults.set` replaces it at any time."""
 
     faults: Faults
 

@@ -1,6 +1,2 @@
-"""Traces of training steps: recorded beside a store, read again and drawn without one.
-
-In here: the events (`events.py`), what records them (`recorder.py`, `recordings.py`), what reads and draws them. Not
-here: the hooks, which tell what is saved (`tierstore.hooks.recorded`), and the moves, which the rules tell to an
-`Observer`. The store, the hooks and the commands `trace` and `tune` call it. Start with `events.py`.
-"""
+"""Traces of training steps: recorded beside a store (`recorder.py`, `recordings.py`), read again and drawn without one.
+The hooks tell what is saved, the rules tell an `Observer` the moves. Start with `events.py`."""

@@ -1,10 +1,8 @@
 """The events of a trace: one line of JSON for each, `{"event": "pack", ...}`, after a `header`.
-
-`docs/reference/trace_format.md` says what each event and field means. Here is only what a reader of the code needs too.
+`docs/reference/trace_format.md` says what each event and field means.
 
 A *graph* is everything that one thread packs between two backwards, in any number of scopes, and the backward that
-follows. (`graph`, `index`) names one saved tensor for good. A *record* is the bytes of one storage; its number is the
-`key` of the first saved tensor on that storage.
+follows. A *record* is the bytes of one storage; its number is the `key` of the first saved tensor on that storage.
 """
 
 from __future__ import annotations
@@ -30,12 +28,8 @@ class Machine(msgspec.Struct, frozen=True):
 
 
 class StoreSettings(msgspec.Struct, frozen=True):
-    """How the store was opened. `place`: its directory, or the daemon's address.
-
-    With a daemon (`is_connected`), `codec`, `inline_bytes` and `checksum` are None: it decides them. `io_depth`:
-    records at the drive at once, each way; None: the daemon's, or an older trace. `staging_grows`: `staging_bytes` was
-    not given, so it takes from `host_bytes` what large tensors need.
-    """
+    """How the store was opened. `place`: its directory, or the address of the daemon, which decides what is None here.
+    `io_depth`: records at the drive at once, each way. `staging_grows`: `staging_bytes` was not given."""
 
     place: str
     is_connected: bool
@@ -54,6 +48,21 @@ class StoreSettings(msgspec.Struct, frozen=True):
 
 class _Event(msgspec.Struct, frozen=True, tag_field="event", tag=str.lower):
     pass
+
+
+class _OfGraph(_Event, frozen=True):
+    at_ns: int
+    graph: int
+
+
+class _OfTensor(_OfGraph, frozen=True):
+    index: int
+
+
+class _OfBytes(_Event, frozen=True):
+    at_ns: int
+    record: int
+    nbytes: int
 
 
 class Header(_Event, frozen=True):
@@ -95,16 +104,8 @@ class ScopeEnd(_Event, frozen=True, tag="scope_end"):
 
 
 class Pack(_Event, frozen=True):
-    """Autograd saved a tensor, and the store took it.
-
-    Attributes:
-        began_ns, end_ns: of the call, waiting included.
-        record: the record that it is a view of; None: it has none yet (see `Booked`).
-        node: the autograd node that saved it; later nodes of forward have higher numbers.
-        storage: names its storage among tensors that have no record, while the storage lives.
-        version: the tensor's count of in-place changes.
-        storage_bytes, view_bytes: size of the storage, and of the tensor's elements.
-    """
+    """Autograd saved a tensor, and the store took it. `record`: that it is a view of; None: it has none yet (see
+    `Booked`). `storage` names its storage among tensors that have no record, while the storage lives."""
 
     began_ns: int
     end_ns: int
@@ -124,21 +125,14 @@ class Pack(_Event, frozen=True):
     shape: tuple[int, ...]
 
 
-class Booked(_Event, frozen=True):
+class Booked(_OfTensor, frozen=True):
     """A saved tensor that had no record now has one, perhaps together with other saved tensors."""
 
-    at_ns: int
-    graph: int
-    index: int
     record: int
 
 
-class Ours(_Event, frozen=True):
+class Ours(_OfTensor, frozen=True):
     """Only the store still holds the storage of a saved tensor. Never recorded if others hold it throughout."""
-
-    at_ns: int
-    graph: int
-    index: int
 
 
 class Unpack(_Event, frozen=True):
@@ -151,30 +145,18 @@ class Unpack(_Event, frozen=True):
     index: int
 
 
-class Release(_Event, frozen=True):
+class Release(_OfTensor, frozen=True):
     """The graph released a saved tensor. The last release of a record frees its memory."""
 
-    at_ns: int
-    graph: int
-    index: int
 
-
-class Gone(_Event, frozen=True):
+class Gone(_OfGraph, frozen=True):
     """The whole graph is freed, and the scopes that saved it have been left."""
 
-    at_ns: int
-    graph: int
 
+class Computed(_OfGraph, frozen=True):
+    """How long a graph took on its accelerator, by marks in the stream that computes: forward from its first pack to
+    its first unpack, backward from there to its last. Recorded only in trials of `tierstore tune`."""
 
-class Computed(_Event, frozen=True):
-    """How long a graph took on its accelerator, by marks in the stream that computes.
-
-    Recorded only in trials of `tierstore tune`, where each scope first waits for the accelerator. Forward is from its
-    first pack to its first unpack, backward from there to its last.
-    """
-
-    at_ns: int
-    graph: int
     forward_seconds: float
     forward_wait_seconds: float
     out_bytes: int
@@ -184,10 +166,8 @@ class Computed(_Event, frozen=True):
 
 
 class Stall(_Event, frozen=True):
-    """A thread waited; `cause` is one of `STALL_CAUSES` of `stats.py`. One wait may give several events in a row.
-
-    `record`: the record whose bytes it waited for; None: it waited for room.
-    """
+    """A thread waited for `STALL_CAUSES`; one wait may give several events in a row. `record`: None: it waited for
+    room."""
 
     began_ns: int
     end_ns: int
@@ -197,11 +177,8 @@ class Stall(_Event, frozen=True):
 
 
 class Spill(_Event, frozen=True):
-    """A record was written to disk, or could not be (`failed` says why).
-
-    `queued_ns`: when it was chosen to leave memory; `began_ns`: when a lane took it. `codec`: "" if it failed. The
-    seconds are None where they are not known (a daemon's).
-    """
+    """A record was written to disk, or could not be (`failed` says why). `queued_ns`: when it was chosen to leave
+    memory; `began_ns`: when a lane took it. The seconds are None where they are not known (a daemon's)."""
 
     record: int
     nbytes: int
@@ -226,19 +203,12 @@ class Cancelled(_Event, frozen=True):
     nbytes: int
 
 
-class Freed(_Event, frozen=True):
+class Freed(_OfBytes, frozen=True):
     """A record that is on disk left host memory."""
-
-    at_ns: int
-    record: int
-    nbytes: int
 
 
 class Restore(_Event, frozen=True):
-    """A record was read back, or could not be; see `Spill`.
-
-    `wanted`: False: the graph released it during the read, and `restored_bytes` does not count it.
-    """
+    """A record was read back, or could not be; see `Spill`. `wanted`: False: the graph released it during the read."""
 
     record: int
     nbytes: int
@@ -254,28 +224,17 @@ class Restore(_Event, frozen=True):
     failed: str | None
 
 
-class Offload(_Event, frozen=True):
+class Offload(_OfBytes, frozen=True):
     """A copy from an accelerator to host memory was queued on a stream. Its end is not recorded."""
 
-    at_ns: int
-    record: int
-    nbytes: int
 
-
-class Reload(_Event, frozen=True):
+class Reload(_OfBytes, frozen=True):
     """A copy from host memory to an accelerator was queued on a stream. Its end is not recorded."""
-
-    at_ns: int
-    record: int
-    nbytes: int
 
 
 class Levels(_Event, frozen=True):
-    """The bytes that the tiers hold, as the store counts them for `StoreStats`.
-
-    `uncharged_bytes`: saved tensors that are where autograd left them and that no budget is charged for (yet). Tensors
-    that are only noted count until their graph is gone.
-    """
+    """The bytes that the tiers hold, as the store counts them for `StoreStats`. `uncharged_bytes`: saved tensors that
+    are where autograd left them; those that are only noted count until their graph is gone."""
 
     at_ns: int
     device_bytes: int

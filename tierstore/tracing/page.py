@@ -26,15 +26,8 @@ _PHASES = ("forward", "backward")
 
 
 def page_of(steps: Sequence[Step], header: Header, names: Mapping[int, str], num_steps: int, *, first: int) -> str:
-    """Return the page. Its times are milliseconds from each step's beginning.
-
-    Args:
-        steps: those that a reader may choose from, in their order.
-        header: of the trace.
-        names: of threads.
-        num_steps: of the whole trace.
-        first: number of the step that is shown first.
-    """
+    """Return the page. Its times are milliseconds from each step's beginning. `steps`: those that a reader may choose
+    from, of `num_steps` in the trace; number `first` is shown first. `names`: of threads."""
     summaries = [summarize(step, header) for step in steps]
     drawn = [_data(step, summary, header, names) for step, summary in zip(steps, summaries, strict=True)]
     data = {"causes": CAUSES, "first": first, "steps": drawn}
@@ -55,7 +48,6 @@ def _shown(text: str) -> str:
 
 
 def _section(summary: StepSummary, num_steps: int, first: int) -> str:
-    """The words and figures of one step."""
     hidden = "" if summary.number == first else " hidden"
     lines = "".join(f"<p>{_shown(line)}</p>" for line in summary.headline)
     memory = "".join(

@@ -1,7 +1,5 @@
-"""A trace as Chrome's trace events, which Perfetto and chrome://tracing show. Pure.
-
-The format is Google's "Trace Event Format": complete events (X), counters (C), names (M); times in microseconds.
-"""
+"""A trace in Google's "Trace Event Format", which Perfetto and chrome://tracing show: complete events (X), counters
+(C), names (M); times in microseconds. Pure."""
 
 from __future__ import annotations
 

@@ -27,7 +27,22 @@ from ..base.system_words import words_of
 from ..base.threads import start_thread
 from ..errors import ConfigError, StorageIOError
 from ..rules.observer import Observer
-from .events import Booked, Cancelled, Computed, End, Freed, Gone, Header, Levels, Lost, Offload, Reload, Stall
+from .events import (
+    Booked,
+    Cancelled,
+    Computed,
+    End,
+    Freed,
+    Gone,
+    Header,
+    Levels,
+    Lost,
+    Offload,
+    Reload,
+    Restore,
+    Spill,
+    Stall,
+)
 from .jobs import OpenJobs
 
 if TYPE_CHECKING:
@@ -49,12 +64,9 @@ _now = time.perf_counter_ns
 
 
 class TraceFile:
-    """A file open for writing and locked (flock): two traces in one file could not be told apart.
-    A device or a pipe is neither locked nor truncated.
-
-    Raises:
-        ConfigError: it cannot be opened, or another trace is being written to it. Its content is unchanged.
-    """
+    """A file open for writing and locked (flock): two traces in one file could not be told apart. A device or a pipe is
+    neither locked nor truncated. Raises ConfigError: it cannot be opened, or another trace is being written to it. Its
+    content is unchanged."""
 
     def __init__(self, place: str, *, is_continued: bool = False) -> None:
         self._descriptor = -1
@@ -79,7 +91,6 @@ class TraceFile:
             rest = rest[os.write(self._descriptor, rest) :]
 
     def close(self) -> None:
-        """Close and unlock the file. Call it once."""
         os.close(self._descriptor)
 
 
@@ -117,7 +128,7 @@ class Recorder(Observer):
         self._on_idle = on_idle
         self._graphs: dict[int, _GraphRemains] = {}
         self._timed: deque[tuple[int, weakref.ref[object], GraphTimes]] = deque()
-        self._jobs = OpenJobs()
+        self._spills, self._restores = OpenJobs(), OpenJobs()
         self._encoder = msgspec.json.Encoder(enc_hook=_name_of)
         self._lost = count()  # a lock would not do: a finalizer may lose an event where another is being lost
         self._next_lost = 0  # its next number, unless an event is lost meanwhile
@@ -190,11 +201,8 @@ class Recorder(Observer):
         self._orders.put(None)
 
     def close(self, deadline_seconds: float, reason: str = "ended") -> None:
-        """End the trace: write what waits, close the file. Idempotent, but an error is raised only once.
-
-        Raises:
-            StorageIOError: a write failed, or was not done in time; the file ends there, and training is not affected.
-        """
+        """End the trace: write what waits, close the file. Idempotent, but an error is raised only once. Raises
+        StorageIOError: a write failed, or was not done in time; the file ends there, and training is not affected."""
         self._reason = reason
         self._orders.put(None)
         self._thread.join(deadline_seconds)
@@ -212,38 +220,53 @@ class Recorder(Observer):
     # --- under the store's lock: `Observer` --------------------------------------------------------------------------
 
     def spill_queued(self, record: int, nbytes: int) -> None:
-        self._jobs.spills.queue(record, nbytes, _now())
+        self._spills.queue(record, nbytes, _now())
         self.changed()
 
     def spill_began(self, record: int, nbytes: int) -> None:
-        self._jobs.spills.begin(record, nbytes, _now())
+        self._spills.begin(record, nbytes, _now())
 
     def spill_ended(self, record: int, outcome: Stored | Exception) -> None:
-        self._append_if(self._jobs.end_spill(record, outcome, _now()))
+        job, at_ns = self._spills.end(record), _now()
+        if job is not None:
+            times = job.lane, job.queued_ns, job.began_ns, at_ns
+            if isinstance(outcome, Exception):
+                self.append((Spill, record, job.nbytes, 0, "", "", *times, None, None, str(outcome)))
+            else:
+                stored = outcome.stored_bytes, outcome.codec, outcome.kind
+                seconds = outcome.drive_seconds, outcome.cpu_seconds
+                self.append((Spill, record, job.nbytes, *stored, *times, *seconds, None))
         self.changed()
 
     def spill_cancelled(self, record: int, nbytes: int) -> None:
         self._cancelled("spill", record, nbytes)
-        self._jobs.spills.forget(record)
+        self._spills.end(record)
 
     def freed(self, record: int, nbytes: int) -> None:
         self.append((Freed, _now(), record, nbytes))
         self.changed()
 
     def restore_queued(self, record: int, nbytes: int, *, demanded: bool) -> None:
-        self._jobs.restores.queue(record, nbytes, _now(), demanded=demanded)
+        self._restores.queue(record, nbytes, _now(), demanded=demanded)
         self.changed()
 
     def restore_began(self, record: int) -> None:
-        self._jobs.restores.begin(record, None, _now())
+        self._restores.begin(record, None, _now())
 
     def restore_ended(self, record: int, outcome: Loaded | Exception, *, is_wanted: bool) -> None:
-        self._append_if(self._jobs.end_restore(record, outcome, _now(), is_wanted=is_wanted))
+        job, at_ns = self._restores.end(record), _now()
+        if job is not None:
+            times = job.lane, job.demanded, is_wanted, job.queued_ns, job.began_ns, at_ns
+            if isinstance(outcome, Exception):
+                self.append((Restore, record, job.nbytes, 0, *times, None, None, str(outcome)))
+            else:
+                seconds = outcome.drive_seconds, outcome.cpu_seconds
+                self.append((Restore, record, job.nbytes, outcome.read_bytes, *times, *seconds, None))
         self.changed()
 
     def restore_cancelled(self, record: int, nbytes: int) -> None:
         self._cancelled("restore", record, nbytes)
-        self._jobs.restores.forget(record)
+        self._restores.end(record)
 
     def offloaded(self, record: int, nbytes: int) -> None:
         self.append((Offload, _now(), record, nbytes))
@@ -264,10 +287,6 @@ class Recorder(Observer):
     def _cancelled(self, what: str, record: int, nbytes: int) -> None:
         self.append((Cancelled, _now(), record, what, nbytes))
         self.changed()
-
-    def _append_if(self, event: RecordedEvent | None) -> None:
-        if event is not None:
-            self.append(event)
 
     # --- the writing thread ------------------------------------------------------------------------------------------
 

@@ -29,14 +29,9 @@ _DEADLINE_SECONDS = 60.0
 
 
 class Recordings:
-    """Begins, continues and ends traces: at most one is recorded at a time.
+    """Begins, continues and ends traces: at most one is recorded at a time. `describe` makes the first line of a trace.
 
-    Args:
-        residency: the store's.
-        describe: makes the first line of a trace.
-
-    Attributes:
-        recorder: records the trace of the whole store (`TierStore.trace`); None: only scopes that ask are traced.
+    `recorder` records the trace of the whole store (`TierStore.trace`); None: only scopes that ask are traced.
     """
 
     def __init__(self, residency: Residency, describe: Callable[[], Header]) -> None:
@@ -144,7 +139,6 @@ class Recordings:
         current.close(_DEADLINE_SECONDS)
 
     def _look_away_if_idle(self) -> None:
-        """Stop observing the store when nothing is traced."""
         recorder = self._current
         with self._residency.lock:
             if recorder is None or recorder.is_idle() or recorder.is_over():

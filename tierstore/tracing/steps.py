@@ -41,7 +41,7 @@ class Step:
 
     Attributes:
         number: counted from 1 in the trace.
-        graph, thread: its number, and the thread that packed it.
+        thread: that packed it.
         began_ns, forward_ended_ns: when its first scope was entered, and its last one left.
         backward_began_ns: when its first unpack began; None: there was none.
         ended_ns: when it was gone (`is_whole`), or the end of the trace.
@@ -85,11 +85,8 @@ def steps_of(trace: RecordedTrace) -> list[Step]:
 
 
 def choose_step(steps: Sequence[Step], number: int | None) -> Step:
-    """The step of that number; None: the one that waited longest, which is what a reader most likely looks for.
-
-    Raises:
-        ConfigError: there is no such step.
-    """
+    """The step of that number; None: the one that waited longest, which is what a reader most likely looks for. Raises
+    ConfigError: there is no such step."""
     if number is None:
         return max(steps, key=_waited_longest)
     if not 1 <= number <= len(steps):
@@ -119,10 +116,8 @@ def _waited_longest(step: Step) -> tuple[int, int]:
 
 
 def records_of(events: Iterable[Event]) -> dict[tuple[int, int], int]:
-    """The record of each saved tensor, by graph and index.
-
-    Tensors that were never booked share a record if their storage was the same, alive and unchanged.
-    """
+    """The record of each saved tensor, by graph and index. Tensors that were never booked share a record if their
+    storage was the same, alive and unchanged."""
     packs = [event for event in events if isinstance(event, Pack)]
     records = {(pack.graph, pack.index): pack.record for pack in packs if pack.record is not None}
     records |= {(event.graph, event.index): event.record for event in events if isinstance(event, Booked)}

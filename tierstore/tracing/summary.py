@@ -21,11 +21,8 @@ _WORTH_A_WORD = 0.03
 class Direction:
     """The transfers of a step in one direction. Without "stored", bytes are logical ones.
 
-    Attributes:
-        busy_seconds: for how long anything moved; `lane_seconds`: the times of all transfers added up.
-        codec_seconds: the part of `lane_seconds` in codecs.
-        cpu_seconds: CPU time of all transfers for which it is known.
-        num_demanded: reads that were queued only when a thread asked for them; 0 for writes.
+    `busy_seconds`: for how long anything moved; `lane_seconds`: the times of all transfers added up, of which
+    `codec_seconds` were in codecs. `num_demanded`: reads that were queued only when a thread asked for them.
     """
 
     num_records: int
@@ -48,7 +45,6 @@ class StepSummary:
 
     Attributes:
         headline: why it is slow, one sentence for each phase that is.
-        seconds: from its first scope until it was gone.
         forward_seconds: until its last scope was left; `backward_seconds`: from the first unpack on, or None.
         resident_bytes, allocator_free_bytes: memory of the process at the end of forward, and the part of it that was
             freed but kept by its allocator; None: not recorded.
@@ -178,10 +174,11 @@ def _sentence(
     jobs: Sequence[Spill | Restore] = step.spills if phase == "forward" else step.restores
     busy = union_ns(jobs, began_ns, ended_ns) / (ended_ns - began_ns)
     time = f"for {share:.0%} of its time"
+    codec_share = min(1.0, moved.codec_seconds / moved.lane_seconds) if moved.lane_seconds else 0.0
     reasons = {
         "drive": f"waited for the drive {time}. The drive was busy for {busy:.0%} of {phase}: {what}",
         "codec": (
-            f"waited for the codec {time}: {what}. {_codec_share(moved):.0%} of the transfers' time went to "
+            f"waited for the codec {time}: {what}. {codec_share:.0%} of the transfers' time went to "
             f"{_codecs(step)} ({moved.cpu_seconds:.2g} s of CPU time). "
             'Try codec="auto", or a lower level'
         ),
@@ -205,10 +202,6 @@ def _thread_of(waits: Sequence[ExplainedWait]) -> int | None:
     for wait in waits:
         seconds[wait.wait.thread] = seconds.get(wait.wait.thread, 0.0) + wait.seconds
     return max(seconds, key=seconds.__getitem__, default=None)
-
-
-def _codec_share(moved: Direction) -> float:
-    return min(1.0, moved.codec_seconds / moved.lane_seconds) if moved.lane_seconds else 0.0
 
 
 def _codecs(step: Step) -> str:

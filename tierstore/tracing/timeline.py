@@ -1,8 +1,5 @@
-"""A step as lanes of boxes and curves, of which pages and Perfetto's files are made. Pure.
-
-A transfer alternates between a codec and the drive. Its box is cut into one part for each: the lengths of the two
-parts are true, their order is not.
-"""
+"""A step as lanes of boxes and curves, of which pages and Perfetto's files are made. Pure. A transfer's box is cut into
+one part for the codec and one for the drive: the lengths of the parts are true, their order is not."""
 
 from __future__ import annotations
 
@@ -128,7 +125,6 @@ def _transfers(step: Step) -> Iterator[Lane]:
 
 
 def _lanes(group: str, kind: str, jobs: Sequence[Spill | Restore], step: Step) -> Iterator[Lane]:
-    """One for each lane of the engine, with this part of its transfers."""
     boxes_of: dict[int, list[Box]] = {}
     for job in jobs:
         in_codec_ns = codec_ns(job, step.codecs)

@@ -1,8 +1,5 @@
-"""Finds settings for a machine (`tierstore doctor`) or a program (`tierstore tune`).
-
-* A machine: `examine.py` measures it, `findings.py` says what is wrong, `report.py` what to set.
-* A program: start at `tune.py`. `tune_loop` (`loop.py`) tunes a loop in this process, `program.py` a program.
-"""
+"""Finds settings for a machine (`examine.py` measures it, `findings.py` says what is wrong, `report.py` what to set) or
+a program (start at `tune.py`; `tune_loop` tunes a loop in this process, `program.py` a program)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""Measures how fast the store's codecs are on this machine, on generated data that resembles what training saves.
-
-The speeds belong to the machine, the ratios to the generated data. A store with codec "auto" tries codecs on each kind
-of content that it sees.
-"""
+"""Measures how fast the store's codecs are on this machine, on generated data that resembles what training saves: the
+speeds belong to the machine, the ratios to the data."""
 
 from __future__ import annotations
 
@@ -73,10 +70,8 @@ def sample_data_of_kind(kind: str) -> str:
 
 
 def measure_codecs(seconds: float, kind_done: Callable[[], None]) -> tuple[CodecSpeed, ...]:
-    """Try the codecs that "auto" would try on each sample, in the same way; return medians. Blocks.
-
-    Each sample gets an equal part of the time. `kind_done`: called after each.
-    """
+    """Try the codecs that "auto" would try on each sample, in the same way, for an equal part of the time; return
+    medians. Blocks. `kind_done`: called after each."""
     scratch = Scratch()
     speeds: list[CodecSpeed] = []
     for number, (name, (itemsize_bytes, make)) in enumerate(SAMPLES.items()):

@@ -42,8 +42,6 @@ def consult(
 ) -> bool:
     """Examine, print, write the files asked for. Returns whether offloading works here. Blocks a little over `seconds`.
 
-    Args: as `tierstore doctor`'s.
-
     Raises:
         StorageIOError: the system refuses a call, or a thread.
         ConfigError: the directory cannot be used, or a file is there already or cannot be made. A file that cannot be
@@ -87,7 +85,6 @@ def consult(
 
 
 def _absolute(directory: Path) -> Path:
-    """The absolute path: it goes into files that are read elsewhere."""
     text = os.path.abspath(directory)
     if not text.isascii() and text.encode("utf-8", "replace").decode("utf-8") != text:
         raise ConfigError("path", text, "the report and its files are UTF-8, which cannot encode this path")
@@ -190,5 +187,5 @@ def _by_combination(transfers: tuple[Transfer, ...]) -> dict[tuple[int, int], st
 
 
 def _plain(text: str, style: str = "") -> Text:
-    """Text from outside (paths, names of drives and drivers) that can neither style nor control the terminal."""
+    """Text from outside can neither style nor control the terminal."""
     return Text(plain(text, kept="\n"), style)

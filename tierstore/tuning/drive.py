@@ -1,9 +1,8 @@
 """Measures how fast a directory's drive is, with the store's own system calls, in bounded time.
 
-A file without a name is reserved, filled once, and then read and rewritten in place, as a store does with a segment.
-It is gone with the process, however that ends. Each combination of block size and depth gets an amount of time, so a
-slow drive leaves out combinations. Without O_DIRECT each written block is synced, and blocks are dropped from the page
-cache before they are read: the speed that remains when the cache is full.
+A file without a name is reserved, filled once, and then read and rewritten in place, as a store does with a segment. A
+slow drive leaves out combinations of block size and depth. Without O_DIRECT each written block is synced, and blocks
+are dropped from the page cache before they are read.
 """
 
 from __future__ import annotations
@@ -75,8 +74,6 @@ class _Run:
 
 
 class _Bench:
-    """A reserved file on the drive, and the buffers to move."""
-
     def __init__(self, segment: Segment, mode: IoMode, memory_bytes: int) -> None:
         self._block_limit_bytes = max(BLOCKS[0], memory_bytes // max(DEPTHS))
         self._descriptor = segment.file.fileno()
@@ -87,7 +84,7 @@ class _Bench:
 
     def fill(self, seconds: float) -> tuple[int, float]:
         """Write the file from its beginning, once at most. Returns bytes, within which all later transfers stay, and
-        bytes per second."""
+        speed."""
         block_bytes = MIB if self._block_limit_bytes >= MIB else BLOCKS[0]
         run = self._move("write", block_bytes, max(DEPTHS), seconds, once=True)
         self._span_bytes = len(run.call_seconds) * block_bytes
@@ -98,7 +95,6 @@ class _Bench:
         return statistics.median(self._move(direction, _LATENCY_BYTES, 1, seconds, stride=_SCATTER).call_seconds)
 
     def transfer(self, direction: Direction, block_bytes: int, depth: int, seconds: float) -> Transfer | None:
-        """Measure one combination; None: it would take too long, or more space or memory than there is."""
         in_flight_bytes = block_bytes * depth
         if in_flight_bytes > self._span_bytes or block_bytes > self._block_limit_bytes:
             return None
@@ -114,11 +110,7 @@ class _Bench:
         self, direction: Direction, block_bytes: int, depth: int, seconds: float, *, once: bool = False, stride: int = 1
     ) -> _Run:
         """Move blocks, `depth` at once, for so long, one of each lane at least. Raises OSError if the drive fails.
-
-        Args:
-            once: stop at the end of the file.
-            stride: from one transfer to the next, in blocks.
-        """
+        `once`: stop at the end of the file. `stride`: from one transfer to the next, in blocks."""
         if direction == "read" and not self._mode.direct:
             os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         num_places = self._span_bytes // block_bytes
@@ -161,15 +153,10 @@ def measure_drive(
 ) -> Drive:
     """Return `drive` with the measurements. Blocks for about `seconds`, at most `SLACK_SECONDS` longer.
 
-    Args:
-        drive: what is known of the drive without touching it.
-        directory: a directory on it.
-        seconds: for all steps together.
-        memory_bytes: the most that buffers may take.
-        step_done: called `NUM_STEPS` times at most, on this thread.
+    `memory_bytes`: the most that buffers may take. `step_done`: called `NUM_STEPS` times at most, on this thread.
 
-    Faults of the drive raise nothing: they are in `error`, beside what was measured before. A transfer that never
-    comes back keeps a daemon thread, its buffer and the file until the process ends.
+    Faults of the drive raise nothing: they are in `error`, beside what was measured before. A transfer that never comes
+    back keeps a daemon thread, its buffer and the file until the process ends.
     """
     before_bytes = device_bytes(drive.device)
     news: SimpleQueue[_News] = SimpleQueue()
@@ -230,7 +217,6 @@ def _steps(drive: Drive, bench: _Bench, seconds: float) -> Iterator[Drive]:
 
 @contextmanager
 def _bench_on(directory: Path, mode: IoMode, span_bytes: int, memory_bytes: int) -> Iterator[_Bench]:
-    """A file of that length, or a shorter one if there is less room. It is gone afterwards."""
     segment = open_segment(UnnamedHome(directory), 0, span_bytes, _LEAST_SPAN_BYTES, mode, set())
     bench = _Bench(segment, mode, memory_bytes)
     try:

@@ -41,8 +41,9 @@ _HUGE_ORDER = 9  # a huge page has 2**9 pages on x86-64, and on arm64 with 4 KiB
 def examine(directory: Path, socket: str | None, seconds: float, progress: Callable[[str], None]) -> Measurements:
     """Measure the drive under `directory`, and the rest of the machine. Blocks.
 
+    No file becomes visible in the directory, and none stays, however the process ends.
+
     Args:
-        directory: an existing, writable one. No file becomes visible in it, and none stays, however the process ends.
         socket: where a daemon is looked for; None: in the usual places.
         seconds: for all measurements together. It takes some seconds more, for imports, drivers, and transfers that a
             slow drive still has in flight: at most 15, not counting the start of a GPU's driver.
@@ -130,7 +131,6 @@ def _copy_speed(pairs: list[tuple[mmap.mmap, mmap.mmap]], seconds: float) -> flo
 
 
 def _fresh_speed(source: memoryview, seconds: float) -> float:
-    """The speed of writing to pages that the kernel has to find and clear first, in bytes per second."""
     moved_bytes, used_seconds = 0, 0.0
     while used_seconds < seconds:
         fresh = mapped(len(source))
@@ -142,7 +142,6 @@ def _fresh_speed(source: memoryview, seconds: float) -> float:
 
 
 def _huge_pages() -> HugePages:
-    """Ask for huge pages, for private memory and for a client's window, and read the kernel's settings."""
     num_bytes = _buffer_bytes(2)
     free_bytes, free_share = system.free_in_pieces(_HUGE_ORDER)
     memory = mapped(num_bytes)
@@ -183,11 +182,8 @@ def _collapses(num_bytes: int) -> bool:
 def measure_accelerators(seconds: float, memory_bytes: int = _DEVICE_BUFFER_BYTES) -> AcceleratorState:
     """Look for accelerators, and measure copies both ways on each in turn, through a slab like a store's. Never fails.
 
-    Blocks. torch is imported only if an accelerator's driver has made its device files.
-
-    Args:
-        seconds: for all of them together, without the time that drivers take to start.
-        memory_bytes: the most that the buffer in host memory may take.
+    Blocks for `seconds`, beside the time that drivers take to start. torch is imported only if an accelerator's driver
+    has made its device files. `memory_bytes`: the most that the buffer in host memory may take.
     """
     if not has_driver():
         return AcceleratorState(note="no driver of an accelerator has made device files in /dev")

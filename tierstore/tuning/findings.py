@@ -81,10 +81,7 @@ def findings_of(machine: Measurements) -> tuple[Finding, ...]:
 
 
 def unfit_because(drive: Drive) -> str | None:
-    """Why the directory is not recommended for a store, in words; None: it may be used.
-
-    A directory that cannot be written to never comes so far: `check_directory` refuses it.
-    """
+    """Why the directory is not recommended for a store, in words; None: it may be used."""
     if drive.error is not None:
         return f"its drive fails: {drive.error}"
     if not drive.span_bytes:

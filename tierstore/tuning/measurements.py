@@ -28,7 +28,6 @@ class Drive(Struct, frozen=True, kw_only=True):
 
     Attributes:
         io_mode: how a store would read and write there: "O_DIRECT", or "buffered" and why.
-        is_rotational: what the kernel says.
         free_bytes: what this user may still write.
         span_bytes: size of the file that was measured on; 0: there was none.
         first_write_bytes_per_second: into space that was only reserved; all others: over space written before.
@@ -91,7 +90,7 @@ class HugePages(Struct, frozen=True, kw_only=True):
         enabled, shared: the kernel's settings for private and for shared memory; None: it has none.
         granted_share: share of a new private buffer that became huge pages on request, 0 to 1.
         collapses: whether a client's window became huge pages when asked afterwards (MADV_COLLAPSE).
-        free_bytes, free_share: free memory in pieces of a huge page or longer, and as a share of all free memory.
+        free_bytes, free_share: free memory in pieces of a huge page or longer.
     """
 
     enabled: str | None
@@ -132,14 +131,8 @@ class AcceleratorState(Struct, frozen=True, kw_only=True):
 
 
 class Daemon(Struct, frozen=True, kw_only=True):
-    """The sidecar of this host, at the socket where it was looked for.
-
-    Attributes:
-        is_refusing: this user may not use it.
-        path: the directory that it keeps.
-        keeps_directory: that is the examined directory.
-        note: why it did not answer.
-    """
+    """The sidecar of this host, at the socket where it was looked for. `is_refusing`: this user may not use it.
+    `keeps_directory`: `path`, the directory that it keeps, is the examined one. `note`: why it did not answer."""
 
     socket: str
     is_present: bool
@@ -151,12 +144,8 @@ class Daemon(Struct, frozen=True, kw_only=True):
 
 
 class Measurements(Struct, frozen=True, kw_only=True):
-    """All measurements of one machine.
-
-    Attributes:
-        num_trainers: processes that will share it: LOCAL_WORLD_SIZE, else one for each accelerator, else 1.
-        seconds: how long measuring took.
-    """
+    """All measurements of one machine, which took `seconds`. `num_trainers`: processes that will share it:
+    LOCAL_WORLD_SIZE, else one for each accelerator, else 1."""
 
     kernel: str
     num_trainers: int

@@ -31,12 +31,10 @@ _MOST_SILENT_SECONDS = 10.0
 
 
 def present(program: Program, plan: TuningPlan, *, config: Path, hardware: Path | None, as_json: bool) -> None:
-    """Tune, print, and make the file asked for. Blocks for minutes.
+    """Tune, print, and make the file `config`. Blocks for minutes.
 
-    Args:
-        config: file to make.
-        hardware: file that describes the machine; None: it is measured.
-        as_json: print the outcome as JSON, and nothing else, on standard output.
+    `hardware`: file that describes the machine; None: it is measured. `as_json`: print the outcome as JSON, and nothing
+    else, on standard output.
 
     Raises:
         ConfigError: an argument cannot be used, or a file is there already or cannot be made.
@@ -75,8 +73,6 @@ def present(program: Program, plan: TuningPlan, *, config: Path, hardware: Path 
 
 
 class _Lines:
-    """Says when a stage begins and ends, when a trial begins, and now and then how far a stage is."""
-
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._began_at: dict[str, float] = {}

@@ -26,11 +26,7 @@ _MOST_LAST_WORDS = 2000
 @dataclass(eq=False)
 class TrialFailedError(TierStoreError):
     """A trial did not come to its end, or recorded no steps. All processes that it had started have ended.
-
-    Attributes:
-        what: what went wrong, in words.
-        last_words: the end of the program's output; "": there was none.
-    """
+    `last_words`: the end of the program's output; "": there was none."""
 
     what: str
     last_words: str = ""
@@ -41,13 +37,8 @@ class TrialFailedError(TierStoreError):
 
 @dataclass(frozen=True)
 class Program:
-    """A program that can be run for a trial.
-
-    Attributes:
-        command: program and arguments; the program is looked up as a shell does.
-        num_graphs: graphs to record in each trial.
-        trial_seconds: the program is ended after this time; what it has recorded by then counts.
-    """
+    """A program, looked up as a shell does, that records `num_graphs` graphs in a trial. It is ended after
+    `trial_seconds`; what it has recorded by then counts."""
 
     command: Sequence[str]
     num_graphs: int
@@ -76,7 +67,6 @@ class Program:
             raise TrialFailedError(f"{self.command[0]} entered no scope of tiered_offload {when}", _last_words(said))
 
     def _run(self, environment: dict[str, str], said: Path) -> int | None:
-        """Run the program and return its exit code; None: it was ended because its time was up."""
         with said.open("wb") as output, interrupts_held_back() as let_through:
             # An interrupt just after a process was started would leave it running, before its `Popen` is known.
             try:

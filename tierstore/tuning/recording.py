@@ -36,14 +36,8 @@ _Graph = tuple[int, int]
 
 @dataclass(frozen=True)
 class ProgramRecording:
-    """One trial.
-
-    Attributes:
-        trace: the trace of the store with the most events, in the process with the most.
-        num_threads: threads that torch computed with.
-        num_ranks: processes that trained side by side.
-        step_seconds: see `step_seconds_of`.
-    """
+    """One trial: the trace of the store with the most events, in the process with the most. `num_threads`: that torch
+    computed with. `num_ranks`: processes that trained side by side."""
 
     trace: RecordedTrace
     num_threads: int
@@ -91,11 +85,8 @@ class ProgramRecording:
         return max(filter(None, ends), default=None)
 
     def workload(self) -> Workload:
-        """A typical step of the largest graph, and the time between two steps.
-
-        Raises:
-            ConfigError: no step was recorded whole, or it has tensors on several accelerators.
-        """
+        """A typical step of the largest graph, and the time between two steps. Raises ConfigError: no step was recorded
+        whole, or it has tensors on several accelerators."""
         every = steps_of(self.trace)
         whole = [step for step in every[NUM_WARMUPS:] if step.is_whole and step.backward_began_ns is not None]
         if not whole:
@@ -121,10 +112,7 @@ def _saved_bytes(step: Step) -> int:
 
 def _call_seconds(step: Step) -> float:
     """The time of the step's calls that is due to moved records. It is left out of compute: a simulation adds it again.
-
-    A trace does not show this time, so the simulator's figure is used. A simulation of the recorded settings then takes
-    as long as the recorded step.
-    """
+    A trace does not show this time, so the simulator's figure is used."""
     moved: list[Spill | Restore] = [*step.spills, *step.restores]
     return CALL_SECONDS_PER_RECORD * sum(step.began_ns <= each.queued_ns <= step.ended_ns for each in moved)
 
@@ -170,7 +158,11 @@ def read_recording(folder: Path) -> ProgramRecording:
         ConfigError: a file is damaged.
     """
     found = [msgspec.json.decode(file.read_bytes(), type=TracedStore) for file in sorted(folder.glob("*-*.json"))]
-    traces = [(each, read_trace(folder / each.trace)) for each in found if _has_line(folder / each.trace)]
+    traces = []
+    for each in found:
+        file = folder / each.trace
+        if file.exists() and b"\n" in file.read_bytes():  # else it was killed early
+            traces.append((each, read_trace(file)))
     if not traces:
         raise TrialFailedError("the program entered no scope of tiered_offload within the time of a trial")
     by_process: defaultdict[int, list[RecordedTrace]] = defaultdict(list)
@@ -188,19 +180,12 @@ def read_recording(folder: Path) -> ProgramRecording:
     return ProgramRecording(most, num_threads, len(by_process), step_seconds)
 
 
-def _has_line(trace: Path) -> bool:
-    """Whether the trace has a whole line. A program that was killed early may have written none."""
-    return trace.exists() and b"\n" in trace.read_bytes()
-
-
 def step_seconds_of(traces: Sequence[RecordedTrace]) -> float | None:
-    """How long a step takes, from the end of one graph to the end of the next. None: too few were recorded.
+    """How long a step of one process takes, from the end of one graph to the end of the next. None: too few were
+    recorded.
 
-    A graph ends when it is gone; on an accelerator, when that has finished it, if the trace says so.
-    Graphs of different sizes (two models in turn) are not mixed: each size's median is weighted by how often it comes.
-
-    Args:
-        traces: of one process.
+    A graph ends when it is gone; on an accelerator, when that has finished it, if the trace says so. Graphs of
+    different sizes (two models in turn) are not mixed: each size's median is weighted by how often it comes.
     """
     sizes, ends = _ended_graphs(traces)
     lasted: defaultdict[int, list[float]] = defaultdict(list)
@@ -213,7 +198,6 @@ def step_seconds_of(traces: Sequence[RecordedTrace]) -> float | None:
 
 
 def _ended_graphs(traces: Sequence[RecordedTrace]) -> tuple[Counter[_Graph], list[tuple[int, _Graph]]]:
-    """The bytes of each graph that packed, and when those ended that did, the first one first."""
     sizes: Counter[_Graph] = Counter()
     ended: dict[_Graph, int] = {}
     for number, trace in enumerate(traces):

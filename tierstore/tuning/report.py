@@ -37,12 +37,8 @@ class Setting(Struct, frozen=True, kw_only=True):
 
 
 class Report(Struct, frozen=True, kw_only=True):
-    """The report as `tierstore doctor --json` prints it.
-
-    Attributes:
-        is_usable: offloading works here and is useful: no finding is a problem.
-        findings: the worst first.
-    """
+    """The report as `tierstore doctor --json` prints it. `is_usable`: offloading works here and is useful: no finding
+    is a problem. `findings`: the worst first."""
 
     version: int
     is_usable: bool
@@ -101,7 +97,6 @@ def settings_of(machine: Measurements) -> tuple[Setting, ...]:
 
 
 def _place(machine: Measurements) -> Iterator[tuple[str, str, str]]:
-    """The daemon, if it keeps exactly this directory; else the directory, unless it is no place for a store."""
     drive, daemon = machine.drive, machine.daemon
     if daemon.keeps_directory:
         yield "connect", daemon.socket, f"a daemon serves {drive.path}, and has settings of its own for the rest"
@@ -126,7 +121,6 @@ def _host_bytes(machine: Measurements) -> tuple[str, str, str]:
 
 
 def _staging_bytes(machine: Measurements) -> Iterator[tuple[str, str, str]]:
-    """Of less memory than the usual window is made for."""
     available_bytes = machine.memory.available_bytes // machine.num_trainers
     staging_bytes = max(_LEAST_STAGING_BYTES, available_bytes // _STAGING_SHARE)
     if not machine.daemon.keeps_directory and staging_bytes < _USUAL_STAGING_BYTES:

@@ -31,20 +31,15 @@ Predict = Callable[[TrialSettings], float | None]
 
 @dataclass(frozen=True)
 class Space:
-    """The settings that may be tried; all sequences rise.
-
-    Attributes:
-        memory_bytes: the most for `host_bytes`, `staging_bytes` and `working_bytes(io_depth)` together.
-        saved_bytes: bytes that a step saves; a host budget above that has no further effect.
-        device_bytes: the most that is allowed for `device_bytes` and has an effect.
-    """
+    """The settings that may be tried; all sequences rise. `memory_bytes`: the most for `host_bytes`, `staging_bytes`
+    and `working_bytes(io_depth)` together. `saved_bytes`: that a step saves; a larger host budget has no further
+    effect. `device_bytes`: the most that is allowed and has an effect."""
 
     memory_bytes: int
     saved_bytes: int
     device_bytes: int = 0
 
     def most_host_bytes(self, staging_bytes: int, io_depth: int) -> int:
-        """The most for `host_bytes` with this window and depth; below 0: the limit excludes this pair."""
         return self.memory_bytes - staging_bytes - working_bytes(io_depth)
 
     def hosts(self, staging_bytes: int, io_depth: int) -> Sequence[int]:
@@ -67,7 +62,6 @@ class Found:
     Attributes:
         predicted: step seconds of all settings that were tried; None: the step would fail, or the time is not known.
         hosts, downs: axes of the grid: `host_bytes`, and the setting `down`. Other settings are as in `start`.
-        start: where the search began.
         is_whole: it was not cut short.
         down: "device_bytes" if it was searched.
     """
@@ -83,11 +77,9 @@ class Found:
         return self.predicted.get(_with(self.start, {"host_bytes": host_bytes, self.down: down}))
 
     def best(self, number: int) -> list[TrialSettings]:
-        """At most `number` settings that are worth measuring.
-
-        First the best; then the fastest, if that is another, with more memory; then the best with other codecs, since
-        predictions know least about how a program's tensors compress; then others with different predicted times.
-        """
+        """At most `number` settings that are worth measuring: the best; the fastest, if that is another, with more
+        memory; the best with other codecs, since predictions know least about those; then others with different
+        predicted times."""
         ranked = _ranked(self.predicted)
         chosen = dict.fromkeys(ranked[:1] + sorted(ranked, key=self._seconds)[:1])
         coded = [replace(each, codec=codec) for each in ranked[:1] for codec in CODECS if codec != each.codec]
@@ -103,13 +95,8 @@ class Found:
 
 
 def search(space: Space, known: Sequence[TrialSettings], predict: Predict, goes_on: Callable[[], bool]) -> Found:
-    """Search the space.
-
-    Args:
-        space: the settings that may be tried.
-        known: settings within the space, predicted in any case; the search begins at the first, with the order learned.
-        predict: see `Predict`.
-        goes_on: asked before each other prediction; False ends the search with what was found so far.
+    """Search the space. `known`: settings within the space, predicted in any case; the search begins at the first, with
+    the order learned. `goes_on`: asked before each other prediction; False ends the search with what was found so far.
     """
     start = replace(known[0], prefetch="learned", lookahead_bytes=None)
     predicted = {settings: predict(settings) for settings in known}

@@ -34,13 +34,8 @@ _OF_SCOPE = ("prefetch", "lookahead_bytes", "device_bytes")
 
 @dataclass(frozen=True)
 class TrialSettings:
-    """The arguments of `TierStore` and `tiered_offload` that a trial replaces.
-
-    Attributes:
-        lookahead_bytes: None: as far as needed.
-        inline_bytes: None: all records are stored in LMDB.
-        device_bytes: has no effect without an accelerator.
-    """
+    """The arguments of `TierStore` and `tiered_offload` that a trial replaces. `lookahead_bytes`: None: as far as
+    needed. `inline_bytes`: None: all records are stored in LMDB."""
 
     host_bytes: int
     staging_bytes: int = USUAL_STAGING_BYTES
@@ -53,7 +48,6 @@ class TrialSettings:
 
     @property
     def memory_bytes(self) -> int:
-        """Host memory: `host_bytes`, `staging_bytes`, and `working_bytes` of the depth."""
         return self.host_bytes + self.staging_bytes + working_bytes(self.io_depth)
 
     @property
@@ -80,7 +74,6 @@ class TrialSettings:
         )
 
     def __str__(self) -> str:
-        """The settings in one line, for people; what is rarely set only where it is not the default."""
         rare = {
             f"prefetch {self.prefetch}": self.prefetch != "learned",
             f"{_size(self.lookahead_bytes)} ahead": self.lookahead_bytes is not None,
@@ -114,19 +107,14 @@ class StoreLimits:
 
 
 def working_bytes(io_depth: int) -> int:
-    """Memory that I/O jobs work in at that depth, both ways, more than at the usual depth; negative below that depth.
-
-    A limit on host memory does not count the 16 MiB of the usual depth, since the user did not choose them.
-    """
+    """Memory that I/O jobs work in at that depth, both ways, more than at the usual depth; negative below that depth. A
+    limit on host memory does not count the 16 MiB of the usual depth, since the user did not choose them."""
     return 2 * (io_depth - NUM_AT_ONCE) * SCRATCH_BYTES
 
 
 def default_settings(memory_bytes: int) -> TrialSettings:
-    """All defaults, except that both windows share `memory_bytes`: `host_bytes` is what `staging_bytes` leaves.
-
-    Raises:
-        ConfigError: the limit leaves no room for staging.
-    """
+    """All defaults, except that both windows share `memory_bytes`: `host_bytes` is what `staging_bytes` leaves. Raises
+    ConfigError: the limit leaves no room for staging."""
     if memory_bytes < LEAST_STAGING_BYTES:
         what = f"give {format_bytes(LEAST_STAGING_BYTES)} or more; staging is part of it"
         raise ConfigError("host_bytes", memory_bytes, what)

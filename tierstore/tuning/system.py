@@ -1,7 +1,5 @@
-"""Reads what the kernel knows about the machine from /proc and /sys.
-
-Nothing is measured, and nothing fails: a value that cannot be read is None. Only the daemon may take a few seconds.
-"""
+"""Reads what the kernel knows about the machine from /proc and /sys. Nothing fails: a value that cannot be read is
+None."""
 
 from __future__ import annotations
 
@@ -146,16 +144,12 @@ def free_in_pieces(order: int) -> tuple[int | None, float | None]:
 
 
 class _Report(msgspec.Struct):
-    """The part of a daemon's report that is used here."""
-
     path: str
 
 
 def find_daemon(socket: str | None, directory: Path) -> Daemon:
-    """Ask the daemon at that socket whether it keeps `directory`. Blocks for `_DAEMON_SECONDS` at most.
-
-    `socket`: None: the one that `TierStore.connect()` would use.
-    """
+    """Ask the daemon at that socket (None: where `TierStore.connect()` would look) whether it keeps `directory`. Blocks
+    for `_DAEMON_SECONDS` at most."""
     if socket is None:
         try:
             socket = find_address()
@@ -173,7 +167,6 @@ def find_daemon(socket: str | None, directory: Path) -> Daemon:
 
 
 def _read(file: Path) -> str | None:
-    """The text of a kernel's file, stripped; None: there is no such file, or it may not be read."""
     try:
         return file.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:

@@ -21,7 +21,7 @@ from ..base.interrupts import interrupts_held_back
 from ..errors import ConfigError, StoreFullError
 from ..hardware import AcceleratorLink, Hardware
 from ..simulator import Hardware as SimulatedHardware
-from ..simulator import Observation, Workload, fit, simulate, steady_seconds
+from ..simulator import Workload, fit, simulate, steady_seconds
 from ..simulator.from_hardware import hardware_of
 from .codecs import sample_data_of_kind
 from .examine import NUM_EXAMINED, examine, measure_accelerators
@@ -140,16 +140,9 @@ def _limits(plan: TuningPlan, recording: ProgramRecording, saved_bytes: int) -> 
 
 
 def memory_within(limit_bytes: int, resident_bytes: int | None, held_bytes: int) -> int:
-    """How much memory a store may take in a program whose resident memory is to stay within a limit.
-
-    Args:
-        limit_bytes: the limit.
-        resident_bytes: what it was at the end of forward, as recorded; None: the system did not tell.
-        held_bytes: the part of it that was saved tensors.
-
-    Raises:
-        ConfigError: it is too little for a store, or not known.
-    """
+    """How much memory a store may take in a program whose resident memory is to stay within a limit. `resident_bytes`:
+    what it was at the end of forward (None: not known), of which `held_bytes` were saved tensors. Raises ConfigError:
+    too little."""
     if resident_bytes is None:
         raise ConfigError("limit", limit_bytes, "the system does not tell the program's memory: give --host-bytes")
     besides_bytes = resident_bytes - held_bytes
@@ -176,11 +169,7 @@ def _device_bytes(workload: Workload) -> int:
 
 def measure_machine(directory: Path, progress: Callable[[int], None] = lambda done: None) -> Hardware:
     """Measure the machine. Blocks for about ten seconds. `progress`: called with the steps done, of `NUM_EXAMINED`.
-
-    Raises:
-        ConfigError: there is no such directory (any more).
-        TrialFailedError: the drive could not be measured.
-    """
+    Raises ConfigError: there is no such directory (any more). TrialFailedError: the drive could not be measured."""
     check_directory(directory)
     done = count(1)
     machine = examine(directory, None, _MACHINE_SECONDS, lambda what: progress(min(next(done), NUM_EXAMINED)))
@@ -220,19 +209,15 @@ def _machine_of(
 def fitted(
     hardware: SimulatedHardware, workload: Workload, recording: ProgramRecording, seconds: float
 ) -> SimulatedHardware:
-    """The hardware with the contention that the recorded steps show, if half of the time is enough to find it.
-
-    The recorded compute already contains what training lost to the store, so little contention is found. It makes the
-    prediction for the recorded settings equal the measured time.
-    """
+    """The hardware with the contention that the recorded step shows, if half of the time is enough to find it. The
+    recorded compute already contains what training lost to the store, so little contention is found."""
     if recording.num_ranks > 1:  # the fit does not model ranks that slow each other down
         return hardware
-    observed = Observation(workload, recording.settings.simulated, recording.step_seconds)
-    began_at = time.monotonic()
+    settings, began_at = recording.settings.simulated, time.monotonic()
     try:
-        steady_seconds(observed.workload, hardware, observed.settings)
+        steady_seconds(workload, hardware, settings)
         is_quick = (time.monotonic() - began_at) * _NUM_SIMULATED_FOR_FIT <= seconds / 2
-        return fit(hardware, [observed]) if is_quick else hardware
+        return fit(hardware, workload, settings, recording.step_seconds) if is_quick else hardware
     except StoreFullError:  # the described machine may be another, with a smaller drive
         return hardware
 
@@ -271,7 +256,6 @@ def _search(
 
 
 def _try(run: Run, settings: TrialSettings | None) -> ProgramRecording:
-    """Run one trial and read what it recorded. Main thread only. Raises TrialFailedError, ConfigError."""
     folder = tempfile.TemporaryDirectory(prefix="tierstore-tune-")
     try:
         run(settings, Path(folder.name))

@@ -52,12 +52,10 @@ class Candidate:
 
     @property
     def device_bytes(self) -> int:
-        """How much it lets stay on an accelerator."""
         return self.found_bytes if self.settings.device_bytes == AUTO else self.settings.device_bytes
 
     @property
     def median_seconds(self) -> float | None:
-        """The median of its step seconds; None: it failed, or was not measured."""
         return statistics.median(self.step_seconds) if self.step_seconds and self.failure is None else None
 
     def ratios_to(self, other: Candidate) -> list[float]:
@@ -89,9 +87,8 @@ class Tuned:
     Attributes:
         place, min_bytes: as the program has them: they were not searched.
         candidates: what was measured; the first one that `is_allowed` is the reference.
-        chosen: the one of them to use.
+        chosen, reason: the one of them to use, and why, in a sentence.
         found: the result of the search in the simulator.
-        reason: why this one was chosen, in a sentence.
         link: the speed of copies from and to the accelerator, in words; None: nothing is saved there.
     """
 
@@ -148,12 +145,10 @@ class Tuned:
 
 
 def choose(candidates: Sequence[Candidate]) -> tuple[Candidate, str]:
-    """The best that was measured, and why.
-
-    The first candidate that keeps to the limit is the reference. Another takes its place only if it was faster in every
-    round, and by more than half of the reference's own spread. If candidates are as fast as the chosen one with less of
-    an accelerator's memory, the one with the least is taken instead: a store is for saving that memory.
-    """
+    """The best that was measured, and why. The first candidate that keeps to the limit is the reference. Another takes
+    its place only if it was faster in every round, and by more than half of the reference's own spread. Of those as
+    fast as the chosen one, the one with the least of an accelerator's memory is taken instead: a store is for saving
+    that memory."""
     allowed = [each for each in candidates if each.is_allowed]
     chosen, reason = _fastest(allowed)
     lighter = [

@@ -1,4 +1,4 @@
-"""Ratios of turns: their median, how well it is known, and clocks that stand still."""
+"""Figures of turns on a machine that is slow and fast by turns too: ratios, costs, clocks that stand still."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ import torch
 
 from bench import codec_choice
 from bench.codec_choice import AGAIN, FIXED, OwnClocks, close_ones, compared, measure
+from bench.live_handles import MOST_TURNS, one_period, typical_of
+from bench.pack_cost import FLOOR, VARIANTS, typical
 from bench.paired import Estimate, estimate_of
+from bench.parties import Figures
 from tierstore.disk.codec.load import Readings
 
 
@@ -19,9 +22,10 @@ def median_of(ratios: list[float]) -> Estimate:
     return estimate_of(ratios, [1.0] * len(ratios))
 
 
-def test_median_of_equal_ratios_is_known_exactly() -> None:
+def test_median_of_equal_ratios_is_known_exactly_and_a_disturbed_turn_does_not_move_it() -> None:
     assert median_of([0.9] * 7) == (0.9, 0.9, 0.9)
     assert median_of([0.9] * 7).error == 0
+    assert median_of([1.0] * 10 + [9.0]).median == 1
 
 
 def test_interval_of_the_median_covers_the_true_one_as_often_as_it_says() -> None:
@@ -38,10 +42,6 @@ def test_interval_of_the_median_narrows_with_the_number_of_turns() -> None:
     few = statistics.mean(median_of(ratios[start : start + 10]).error for start in range(0, 400, 10))
     many = statistics.mean(median_of(ratios[start : start + 100]).error for start in range(0, 400, 100))
     assert many < few / 2
-
-
-def test_median_of_ratios_with_a_disturbed_turn_is_that_of_the_others() -> None:
-    assert median_of([1.0] * 10 + [9.0]).median == 1
 
 
 def test_own_clocks_stand_still_while_others_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,12 +63,9 @@ def test_auto_is_compared_within_each_turn() -> None:
     assert {name: round(ratio.median, 6) for name, ratio in found.items()} == {"none": 1.1, "zstd:1": 1.1, "same": 1}
 
 
-def test_codec_that_is_far_behind_drops_out_but_never_none() -> None:
+def test_codec_that_is_far_behind_drops_out_but_never_none_nor_one_with_a_disturbed_step() -> None:
     seconds = {"auto": [1.0], AGAIN: [2.0], "none": [2.0], "zstd:-3": [1.0], "zstd:1": [1.4], "shuffle-zstd:1": [1.6]}
     assert close_ones(seconds) == ["auto", AGAIN, "none", "zstd:-3", "zstd:1"]
-
-
-def test_codec_with_one_disturbed_step_stays() -> None:
     seconds = {"auto": [1.0, 1.0], AGAIN: [1.0, 1.0], "none": [1.0, 1.0], "zstd:-3": [1.0, 9.0]}
     assert "zstd:-3" in close_ones(seconds)
 
@@ -85,3 +82,56 @@ def test_measure_with_real_stores_gives_every_figure(tmp_path: Path, monkeypatch
     assert {f"{name}_seconds" for name in ("auto", AGAIN, *FIXED)} <= set(figures)
     assert figures["auto_to_none_low"] <= figures["auto_to_none"] <= figures["auto_to_none_high"]
     assert figures["auto_to_best"] >= figures["auto_to_none"]
+
+
+def test_typical_step_on_a_machine_that_slows_down_costs_are_those_within_a_turn() -> None:
+    """Each turn is slower than the one before, and in some of them one variant meets a burst of noise."""
+    costs = {FLOOR: 0.0, "detach hooks": 0.5, "save_on_cpu": 1.0, "tierstore": 7.0}
+    draw = random.Random(0)
+    turns = [{variant: {"forward": 6.0 + number + costs[variant]} for variant in VARIANTS} for number in range(101)]
+    for turn in turns:
+        if draw.random() < 0.3:
+            turn[draw.choice(VARIANTS)]["forward"] += 1000
+    found = typical(turns)
+    beyond = {variant: found[variant]["forward"] - found[FLOOR]["forward"] for variant in VARIANTS}
+    assert beyond == pytest.approx(costs)
+
+
+class Churning:
+    """Of a party: the collector goes through all that it holds in its turn of that number."""
+
+    def __init__(self, name: str, collects_in: int) -> None:
+        self.name = name
+        self.collects_in = collects_in
+        self.num_turns = 0
+
+    def do(self, command: str) -> list[Figures]:
+        assert command == "oldest"
+        self.num_turns += 1
+        return [{"collections": float(self.num_turns == self.collects_in)}]
+
+
+def test_typical_of_on_a_machine_that_slows_down_ratio_is_that_within_a_turn() -> None:
+    draw = random.Random(0)
+    found = []
+    for number in range(101):
+        speed = draw.choice([1.0, 1.8])
+        few, many = 10 * speed, 12 * speed * (100 if number % 5 == 0 else 1)
+        found.append(
+            {
+                "few": [{"microseconds": few, "collecting_microseconds": 0.0}],
+                "many": [{"microseconds": many, "collecting_microseconds": 202.0 if number == 50 else 0.0}],
+            }
+        )
+    few_figures, many_figures = typical_of(found, "few", "many")
+    churning = many_figures["microseconds"] - many_figures["collecting_microseconds"]
+    assert churning == pytest.approx(1.2 * few_figures["microseconds"])
+    assert many_figures["collecting_microseconds"] == pytest.approx(2)  # once, over all turns
+
+
+@pytest.mark.parametrize(("collects_in", "num_turns"), [(7, 8), (MOST_TURNS + 1, MOST_TURNS)])
+def test_one_period_ends_with_a_collection_of_all_or_where_one_would_be_overdue(
+    collects_in: int, num_turns: int
+) -> None:
+    found = one_period([Churning("few", 1), Churning("many", collects_in)])  # type: ignore[list-item]
+    assert len(found) == num_turns
