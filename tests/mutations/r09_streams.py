@@ -81,9 +81,6 @@ MUTATIONS = {
         "one more member is handed out at once only where its group's copy back was waited for": never(
             "Rules.next_member", "record.device is not None and not self.device.hand_over_again(record)"
         ),
-        "what waits for a group leaves at the end of the scope": never(
-            "Residency._survey_tracked", "not (log.tracks and self._devices.window.fits(0))"
-        ),
     },
     "test_views_lazy_bits_and_dtypes_come_back": {
         "a member begins as a block of the device's allocator does": replace(
