@@ -83,10 +83,7 @@ def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.Abstrac
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _quick_collections() -> Iterator[None]:
-    """What torch and the test tools made at import is not looked through at every `gc.collect()`."""
-    gc.collect()
-    gc.freeze()
+def _thaw_at_the_end() -> Iterator[None]:
     yield
     gc.unfreeze()
 
@@ -94,6 +91,7 @@ def _quick_collections() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _nothing_leaks(tmp_path: Path) -> Iterator[None]:
     """No thread, descriptor or file of a store outlives its test, nor does a loop."""
+    gc.freeze()  # what modules and other tests have made is not looked through at every `gc.collect()` of this one
     threads, descriptors = set(threading.enumerate()), descriptors_of()
     yield
     gc.collect()

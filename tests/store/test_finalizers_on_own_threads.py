@@ -23,14 +23,11 @@ REFUSED = "on a thread of a store"
 def garbage_at_once() -> Iterator[None]:
     """Where garbage collection is enabled, each thread that makes an object collects."""
     threshold = gc.get_threshold()
-    gc.collect()
-    gc.freeze()
     gc.disable()
     gc.set_threshold(1)
     yield
     gc.set_threshold(*threshold)
     gc.enable()
-    gc.unfreeze()
 
 
 class Garbage:

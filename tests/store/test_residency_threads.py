@@ -25,16 +25,7 @@ def _eager_collector() -> Iterator[None]:
     gc.set_threshold(*thresholds)
 
 
-@pytest.fixture
-def _collector_of_this_test() -> Iterator[None]:
-    """What other tests have left alive is not looked through at each collection."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
-@pytest.mark.usefixtures("no_gc", "_collector_of_this_test")
+@pytest.mark.usefixtures("no_gc")
 def test_collector_inside_every_critical_section_does_no_harm(
     make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
