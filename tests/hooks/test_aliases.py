@@ -128,20 +128,6 @@ def test_slice_of_a_big_storage_only_its_span_written(store: TierStore) -> None:
     assert torch.equal(weight.grad, expected)
 
 
-def test_slices_of_one_storage_span_covers_both(store: TierStore) -> None:
-    def program(around: Around, settle: Settle) -> Results:
-        weight = torch.randn(SIDE, requires_grad=True)
-        with around():
-            big = torch.randn(1000, SIDE)
-            loss = (big[500:502] * weight).sum() + (big[100] * weight).sin().sum() + (big.T[:, 700] * weight).sum()
-            del big
-        settle()
-        loss.backward()
-        return [weight.grad]
-
-    assert_same_gradients(program, store)
-
-
 def test_many_geometries_of_one_base_same_bits(store: TierStore) -> None:
     def program(around: Around, settle: Settle) -> Results:
         weight = torch.randn(8, 8, dtype=torch.float32, requires_grad=True)

@@ -224,15 +224,6 @@ def test_keep_resident_inside_scope_nothing_stored_and_counted(store: TierStore)
     loss.backward()
 
 
-def test_keep_resident_without_scope_gradients_right() -> None:
-    weight = torch.randn(SIDE, SIDE, requires_grad=True)
-    with keep_resident():
-        loss = weight.exp().sum()
-    loss.backward()
-    assert weight.grad is not None
-    assert torch.equal(weight.grad, weight.detach().exp())
-
-
 def test_scope_left_by_exception_hooks_removed(store: TierStore) -> None:
     scope = tiered_offload(store, min_bytes=0)
     weight = torch.randn(SIDE, SIDE, requires_grad=True)
@@ -291,42 +282,6 @@ def test_scopes_on_several_threads_over_one_store_same_bits(make_store: MakeStor
             model(batch).backward()
         assert_same_bits(all_bits(found[number]), all_bits(grads(model)))
     assert store.stats().live_handles == 0
-
-
-def test_backward_on_another_thread_same_bits(store: TierStore) -> None:
-    def program(around: Around, settle: Settle) -> Results:
-        model = Mlp()
-        with around():
-            loss = model(torch.randn(SIDE, SIDE))
-        settle()
-        in_threads(loss.backward)
-        return grads(model)
-
-    assert_same_gradients(program, store)
-
-
-def test_one_graph_backward_on_several_threads_at_once_same_bits(make_store: MakeStore) -> None:
-    store = make_store(staging_bytes=0)
-    weight = torch.randn(SIDE, SIDE, requires_grad=True)
-
-    def run(loss: torch.Tensor) -> torch.Tensor:
-        return torch.autograd.grad(loss, weight, retain_graph=True)[0]
-
-    expected = run(((weight * 2).exp().tanh() * 3).sin().sum())
-    with tiered_offload(store, min_bytes=0):
-        loss = ((weight * 2).exp().tanh() * 3).sin().sum()
-    store.flush()
-    start = threading.Barrier(4)
-    found: list[torch.Tensor] = []
-
-    def work() -> None:
-        start.wait()
-        for _ in range(5):
-            found.append(run(loss))  # noqa: PERF401 - others see them as they come
-
-    in_threads(work, work, work, work)
-    assert len(found) == 20
-    assert {bits(gradient) for gradient in found} == {bits(expected)}
 
 
 def test_store_named_only_in_the_scope_lives_as_long_as_the_graph(store_directory: Path) -> None:
