@@ -1,7 +1,5 @@
 """What a suite of many cases inside few tests has covered: counted while it runs, printed at the end of the run."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any

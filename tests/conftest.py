@@ -1,7 +1,5 @@
 """Fixtures for all tests: stores on a real directory, and a check after each test that nothing was left behind."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import os

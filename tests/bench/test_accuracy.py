@@ -1,7 +1,5 @@
 """How near predictions come: errors, ties and ranks by hand, and what is fitted to and judged."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Goals: what is compared with what, which bound decides, and how it reads."""
 
-from __future__ import annotations
-
 import pytest
 
 from bench.goals import Figures, Goal, Rounds, Verdict, judge

@@ -1,7 +1,5 @@
 """The harness: fresh processes, interleaved rounds, what is written and read back, tables and plots of it."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import platform

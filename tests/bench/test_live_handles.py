@@ -1,7 +1,5 @@
 """What a million live handles cost, from turns on a machine that is slow and fast by turns too."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

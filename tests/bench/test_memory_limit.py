@@ -1,7 +1,5 @@
 """What the benchmarks about memory stand on: cgroups that limit, a mover that moves."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

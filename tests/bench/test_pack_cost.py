@@ -1,7 +1,5 @@
 """What a saved tensor costs, from steps that are taken by turns on a noisy machine."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

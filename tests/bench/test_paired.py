@@ -1,7 +1,5 @@
 """Ratios of turns: their median, how well it is known, and clocks that stand still."""
 
-from __future__ import annotations
-
 import random
 import statistics
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What prefetching is tuned on: steps that are the same each time, with a store too, and save what is said."""
 
-from __future__ import annotations
-
 import pytest
 
 from bench.tuning_workloads import SAVED_BYTES, WORKLOADS, Workload, make_workload

@@ -1,7 +1,5 @@
 """The client in the model of the protocol."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from tests.daemon.model_records import (

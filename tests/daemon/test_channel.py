@@ -1,7 +1,5 @@
 """Frames and descriptors over a real pair of sockets: all of it arrives in order, and nothing stays open at any end."""
 
-from __future__ import annotations
-
 import array
 import asyncio
 import gc

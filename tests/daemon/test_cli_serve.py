@@ -1,7 +1,5 @@
 """`tierstore serve` as an operator meets it: a process with options, signals and exit codes."""
 
-from __future__ import annotations
-
 import grp
 import json
 import os

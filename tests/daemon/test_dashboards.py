@@ -1,7 +1,5 @@
 """deploy/grafana.json and deploy/alerts.yml ask for nothing that the daemon does not export."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The files that run the daemon agree with one another, with pyproject.toml and with the reference."""
 
-from __future__ import annotations
-
 import configparser
 import inspect
 import json

@@ -1,7 +1,5 @@
 """A daemon on a real file system without room: it says so and leaves nothing, or comes back with all it had."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The live page: what the daemon serves to browsers, and what visitors cannot do to it."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import hashlib

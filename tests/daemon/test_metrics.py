@@ -1,7 +1,5 @@
 """The daemon's page: what Prometheus reads, and what probes are told."""
 
-from __future__ import annotations
-
 import signal
 import socket
 import subprocess

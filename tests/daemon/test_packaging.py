@@ -1,7 +1,5 @@
 """The daemon as it is installed: the Dockerfile's build stage, carried out in a directory."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The disk tier that a daemon keeps: the same contract as that of a directory, and what is its own."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

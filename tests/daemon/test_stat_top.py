@@ -1,7 +1,5 @@
 """`tierstore stat` and `tierstore top` beside a real daemon, and beside none."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty

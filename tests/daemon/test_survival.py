@@ -1,7 +1,5 @@
 """Training through a daemon: the same gradients as alone, whoever is killed, and an error where that cannot be."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """A client that takes pages out of its shared memory loses its connection; the daemon allocates none in their place."""
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import fcntl

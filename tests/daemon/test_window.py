@@ -1,7 +1,5 @@
 """The shared window: no byte in two slots, reads before writes, nothing lost by who gives up waiting."""
 
-from __future__ import annotations
-
 import asyncio
 import mmap
 import os

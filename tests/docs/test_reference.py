@@ -1,7 +1,5 @@
 """The reference leaves nothing out: every key, error, exit code, field, metric and command."""
 
-from __future__ import annotations
-
 import importlib.util
 import inspect
 import re

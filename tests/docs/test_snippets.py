@@ -6,8 +6,6 @@ Blocks of Python are executed here, those of a page one after the other. The exc
 and says why.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 import shlex

@@ -4,8 +4,6 @@ Only the installation is made short: the environment has no pip, and finds the p
 `pytest -m many` installs as the page says.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

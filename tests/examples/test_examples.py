@@ -1,7 +1,5 @@
 """Every example, run as a newcomer runs it: it ends well, its figures are right, and it leaves nothing behind."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

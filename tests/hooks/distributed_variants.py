@@ -1,7 +1,5 @@
 """The models that the ranks of `test_distributed.py` train, and the ways in which they do."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Each rank opens a store of its own under PATH, and writes what it found to OUT/rank-N.json; the tests judge it.
 """
 
-from __future__ import annotations
-
 import gc
 import hashlib
 import json

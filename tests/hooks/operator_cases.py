@@ -5,8 +5,6 @@ that many runs go side by side: what all of them saved is on disk before any of 
 holds edges of its graph, not tensors: what was saved, outputs included, has no other owner than the store.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Programs that are run twice, plainly and under a store, and the bits of what they compute."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 

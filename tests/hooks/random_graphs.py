@@ -3,8 +3,6 @@
 `CopyAtPack` is the simplest store there can be, to compare with.
 """
 
-from __future__ import annotations
-
 import gc
 import re
 import threading

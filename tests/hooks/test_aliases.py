@@ -1,7 +1,5 @@
 """Views of one storage: stored once where that is right, apart where it would not be."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Functions written by users: those that keep, return or overwrite what they saved."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Matrix decompositions and contractions as tensor networks use them: both backwards, and calls chosen one by one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any

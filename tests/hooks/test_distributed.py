@@ -4,8 +4,6 @@ What the ranks do is in `distributed_worker.py`, what they train in `distributed
 them, and what they report is judged. An import of torch takes seconds, so all variants of training share one launch.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """A saved tensor that is changed in place: the same error as plain autograd, exactly where that raises."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 

@@ -1,7 +1,5 @@
 """What somebody else holds stays where it is, and is counted by reason."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """The list of living logs keeps none of them alive, and does not grow."""
 
-from __future__ import annotations
-
 from collections import deque
 
 import pytest

@@ -1,7 +1,5 @@
 """Modes of torch around pack, unpack, put and get: they see nothing of the store's, nor run under its lock."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """`offload_module`, and what its and `tiered_offload`'s arguments may be."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import inspect

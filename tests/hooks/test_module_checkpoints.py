@@ -1,7 +1,5 @@
 """`offload_module` where checkpoints are: the inputs of a region are stored, and nothing that the checkpoint drops."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from functools import partial

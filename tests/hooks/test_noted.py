@@ -1,7 +1,5 @@
 """What is packed while there is room is only noted: as safe as a record, and one as soon as it matters."""
 
-from __future__ import annotations
-
 import os
 import threading
 import weakref

@@ -1,7 +1,5 @@
 """Compiled autograd: whatever the store does with the saved tensors, backward is one graph, and is traced twice."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path

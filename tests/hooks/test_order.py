@@ -1,7 +1,5 @@
 """What is fetched ahead, in which order, and what may not be read too early."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple

@@ -20,8 +20,6 @@ Hypothesis prints a program that fails as a list of steps that can be put into `
 opened for it alone.
 """
 
-from __future__ import annotations
-
 import gc
 import threading
 import time

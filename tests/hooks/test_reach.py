@@ -3,8 +3,6 @@
 NOTE [No farther than it takes] in `tierstore/rules/reach.py`.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """One graph used more than once, several graphs at once, backward in odd places."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any

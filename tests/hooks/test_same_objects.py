@@ -1,7 +1,5 @@
 """What backward gets is what hooks that do nothing would give it: the object itself, its class, its attributes."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections.abc import Callable, Iterator

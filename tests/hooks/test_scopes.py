@@ -1,7 +1,5 @@
 """Scopes of every kind: entered twice, nested in each other and in those of PyTorch, on several threads."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress

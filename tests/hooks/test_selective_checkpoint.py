@@ -1,7 +1,5 @@
 """Selective checkpointing: what a policy keeps or wants offloaded, under our contexts and under torch's."""
 
-from __future__ import annotations
-
 import functools
 import weakref
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """Traces of real steps: nothing is missing, nothing is there twice, and the figures are those of `stats()`."""
 
-from __future__ import annotations
-
 import gc
 import threading
 from collections import Counter

@@ -1,7 +1,5 @@
 """What a store cannot keep stays in memory: never an error, never a wrong value."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from typing import Any

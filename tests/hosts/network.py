@@ -5,8 +5,6 @@ and takes the namespaces and the cable away. The process ends when the test clos
 leaves nothing behind either. No namespace has a name, and every host has its own addresses, so runs do not collide.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

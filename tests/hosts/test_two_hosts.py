@@ -4,8 +4,6 @@
 import of torch takes seconds, so all of it is one launch of torchrun.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Each recipe of docs/how_to/recipes.md, taken from the page: the same bits as without a store, and nothing left."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import re

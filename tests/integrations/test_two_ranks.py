@@ -1,7 +1,5 @@
 """The integrations under torchrun: two ranks, each with a store of its own under one directory."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Both kinds of store, each with a drive of its own."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path

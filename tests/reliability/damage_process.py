@@ -8,8 +8,6 @@ payload: flip bytes of records in extents and of values in LMDB's file, where th
 index: flip bytes all over LMDB's file, its structure included; extents first, then what lives there, then new records.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import signal

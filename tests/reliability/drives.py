@@ -1,7 +1,5 @@
 """Small drives: real file systems of their own, which a test may fill."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Iterator, Sequence

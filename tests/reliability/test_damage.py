@@ -1,7 +1,5 @@
 """Bytes flipped on disk under living stores and daemons: an error that names what is lost, and never wrong values."""
 
-from __future__ import annotations
-
 import os
 import random
 import re

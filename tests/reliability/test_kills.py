@@ -1,7 +1,5 @@
 """SIGKILL of the trainer and of the daemon, at each state of a handle and at any moment: nothing stays or stops."""
 
-from __future__ import annotations
-
 import os
 import random
 import select

@@ -1,7 +1,5 @@
 """Several drives under one store: drives that fill up, fail or are damaged, kills, and a daemon on both."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time

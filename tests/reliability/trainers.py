@@ -7,8 +7,6 @@ which opens a store of its own, says "PID reached" when it is there, and goes on
 gone, this process says "gone CODE".
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import traceback

@@ -1,7 +1,5 @@
 """The engine by itself, over a real disk tier: what is submitted is moved, in the right order, until it ends."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable, Iterator

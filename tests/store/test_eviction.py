@@ -1,7 +1,5 @@
 """Which record leaves first: by the books, and against a slow model."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

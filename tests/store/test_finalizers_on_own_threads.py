@@ -1,7 +1,5 @@
 """Garbage may be collected on a store's own thread: a finalizer there is refused what would wait for that thread."""
 
-from __future__ import annotations
-
 import gc
 import threading
 from collections.abc import Callable, Iterator

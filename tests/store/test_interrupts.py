@@ -1,7 +1,5 @@
 """Handlers of signals: what they raise in the midst of a change closes the store; what they call there is refused."""
 
-from __future__ import annotations
-
 import gc
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The order of what backward asks for, and how far ahead of it to look."""
 
-from __future__ import annotations
-
 import math
 import threading
 from collections.abc import Iterable, Sequence

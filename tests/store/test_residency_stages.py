@@ -1,7 +1,5 @@
 """Every stage of a record's way, held still: what asks, drops, changes and closes do just then."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import threading

@@ -1,7 +1,5 @@
 """The store under many threads, and under a garbage collector that runs inside its critical sections."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import time

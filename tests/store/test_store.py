@@ -1,7 +1,5 @@
 """`TierStore` by hand: what is put comes back bit for bit, however and whenever it is asked for."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import mmap
