@@ -19,7 +19,7 @@ from tests.reliability.drives import MIB, fill_up, mounted_drive, used_bytes
 from tests.reliability.test_damage import LARGE, SMALL, Stored, assert_trains, flip_wherever, is_in_files
 from tests.reliability.test_failing_drive import make_read_only, shut_down
 from tests.reliability.test_full_disk import SETTINGS, Graphs, assert_says_where_the_data_is
-from tests.reliability.test_kills import WAIT_SECONDS, check_daemon_killed_at_random, trainers
+from tests.reliability.test_kills import WAIT_SECONDS, Trainers, check_daemon_killed_at_random, trainers
 from tierstore import (
     CorruptDataError,
     DaemonUnavailableError,
@@ -30,6 +30,8 @@ from tierstore import (
 )
 from tierstore.daemon.options import OPTIONS
 from tierstore.disk.home import FOLDER_NAME
+
+__all__ = ["trainers"]
 
 Drives = list[Path]
 
@@ -352,24 +354,24 @@ def test_index_that_cannot_be_changed_on_one_drive_ends_the_daemon_and_that_driv
 
 
 @pytest.mark.parametrize("state", ["writing", "writing, stored", "reading", "train"])
-def test_trainer_killed_leaves_no_byte_on_either_drive(drives: Drives, state: str) -> None:
+def test_trainer_killed_leaves_no_byte_on_either_drive(drives: Drives, trainers: Trainers, state: str) -> None:
     """The fixture looks at both drives."""
-    with trainers("embedded", Path(os.pathsep.join(map(str, drives)))) as made:
-        pid = made.start(state)
-        made.kill(pid) if state != "train" else made.kill_after(pid, 0.5)
+    pid = trainers.start("embedded", os.pathsep.join(map(str, drives)), state)
+    trainers.kill(pid) if state != "train" else trainers.kill_after(pid, 0.5)
 
 
-def test_client_killed_is_forgotten_on_both_drives_of_its_daemon(drives: Drives, start_daemon: StartDaemon) -> None:
+def test_client_killed_is_forgotten_on_both_drives_of_its_daemon(
+    drives: Drives, start_daemon: StartDaemon, trainers: Trainers
+) -> None:
     daemon = start_on(drives, start_daemon, disk_bytes=100 * MIB, grace_seconds=0.05)
     with TierStore.connect(daemon.socket, host_bytes=0, name="neighbour") as neighbour:
-        with trainers("sidecar", daemon.socket) as made:
-            for state in ("writing", "reading", "train"):
-                pid = made.start(state)
-                made.kill(pid) if state != "train" else made.kill_after(pid, 0.3)
-                deadline = time.monotonic() + WAIT_SECONDS
-                while sessions_of(daemon) != {"neighbour": 0}:  # a lease ends by the daemon's own clock
-                    assert time.monotonic() < deadline
-                    time.sleep(0.02)
+        for state in ("writing", "reading", "train"):
+            pid = trainers.start("sidecar", daemon.socket, state)
+            trainers.kill(pid) if state != "train" else trainers.kill_after(pid, 0.3)
+            deadline = time.monotonic() + WAIT_SECONDS
+            while sessions_of(daemon) != {"neighbour": 0}:  # a lease ends by the daemon's own clock
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
         assert_trains(neighbour)
     end_well(daemon)
 
