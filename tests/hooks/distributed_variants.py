@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from tests.hooks.programs import Around, Transformer
+from tests.hooks.programs import Around, Settle, Transformer
 
 NUM_STEPS = 3
 NUM_BLOCKS = 3
@@ -19,7 +19,6 @@ WIDTH = 32
 SHAPE = (3, 16, WIDTH)  # of a batch
 BATCH_BYTES = 3 * 16 * WIDTH * 4
 
-Settle = Callable[[], None]
 Wrap = Callable[["Net"], nn.Module]
 
 

@@ -11,7 +11,9 @@ from tierstore import TierStore, tiered_offload
 
 Bits = tuple[torch.dtype, tuple[int, ...], bytes] | None
 Around = Callable[[], AbstractContextManager[object]]
-Program = Callable[[Around, Callable[[], None]], Iterable[torch.Tensor | None]]
+Settle = Callable[[], None]
+Results = list[torch.Tensor | None]
+Program = Callable[[Around, Settle], Iterable[torch.Tensor | None]]
 """Called with what makes the scope around forward, and what to call between forward and backward."""
 
 SIDE = 64

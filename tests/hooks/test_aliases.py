@@ -1,18 +1,22 @@
 """Views of one storage: stored once where that is right, apart where it would not be."""
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from tests.conftest import MakeStore
-from tests.hooks.programs import SIDE, Around, assert_same_bits, assert_same_gradients, run_offloaded, run_plain
+from tests.hooks.programs import (
+    SIDE,
+    Around,
+    Results,
+    Settle,
+    assert_same_bits,
+    assert_same_gradients,
+    run_offloaded,
+    run_plain,
+)
 from tierstore import TierStore, tiered_offload
-
-Settle = Callable[[], None]
-Results = list[torch.Tensor | None]
 
 
 def test_chunks_of_one_product_stored_once_and_restored_as_one(store: TierStore) -> None:

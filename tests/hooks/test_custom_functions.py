@@ -1,6 +1,5 @@
 """Functions written by users: those that keep, return or overwrite what they saved."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -8,11 +7,8 @@ import torch
 from torch.autograd import Function
 
 from tests.conftest import MakeStore
-from tests.hooks.programs import SIDE, Around, assert_same_gradients, bits, run_offloaded, run_plain
+from tests.hooks.programs import SIDE, Around, Results, Settle, assert_same_gradients, bits, run_offloaded, run_plain
 from tierstore import TierStore, tiered_offload
-
-Settle = Callable[[], None]
-Results = list[torch.Tensor | None]
 
 
 class Product(Function):

@@ -1,6 +1,5 @@
 """Matrix decompositions and contractions as tensor networks use them: both backwards, and calls chosen one by one."""
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -9,11 +8,8 @@ import torch
 from torch.autograd import Function
 
 from tests.conftest import MakeStore
-from tests.hooks.programs import Around, assert_same_gradients
+from tests.hooks.programs import Around, Results, Settle, assert_same_gradients
 from tierstore import keep_resident, tiered_offload
-
-Settle = Callable[[], None]
-Results = list[torch.Tensor | None]
 
 SIDE = 12
 

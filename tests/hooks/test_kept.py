@@ -1,19 +1,17 @@
 """What somebody else holds stays where it is, and is counted by reason."""
 
 import weakref
-from collections.abc import Callable
 from contextlib import nullcontext
 
 import torch
 from torch import nn
 
 from tests.conftest import MakeStore
-from tests.hooks.programs import SIDE, Around, assert_same_gradients, bits
+from tests.hooks.programs import SIDE, Around, Settle, assert_same_gradients, bits
 from tests.inspect_store import inspect
 from tests.waiting import until
 from tierstore import TierStore, tiered_offload
 
-Settle = Callable[[], None]
 NBYTES = SIDE * SIDE * 4
 
 

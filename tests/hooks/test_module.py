@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from tests.conftest import MakeStore
-from tests.hooks.programs import SIDE, Around, Mlp, assert_same_gradients, bits, grads
+from tests.hooks.programs import SIDE, Around, Mlp, Settle, assert_same_gradients, bits, grads
 from tierstore import (
     ConfigError,
     StoreClosedError,
@@ -25,8 +25,6 @@ from tierstore import (
 )
 from tierstore.hooks.in_place import put_around_calls
 from tierstore.residency.torch_names import top_hooks
-
-Settle = Callable[[], None]
 
 
 def wrapped(module: nn.Module, around: Around, store: TierStore, **options: Any) -> nn.Module:

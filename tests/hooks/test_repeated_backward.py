@@ -8,11 +8,8 @@ import pytest
 import torch
 
 from tests.conftest import MakeStore
-from tests.hooks.programs import MODELS, SIDE, Around, assert_same_gradients, grads
+from tests.hooks.programs import MODELS, SIDE, Around, Results, Settle, assert_same_gradients, grads
 from tierstore import ModifiedInPlaceError, TierStore, tiered_offload
-
-Settle = Callable[[], None]
-Results = list[torch.Tensor | None]
 
 
 @pytest.mark.parametrize("model", MODELS)

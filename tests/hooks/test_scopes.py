@@ -16,6 +16,8 @@ from tests.hooks.programs import (
     SIDE,
     Around,
     Mlp,
+    Results,
+    Settle,
     all_bits,
     assert_same_bits,
     assert_same_gradients,
@@ -24,9 +26,6 @@ from tests.hooks.programs import (
     run_plain,
 )
 from tierstore import ConfigError, TierStore, keep_resident, tiered_offload
-
-Settle = Callable[[], None]
-Results = list[torch.Tensor | None]
 
 
 def in_threads(*functions: Callable[[], object]) -> None:

@@ -9,10 +9,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import Function
 
-from tests.hooks.programs import SIDE, Around, assert_same_bits, run_offloaded, run_plain
+from tests.hooks.programs import SIDE, Around, Settle, assert_same_bits, run_offloaded, run_plain
 from tierstore import ModifiedInPlaceError, TierStore, tiered_offload
-
-Settle = Callable[[], None]
 
 
 class Scale(Function):
