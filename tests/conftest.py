@@ -80,15 +80,18 @@ def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.Abstrac
     return {"uvloop": uvloop.new_event_loop}
 
 
-@pytest.fixture(autouse=True, scope="session")
-def _thaw_at_the_end() -> Iterator[None]:
+@pytest.fixture(autouse=True, scope="module")
+def _thawed() -> Iterator[None]:
+    """What fixtures of the whole module have left is collected."""
     yield
     gc.unfreeze()
+    gc.collect()
 
 
 @pytest.fixture(autouse=True)
 def _nothing_leaks(tmp_path: Path) -> Iterator[None]:
     """No thread, descriptor or file of a store outlives its test, nor does a loop."""
+    gc.collect()  # what the last test's fixtures have left
     gc.freeze()  # what modules and other tests have made is not looked through at every `gc.collect()` of this one
     threads, descriptors = set(threading.enumerate()), descriptors_of()
     yield

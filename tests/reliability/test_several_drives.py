@@ -4,6 +4,7 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from tests.daemon.clients import sessions_of
 from tests.daemon.conftest import DaemonProcess, StartDaemon
 from tests.daemon.test_damaged_index import misnumber_pages
 from tests.daemon.training import gradients, make_model, nothing
-from tests.reliability.conftest import DRIVE_BYTES, OpenStore, end_well
+from tests.reliability.conftest import DRIVE_BYTES, OpenStore, end_well, opened_stores
 from tests.reliability.drives import MIB, fill_up, mounted_drive, used_bytes
 from tests.reliability.test_damage import LARGE, SMALL, Stored, assert_trains, flip_wherever, is_in_files
 from tests.reliability.test_failing_drive import make_read_only, shut_down
@@ -28,7 +29,6 @@ from tierstore import (
     TierStore,
     tiered_offload,
 )
-from tierstore.daemon.options import OPTIONS
 from tierstore.disk.home import FOLDER_NAME
 
 __all__ = ["trainers"]
@@ -69,23 +69,8 @@ def start_on(drives: Drives, start_daemon: StartDaemon, socket: Path | None = No
 @pytest.fixture(params=["embedded", "sidecar"])
 def open_over_both(request: pytest.FixtureRequest, drives: Drives, start_daemon: StartDaemon) -> Iterator[OpenStore]:
     """`open_over_both(**options)`: a store of either kind over both drives, closed at the end."""
-    stores: list[TierStore] = []
-    daemons: list[DaemonProcess] = []
-
-    def opened(**options: object) -> TierStore:
-        if request.param == "embedded":
-            stores.append(TierStore(drives, **options))  # type: ignore[arg-type]
-            return stores[-1]
-        for_daemon = {name: options.pop(name) for name in OPTIONS if name in options}
-        daemons.append(start_on(drives, start_daemon, **for_daemon))
-        stores.append(TierStore.connect(daemons[-1].socket, **options))  # type: ignore[arg-type]
-        return stores[-1]
-
-    yield opened
-    for store in stores:
-        store.close()
-    for daemon in daemons:
-        end_well(daemon)
+    with opened_stores(request.param, drives, partial(start_on, drives, start_daemon)) as opened:
+        yield opened
 
 
 def assert_empty_and_trains(store: TierStore) -> None:
