@@ -23,12 +23,10 @@ class Census:
         self._exceptions.setdefault(suite, {})[name] = reason
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it, in plain values."""
         counts = {suite: dict(outcomes) for suite, outcomes in self._num_cases.items()}
         return {"num_cases": counts, "exceptions": self._exceptions}
 
     def add(self, other: Mapping[str, Any]) -> None:
-        """What another process counted, as its `as_dict` gave it."""
         for suite, outcomes in other.get("num_cases", {}).items():
             for outcome, number in outcomes.items():
                 self.count(suite, outcome, number)
@@ -37,7 +35,6 @@ class Census:
                 self.exception(suite, name, reason)
 
     def lines(self) -> list[str]:
-        """The account of every suite: its counts, then its exceptions by name."""
         found = []
         for suite, counts in self._num_cases.items():
             found.append(f"{suite}: " + ", ".join(f"{number} {outcome}" for outcome, number in counts.items()))

@@ -173,7 +173,6 @@ def make_store(store_directory: Path) -> Iterator[MakeStore]:
 
 @pytest.fixture
 def store(make_store: MakeStore) -> TierStore:
-    """A store that sends everything to disk."""
     return make_store()
 
 

@@ -121,7 +121,6 @@ def started(cgroup: MemoryCgroup, each_step: str) -> Training:
 
 @contextmanager
 def ended(training: Training) -> Iterator[Training]:
-    """Its process is gone afterwards."""
     with training._process:
         yield training
 

@@ -27,7 +27,6 @@ class Daemon:
         self._scope = scope
 
     def steps(self, state: State) -> Iterator[Step]:
-        """All that it can do next."""
         if state.to_daemon:
             yield from self._take(state)
         for job in state.jobs:

@@ -64,7 +64,6 @@ class Model:
         )
 
     def steps(self, state: State) -> Iterator[Step]:
-        """All that can happen next."""
         yield from self._client.steps(state)
         yield from self._fault_steps(state)
         if state.is_daemon_alive:

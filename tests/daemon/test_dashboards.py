@@ -39,7 +39,6 @@ def rules() -> list[dict[str, Any]]:
 
 
 def expressions() -> Iterator[tuple[str, str]]:
-    """Every expression, with the text that names labels beside it."""
     for panel in panels():
         for target in panel["targets"]:
             yield target["expr"], target["legendFormat"]

@@ -29,7 +29,6 @@ def daemon(start_daemon: StartDaemon) -> DaemonProcess:
 
 @pytest.fixture
 async def open_remote(daemon: DaemonProcess) -> AsyncIterator[OpenRemote]:
-    """Opens sessions with the daemon, and closes them at the end."""
     async with AsyncExitStack() as at_end:
 
         async def opened(**options: object) -> RemoteDisk:

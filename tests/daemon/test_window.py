@@ -37,7 +37,6 @@ def window(slab: SharedSlab) -> Iterator[SharedWindow]:
 
 
 async def turns() -> None:
-    """Let everybody go on who can."""
     for _ in range(5):
         await asyncio.sleep(0)
 

@@ -21,7 +21,6 @@ REFERENCE = DOCS / "reference"
 
 
 def commands() -> dict[str, object]:
-    """Those that do something, by their names."""
     top = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
     found = {f"tierstore {name}": command for name, command in top.items()}
     for name, group in list(found.items()):

@@ -88,7 +88,6 @@ class Reader:
             os.chown(path, UID, UID)
 
     def saves(self, page: Page, folder: Path) -> None:
-        """Save the programs of a page."""
         for name, code in page.files.items():
             folder.joinpath(name).write_text(code, encoding="utf-8")
             self.own(folder / name)

@@ -40,7 +40,6 @@ def figure(output: str, label: str) -> float:
 
 
 def lines_of(output: str) -> dict[str, str]:
-    """What follows the first colon of each line, by what stands before it."""
     return dict(line.split(": ", 1) for line in output.splitlines())
 
 

@@ -206,7 +206,6 @@ class Training:
         return self.bits
 
     def forward(self, label: str) -> torch.Tensor:
-        """The loss of a new batch."""
         with self.mode.cast():
             loss: torch.Tensor = self.model(**self.architecture.make_batch()).loss
         assert loss.isfinite()

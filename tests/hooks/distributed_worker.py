@@ -222,7 +222,6 @@ def files_of(process: int | str, directory: Path) -> list[str]:
 
 
 def holders_of(directory: Path) -> set[int]:
-    """The processes that have something open under the directory."""
     found = set()
     for process in filter(str.isdecimal, os.listdir("/proc")):
         try:

@@ -304,7 +304,6 @@ class Verdict(NamedTuple):
 
 
 def compare(kind: str, cases: Sequence[Case], store: TierStore) -> Verdict:
-    """Run the cases plainly and under the store."""
     make = KINDS[kind]
     expected = plain_outcomes(make, cases)
     found = offloaded_outcomes(make, cases, store)

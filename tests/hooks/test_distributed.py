@@ -68,7 +68,6 @@ def play(name: str, directory: Path, out: Path) -> Launch:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> list[Report]:
-    """What each rank reports of all variants."""
     found = play("train", tmp_path_factory.mktemp("drive"), tmp_path_factory.mktemp("out"))
     assert found.returncode == 0, found.err
     return found.reports

@@ -96,8 +96,6 @@ def test_let_go_after_the_scope_taken_when_backward_begins(store: TierStore) -> 
 
 
 def test_held_again_through_the_graph_not_lost(store: TierStore) -> None:
-    """The user takes an alias out of the graph, writes to it without a version, and plain autograd would see that."""
-
     def program(around: Around, settle: Settle) -> list[torch.Tensor | None]:
         weight = torch.randn(SIDE, SIDE, requires_grad=True)
         with around():

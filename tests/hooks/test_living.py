@@ -11,8 +11,6 @@ from tierstore.residency.layout import Layout
 
 
 class FakeLog:
-    """What the list needs of a log."""
-
     def __init__(self, number: int) -> None:
         self.number = number
 

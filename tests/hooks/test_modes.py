@@ -19,8 +19,6 @@ Ask = Callable[[Any], object]
 
 
 class DispatchMode(TorchDispatchMode):
-    """Calls `ask` with each operation."""
-
     def __init__(self, ask: Ask) -> None:
         super().__init__()
         self.ask = ask
@@ -31,8 +29,6 @@ class DispatchMode(TorchDispatchMode):
 
 
 class FunctionMode(TorchFunctionMode):
-    """Likewise."""
-
     def __init__(self, ask: Ask) -> None:
         super().__init__()
         self.ask = ask

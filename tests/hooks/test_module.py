@@ -28,7 +28,6 @@ from tierstore.residency.torch_names import top_hooks
 
 
 def wrapped(module: nn.Module, around: Around, store: TierStore, **options: Any) -> nn.Module:
-    """Under the store's scope; the module itself where the run is the plain one."""
     plain = not isinstance(around(), tiered_offload)
     return module if plain else offload_module(module, store=store, **({"min_bytes": 0} | options))
 

@@ -35,8 +35,6 @@ def _nothing_traced_before(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Graphs:
-    """Counts the graphs that backward is compiled to."""
-
     def __init__(self) -> None:
         self.number = 0
 
@@ -74,7 +72,6 @@ def _chain(values: torch.Tensor, weights: Tensors) -> torch.Tensor:
 
 
 def _taken(leaves: Tensors) -> list[torch.Tensor | None]:
-    """The gradients, which are None afterwards."""
     found = [leaf.grad for leaf in leaves]
     for leaf in leaves:
         leaf.grad = None

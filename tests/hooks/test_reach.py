@@ -58,8 +58,6 @@ class Drive:
 
 @pytest.fixture
 def drive(monkeypatch: pytest.MonkeyPatch) -> MakeDrive:
-    """Makes one."""
-
     def make(num_more: int) -> Drive:
         made = Drive(num_more)
         monkeypatch.setattr(records, "read_raw", made.read)

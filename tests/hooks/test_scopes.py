@@ -29,7 +29,6 @@ from tierstore import ConfigError, TierStore, keep_resident, tiered_offload
 
 
 def in_threads(*functions: Callable[[], object]) -> None:
-    """Run each on a thread of its own, and raise here what was raised there first."""
     errors: list[BaseException] = []
 
     def guarded(function: Callable[[], object]) -> None:

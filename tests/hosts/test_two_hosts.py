@@ -53,7 +53,6 @@ class Played(NamedTuple):
 
 
 def torchrun(host: Host, master: Host, out: Path) -> subprocess.Popen[bytes]:
-    """The agent of one host, with two ranks."""
     options = {
         "nnodes": 2,
         "nproc-per-node": 2,

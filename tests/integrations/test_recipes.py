@@ -48,7 +48,6 @@ def stats_of_closed(store: TierStore) -> StoreStats:
 
 
 def scalars(directory: Path, name: str) -> list[float]:
-    """What TensorBoard finds under that name in the only file there is."""
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     (file,) = directory.rglob("events.out.tfevents.*")
     events = accumulator.EventAccumulator(str(file))

@@ -22,7 +22,6 @@ OpenStore = Callable[..., TierStore]
 
 
 def end_well(daemon: DaemonProcess) -> None:
-    """It ends as it should."""
     assert daemon.stop() == 0, daemon.log
     assert "a bug" not in daemon.log, daemon.log
 

@@ -56,7 +56,6 @@ def _run(command: list[str]) -> str:
 
 
 def used_bytes(drive: Path) -> int:
-    """What files take of a drive."""
     status = os.statvfs(drive)
     return (status.f_blocks - status.f_bfree) * status.f_frsize
 
