@@ -126,6 +126,15 @@ def test_get_every_geometry_returns_the_same_bits(make_store: MakeStore, inline_
             assert type(found) is torch.Tensor
 
 
+def test_get_made_under_inference_mode_returns_the_same_bits(any_store: TierStore) -> None:
+    with torch.inference_mode():
+        tensor = torch.randn(3000)
+        expected = bits(tensor).clone()
+    handle = any_store.put(tensor)
+    any_store.flush()
+    assert torch.equal(bits(any_store.get(handle)), expected)
+
+
 def test_get_after_its_memory_was_needed_reads_again(make_store: MakeStore) -> None:
     store = make_store(staging_bytes="16KiB")
     handles = [store.put(_numbered(4096) + i) for i in range(5)]
