@@ -1,7 +1,5 @@
 """A real Chromium without a window, driven by the DevTools protocol. Where there is none, tests are skipped."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import contextlib

@@ -1,7 +1,5 @@
 """What a suite of many cases inside few tests has covered: counted while it runs, printed at the end of the run."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -25,12 +23,10 @@ class Census:
         self._exceptions.setdefault(suite, {})[name] = reason
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it, in plain values."""
         counts = {suite: dict(outcomes) for suite, outcomes in self._num_cases.items()}
         return {"num_cases": counts, "exceptions": self._exceptions}
 
     def add(self, other: Mapping[str, Any]) -> None:
-        """What another process counted, as its `as_dict` gave it."""
         for suite, outcomes in other.get("num_cases", {}).items():
             for outcome, number in outcomes.items():
                 self.count(suite, outcome, number)
@@ -39,7 +35,6 @@ class Census:
                 self.exception(suite, name, reason)
 
     def lines(self) -> list[str]:
-        """The account of every suite: its counts, then its exceptions by name."""
         found = []
         for suite, counts in self._num_cases.items():
             found.append(f"{suite}: " + ", ".join(f"{number} {outcome}" for outcome, number in counts.items()))

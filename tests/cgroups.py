@@ -1,7 +1,5 @@
 """Real control groups, version 1, below this process's own."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The command line in this process, since a fresh one takes a second; and a small trace for commands that read one."""
 
-from __future__ import annotations
-
 import signal
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Fixtures for all tests: stores on a real directory, and a check after each test that nothing was left behind."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import os
@@ -82,18 +80,19 @@ def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.Abstrac
     return {"uvloop": uvloop.new_event_loop}
 
 
-@pytest.fixture(autouse=True, scope="session")
-def _quick_collections() -> Iterator[None]:
-    """What torch and the test tools made at import is not looked through at every `gc.collect()`."""
-    gc.collect()
-    gc.freeze()
+@pytest.fixture(autouse=True, scope="module")
+def _thawed() -> Iterator[None]:
+    """What fixtures of the whole module have left is collected."""
     yield
     gc.unfreeze()
+    gc.collect()
 
 
 @pytest.fixture(autouse=True)
 def _nothing_leaks(tmp_path: Path) -> Iterator[None]:
     """No thread, descriptor or file of a store outlives its test, nor does a loop."""
+    gc.collect()  # what the last test's fixtures have left
+    gc.freeze()  # what modules and other tests have made is not looked through at every `gc.collect()` of this one
     threads, descriptors = set(threading.enumerate()), descriptors_of()
     yield
     gc.collect()
@@ -174,7 +173,6 @@ def make_store(store_directory: Path) -> Iterator[MakeStore]:
 
 @pytest.fixture
 def store(make_store: MakeStore) -> TierStore:
-    """A store that sends everything to disk."""
     return make_store()
 
 

@@ -1,7 +1,5 @@
 """What a process has open."""
 
-from __future__ import annotations
-
 import os
 
 __all__ = ["descriptors_of"]

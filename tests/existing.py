@@ -1,7 +1,5 @@
 """Setting what belongs to another object: only what it has."""
 
-from __future__ import annotations
-
 from typing import Any
 
 __all__ = ["set_existing"]

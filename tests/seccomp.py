@@ -1,7 +1,5 @@
 """Real filters that refuse system calls, as a container's or a service's profile does (seccomp(2))."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os

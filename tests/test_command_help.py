@@ -1,7 +1,5 @@
 """What every command has: help pages that people can read, shell completion, JSON."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

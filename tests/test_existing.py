@@ -1,7 +1,5 @@
 """No test sets a private attribute that the object does not have: many of them run on no machine of ours."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

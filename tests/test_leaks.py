@@ -1,7 +1,5 @@
 """The checks after each test see what an async test leaves behind, and a time limit ends one that hangs."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What `make` says and would run. Nothing is installed here."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

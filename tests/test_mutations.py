@@ -1,7 +1,5 @@
 """Every mutation fits the code that it breaks, and its tests are there; `python -m tests.mutations` runs them."""
 
-from __future__ import annotations
-
 import ast
 
 import pytest

@@ -1,7 +1,5 @@
 """The program of README.md runs as it stands there, and prints what it promises."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Goals: what is compared with what, which bound decides, and how it reads."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

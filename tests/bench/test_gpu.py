@@ -1,7 +1,5 @@
 """The benchmarks of the accelerator path: all of it that runs without one, so that no slip waits for the device."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The harness: fresh processes, interleaved rounds, what is written and read back, tables and plots of it."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import platform
@@ -23,7 +21,6 @@ from tierstore.disk.native import SWITCH as NATIVE_SWITCH
 
 @pytest.fixture(scope="module")
 def toy_results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where one run of the toy benchmark wrote its results."""
     directory = tmp_path_factory.mktemp("toy")
     (directory / "drive").mkdir()
     run_benchmark(TOY, directory / "drive", None, lambda text: None, directory / "results")

@@ -1,7 +1,5 @@
 """What the benchmarks about memory stand on: cgroups that limit, a mover that moves."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -105,7 +103,6 @@ def started(cgroup: MemoryCgroup, each_step: str) -> Training:
 
 @contextmanager
 def ended(training: Training) -> Iterator[Training]:
-    """Its process is gone afterwards."""
     with training._process:
         yield training
 

@@ -1,7 +1,5 @@
 """What the benchmark of memory plans makes of steps, and of processes that end."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager

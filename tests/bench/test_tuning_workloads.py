@@ -1,7 +1,5 @@
 """What prefetching is tuned on: steps that are the same each time, with a store too, and save what is said."""
 
-from __future__ import annotations
-
 import pytest
 
 from bench.tuning_workloads import SAVED_BYTES, WORKLOADS, Workload, make_workload
@@ -20,7 +18,9 @@ def test_every_workload_says_what_it_saves() -> None:
     assert SAVED_BYTES.keys() == WORKLOADS.keys()
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if number else ()) for number, name in enumerate(WORKLOADS)]
+)
 def test_step_of_a_workload_with_everything_on_disk_same_bits_and_saved_bytes_as_told(
     name: str, make_store: MakeStore
 ) -> None:

@@ -1,7 +1,5 @@
 """Figures of turns on a machine that is slow and fast by turns too: ratios, costs, clocks that stand still."""
 
-from __future__ import annotations
-
 import random
 import statistics
 from pathlib import Path

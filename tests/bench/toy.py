@@ -1,7 +1,5 @@
 """A benchmark of no question, for the harness's tests: the module `tests.bench.toy`."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

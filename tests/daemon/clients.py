@@ -1,7 +1,5 @@
 """Clients that speak the protocol by hand, and what a daemon reports of its sessions."""
 
-from __future__ import annotations
-
 import http.client
 import os
 import socket

@@ -1,7 +1,5 @@
 """Real daemons: processes of their own, on real directories, ended after each test."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

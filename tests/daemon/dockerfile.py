@@ -1,7 +1,5 @@
 """Enough of a Dockerfile to carry out its first stage without a container engine."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The client in the model of the protocol."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from tests.daemon.model_records import (
@@ -29,7 +27,6 @@ class Client:
         self._scope = scope
 
     def steps(self, state: State) -> Iterator[Step]:
-        """All that it can do next."""
         for number, handle in enumerate(state.handles):
             if handle.place == "settled" or self._process_of(number) != state.process:
                 continue

@@ -1,7 +1,5 @@
 """The daemon in the model of the protocol."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from tests.daemon.model_records import (
@@ -29,7 +27,6 @@ class Daemon:
         self._scope = scope
 
     def steps(self, state: State) -> Iterator[Step]:
-        """All that it can do next."""
         if state.to_daemon:
             yield from self._take(state)
         for job in state.jobs:

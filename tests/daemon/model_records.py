@@ -1,7 +1,5 @@
 """What the model of the protocol is made of: its rules, its scope, and the records of its state."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 __all__ = [

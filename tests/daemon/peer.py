@@ -1,7 +1,5 @@
 """A peer for the client's end of a session: it says whatever a test wants, and leaves when it wants."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import AsyncIterator

@@ -37,8 +37,6 @@ handle, because the client has at most one request of a kind for a handle.
 Each rule of the protocol is a flag of `Rules`; two of the six have two halves, and rule 3 has two ends.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from tests.daemon.model_client import Client
@@ -66,7 +64,6 @@ class Model:
         )
 
     def steps(self, state: State) -> Iterator[Step]:
-        """All that can happen next."""
         yield from self._client.steps(state)
         yield from self._fault_steps(state)
         if state.is_daemon_alive:

@@ -1,7 +1,5 @@
 """Exhaustive search, breadth first, through the states of a model."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol

@@ -1,7 +1,5 @@
 """Where a daemon listens if nobody says where, and how its clients find it: as root, and as an ordinary user."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import stat

@@ -1,7 +1,5 @@
 """Frames and descriptors over a real pair of sockets: all of it arrives in order, and nothing stays open at any end."""
 
-from __future__ import annotations
-
 import array
 import asyncio
 import gc
@@ -34,7 +32,6 @@ async def _no_descriptor_leaks() -> AsyncIterator[None]:
 
 @pytest.fixture
 def connection() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """Both ends; what a test leaves open of them is closed."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.setblocking(False)
@@ -101,7 +98,6 @@ async def _received_frame(connection: socket.socket) -> list[Any]:
 
 
 def _memory(number: int) -> int:
-    """The descriptor of memory that holds a number."""
     descriptor = os.memfd_create("test")
     os.write(descriptor, struct.pack("<I", number))
     return descriptor

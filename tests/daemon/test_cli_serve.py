@@ -1,7 +1,5 @@
 """`tierstore serve` as an operator meets it: a process with options, signals and exit codes."""
 
-from __future__ import annotations
-
 import grp
 import json
 import os
@@ -71,7 +69,6 @@ def test_options_have_their_effect(start_daemon: StartDaemon, by: str, tmp_path:
 
 
 def assert_refused(arguments: list[str], *words: str, **variables: str) -> None:
-    """Exit code 2 and one line that says why."""
     done = tierstore("serve", *arguments, **variables)
     assert done.returncode == 2, done.stderr
     assert done.stdout == ""

@@ -1,7 +1,5 @@
 """What a store of a daemon has to cope with beside the daemon's death."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

@@ -1,7 +1,5 @@
 """A trace of a connected store: the transfers are there, though only the daemon knows what they took inside."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

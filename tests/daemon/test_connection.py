@@ -1,7 +1,5 @@
 """A connection alone, beside parts of a daemon that are none."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket

@@ -1,7 +1,5 @@
 """An index that reads well and cannot be changed: the daemon ends and says so, and the next one starts clean."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """deploy/grafana.json and deploy/alerts.yml ask for nothing that the daemon does not export."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -41,7 +39,6 @@ def rules() -> list[dict[str, Any]]:
 
 
 def expressions() -> Iterator[tuple[str, str]]:
-    """Every expression, with the text that names labels beside it."""
     for panel in panels():
         for target in panel["targets"]:
             yield target["expr"], target["legendFormat"]

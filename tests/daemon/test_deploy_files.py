@@ -1,7 +1,5 @@
 """The files that run the daemon agree with one another, with pyproject.toml and with the reference."""
 
-from __future__ import annotations
-
 import configparser
 import inspect
 import json
@@ -27,7 +25,6 @@ DRAIN_SECONDS = 30  # that the daemon takes at most to finish what it was given
 
 
 def requirements(lines: list[str]) -> dict[str, str]:
-    """Version by name, as written."""
     found = [re.fullmatch(r"([\w.-]+)([<>=!~].+)", line) for line in lines if line and not line.startswith("#")]
     return {match[1]: match[2] for match in found if match}
 
@@ -45,7 +42,6 @@ def test_daemon_requirements_are_the_dependencies_without_torch_and_the_solver()
 
 
 def documented() -> list[tuple[str, str, str]]:
-    """Flag, variable and key of each option in the table of docs/reference/configuration.md."""
     text = (ROOT / "docs" / "reference" / "configuration.md").read_text()
     return re.findall(r"^\| `(--[\w-]+) \S+` \| `(\w+)` \| (?:`(\w+)`|-) \|", text, re.MULTILINE)
 

@@ -1,7 +1,5 @@
 """Fair shares of what is served, whatever the sizes; and who begins when, with restores first but not alone."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Whoever listens at the address may be somebody else: a client asks the kernel whose daemon it is before it speaks."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket

@@ -1,7 +1,5 @@
 """A daemon on a real file system without room: it says so and leaves nothing, or comes back with all it had."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Callable, Iterator
@@ -48,7 +46,6 @@ def make_drive(tmp_path: Path) -> Iterator[MakeDrive]:
 
 
 def fill(directory: Path, but_blocks: int = 0) -> Path:
-    """Take all room of the file system but so many blocks; returns the file that has it."""
     file = directory.parent / "filling"
     with file.open("wb", buffering=0) as filling:
         try:

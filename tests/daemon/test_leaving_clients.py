@@ -1,7 +1,5 @@
 """Clients that leave at the worst moment: the daemon keeps nothing of theirs for longer than the grace period."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterator

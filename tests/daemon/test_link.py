@@ -1,7 +1,5 @@
 """The client's end of a session, with a peer that says whatever the test wants, and leaves when it wants."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """The live page in a real browser, beside a real daemon and a training that uses it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

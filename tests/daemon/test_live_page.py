@@ -1,7 +1,5 @@
 """The live page: what the daemon serves to browsers, and what visitors cannot do to it."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import hashlib
@@ -38,7 +36,6 @@ SECONDS = 30.0
 
 @pytest.fixture
 def daemon(start_daemon: StartDaemon, tmp_path: Path) -> DaemonProcess:
-    """With two drives."""
     (tmp_path / "first").mkdir()
     first = ["--path", str(tmp_path / "first")]
     return start_daemon(arguments=first, metrics="127.0.0.1:0", codec="none", max_write_bytes_per_day="1GiB")
@@ -69,7 +66,6 @@ async def take_made_up_report() -> DaemonReport:
 
 @pytest.fixture
 async def watched() -> AsyncIterator[str]:
-    """Host and port of a page on this loop that tells of a made-up daemon."""
     page, stage = Page.bind("127.0.0.1", 0), Stage()
     watch = Watch(page, stage)
     await watch.begin()
@@ -259,7 +255,6 @@ LONG = 32 * MIB  # more than sockets take in
 
 @pytest.fixture
 async def page() -> AsyncIterator[Page]:
-    """On this loop, with a long answer."""
     page = Page.bind("127.0.0.1", 0)
 
     async def long() -> PageAnswer:

@@ -1,7 +1,5 @@
 """The daemon's log: a line per event, a line per cause and minute, and no secret in any."""
 
-from __future__ import annotations
-
 import base64
 import json
 import logging

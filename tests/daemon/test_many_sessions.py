@@ -1,7 +1,5 @@
 """Very many sessions, and clients that ask for reports without end: nobody else notices."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from contextlib import ExitStack

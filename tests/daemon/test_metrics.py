@@ -1,7 +1,5 @@
 """The daemon's page: what Prometheus reads, and what probes are told."""
 
-from __future__ import annotations
-
 import signal
 import socket
 import subprocess
@@ -38,7 +36,6 @@ def page(daemon: DaemonProcess) -> str:
 
 
 def scrape(page: str) -> Samples:
-    """Every sample, by name and labels."""
     answer = ask(page, "/metrics")
     assert answer.status == 200
     assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")

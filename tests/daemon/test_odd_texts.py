@@ -1,7 +1,5 @@
 """Paths that are no UTF-8, and names that steer a terminal: all commands and pages work, and none shows them raw."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

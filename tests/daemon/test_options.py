@@ -1,7 +1,5 @@
 """Options of `tierstore serve`: where they may stand, what wins, and what cannot be used."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The daemon as it is installed: the Dockerfile's build stage, carried out in a directory."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -26,13 +24,11 @@ pytestmark = pytest.mark.slow
 
 
 def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run a command that sees nothing of the tree under test."""
     environment = {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "PYTHONHOME"}}
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, env=environment)
 
 
 def files_below(top: Path) -> set[str]:
-    """Every file below a folder, through links, but what the interpreter makes."""
     found = set()
     for folder, _, names in os.walk(top, followlinks=True):
         if Path(folder).name != "__pycache__":

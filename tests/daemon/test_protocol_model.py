@@ -1,7 +1,5 @@
 """The protocol's rules are enough, and each is needed: every run of a small model, by exhaustive search."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.daemon import model_client

@@ -1,7 +1,5 @@
 """The disk tier that a daemon keeps: the same contract as that of a directory, and what is its own."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
@@ -31,7 +29,6 @@ def daemon(start_daemon: StartDaemon) -> DaemonProcess:
 
 @pytest.fixture
 async def open_remote(daemon: DaemonProcess) -> AsyncIterator[OpenRemote]:
-    """Opens sessions with the daemon, and closes them at the end."""
     async with AsyncExitStack() as at_end:
 
         async def opened(**options: object) -> RemoteDisk:
@@ -224,32 +221,6 @@ async def test_write_that_was_given_up_is_done_once(
         assert await read_back(tier, key, 600_000) == contents[key]
     await tier.write(100, memoryview(random_bytes(60 * MIB)), PLAIN)  # the other four take no room
     assert tier.usage().num_records == 5
-
-
-@pytest.mark.parametrize(("seed", "window_bytes"), [(0, 4 * MIB), (2, 256 * 1024)])
-async def test_killed_daemon_is_resumed_with_everything(
-    open_remote: OpenRemote, start_daemon: StartDaemon, daemon: DaemonProcess, seed: int, window_bytes: int
-) -> None:
-    """Killed and started again some times while records are written, read and discarded: all are there, bit for bit."""
-    tier = await open_remote(window_bytes=window_bytes)
-    daemons, contents = [daemon], {key: random_bytes(100_000 + key * 31_000, seed) for key in range(30)}
-
-    async def kill_some_times() -> None:
-        for _ in range(3):
-            await asyncio.sleep(0.05 + 0.02 * seed)
-            daemons[-1].kill()
-            again = asyncio.to_thread(start_daemon, daemon.path, daemon.socket, session_disk_bytes=64 * MIB)
-            daemons.append(await again)
-
-    killing = asyncio.ensure_future(kill_some_times())
-    for turn in range(6):
-        base = turn * 100
-        await asyncio.gather(*(tier.write(base + key, memoryview(c), PLAIN) for key, c in contents.items()))
-        for key, content in contents.items():
-            assert await read_back(tier, base + key, len(content)) == content
-        await tier.discard([base + key for key in contents])
-    await killing
-    assert tier.usage().num_records == 0
 
 
 def _mapped_bytes() -> int:

@@ -4,8 +4,6 @@ That they are needed shows `test_protocol_model.py`; rules 1 and 2 are the disk 
 `tests/store/test_commit_order.py`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Whoever connects may be broken or hostile: it is refused or timed out, and the daemon goes on serving."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import random

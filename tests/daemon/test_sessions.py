@@ -1,7 +1,5 @@
 """What is read of sessions after a kill: sound leases, whatever lies beside them."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 

@@ -1,7 +1,5 @@
 """A daemon listens only where nobody but its user and root can replace the socket. Real folders of real users."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 from collections.abc import Callable

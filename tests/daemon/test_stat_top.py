@@ -1,7 +1,5 @@
 """`tierstore stat` and `tierstore top` beside a real daemon, and beside none."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty
@@ -296,8 +294,6 @@ def test_top_as_json_is_written_at_once(daemon: DaemonProcess) -> None:
 
 
 class Terminal:
-    """`tierstore top` on a pseudo terminal."""
-
     def __init__(self, address: Path) -> None:
         self._master, slave = pty.openpty()
         command = [sys.executable, "-m", "tierstore.cli", "top", "--socket", str(address), "--interval", "0.1"]

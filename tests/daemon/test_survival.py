@@ -1,8 +1,5 @@
 """Training through a daemon: the same gradients as alone, whoever is killed, and an error where that cannot be."""
 
-from __future__ import annotations
-
-import json
 import os
 import signal
 import subprocess
@@ -145,17 +142,6 @@ def start_trainer(daemon: DaemonProcess, seed: int, then: str = "") -> subproces
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
-
-
-def test_two_processes_share_a_daemon(start_daemon: StartDaemon) -> None:
-    daemon = start_daemon()
-    trainers = [start_trainer(daemon, seed) for seed in range(2)]
-    for trainer in trainers:
-        output, _ = trainer.communicate()
-        assert trainer.returncode == 0
-        assert json.loads(output)["restored"] > 0
-    assert daemon.stop() == 0
-    assert list(daemon.path.iterdir()) == [], "nobody is left, nor is anything else"
 
 
 def test_killed_client_is_cleaned_up_after_the_grace_period(start_daemon: StartDaemon) -> None:

@@ -1,7 +1,5 @@
 """A client that takes pages out of its shared memory loses its connection; the daemon allocates none in their place."""
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import fcntl
@@ -41,8 +39,6 @@ _MADV_REMOVE = 9
 
 
 class Memory:
-    """A memfd with all its pages, mapped."""
-
     def __init__(self, num_bytes: int, seals: int) -> None:
         self.descriptor = os.memfd_create("test", os.MFD_ALLOW_SEALING)
         os.ftruncate(self.descriptor, num_bytes)
@@ -55,12 +51,10 @@ class Memory:
         return os.fstat(self.descriptor).st_blocks * 512
 
     def punch(self) -> int:
-        """Take all pages away by the descriptor; 0, or the error's number."""
         num_bytes = len(self.mapping)
         return _libc.fallocate(self.descriptor, _PUNCH_AND_KEEP_SIZE, 0, num_bytes) and ctypes.get_errno()
 
     def remove(self) -> int:
-        """The same by the mapping."""
         address = address_of(memoryview(self.mapping))
         return _libc.madvise(address, len(self.mapping), _MADV_REMOVE) and ctypes.get_errno()
 
@@ -129,13 +123,11 @@ def test_huge_pages_are_refused(daemon: DaemonProcess) -> None:
 
 
 def open_to_all(daemon: DaemonProcess) -> None:
-    """Let everybody reach the socket: the daemon decides."""
     for place, mode in ((daemon.socket.parent.parent, 0o755), (daemon.socket.parent, 0o755), (daemon.socket, 0o666)):
         place.chmod(mode)
 
 
 def as_another_user(play: Callable[[RawClient], object], daemon: DaemonProcess) -> None:
-    """Play a client, forked, as another user."""
     open_to_all(daemon)
     child = os.fork()
     if child == 0:

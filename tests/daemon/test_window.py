@@ -1,7 +1,5 @@
 """The shared window: no byte in two slots, reads before writes, nothing lost by who gives up waiting."""
 
-from __future__ import annotations
-
 import asyncio
 import mmap
 import os
@@ -39,7 +37,6 @@ def window(slab: SharedSlab) -> Iterator[SharedWindow]:
 
 
 async def turns() -> None:
-    """Let everybody go on who can."""
     for _ in range(5):
         await asyncio.sleep(0)
 

@@ -1,7 +1,5 @@
 """The protocol's messages: what is said arrives, however it is cut; what is not a message is refused, and only that."""
 
-from __future__ import annotations
-
 import random
 import struct
 import tracemalloc

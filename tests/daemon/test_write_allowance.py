@@ -1,7 +1,5 @@
 """A daemon's write allowance: one for all its clients."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

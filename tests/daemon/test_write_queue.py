@@ -1,7 +1,5 @@
 """How much of one session's writes is queued at once: the rule alone, and in a daemon."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

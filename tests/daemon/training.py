@@ -1,7 +1,5 @@
 """A step of training, for tests that compare its gradients with those of a step without a store."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,7 +1,5 @@
 """The command as a stranger meets it."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -231,7 +229,6 @@ def test_demo_gradients_differ_says_no_and_exits_1(demo: Command, monkeypatch: p
 
 @pytest.fixture
 def full_drive(tmp_path: Path) -> Iterator[Path]:
-    """A real file system of 8 MiB."""
     drive = tmp_path / "drive"
     drive.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(drive)]

@@ -1,7 +1,5 @@
 """The demo's parts: what compares, what chooses, what is measured; and real runs."""
 
-from __future__ import annotations
-
 import mmap
 import re
 from collections.abc import Mapping, Sequence

@@ -5,8 +5,6 @@ short by options that the page does not have. The exceptions: pages in `ELSEWHER
 that begins with `NOT_RUN` or `LONG` and says why.
 """
 
-from __future__ import annotations
-
 import ast
 import os
 import re

@@ -1,7 +1,5 @@
 """The pages keep their layout: users' pages stay short, internal ones say when and where, links lead somewhere."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The messages on the page of symptoms are those that the code prints."""
 
-from __future__ import annotations
-
 import ast
 import errno
 import os

@@ -1,7 +1,5 @@
 """The reference leaves nothing out: every key, error, exit code, field, metric and command."""
 
-from __future__ import annotations
-
 import importlib.util
 import inspect
 import re
@@ -23,7 +21,6 @@ REFERENCE = DOCS / "reference"
 
 
 def commands() -> dict[str, object]:
-    """Those that do something, by their names."""
     top = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
     found = {f"tierstore {name}": command for name, command in top.items()}
     for name, group in list(found.items()):

@@ -6,8 +6,6 @@ Blocks of Python are executed here, those of a page one after the other. The exc
 and says why.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 import shlex
@@ -90,7 +88,6 @@ def names_of_a_program(drive: Path) -> dict[str, Any]:
 
 
 def train(model: nn.Module, batch: torch.Tensor, store: TierStore) -> None:
-    """A step."""
     with tiered_offload(store, min_bytes=0):
         loss = model(batch).loss
     loss.backward()
@@ -98,7 +95,6 @@ def train(model: nn.Module, batch: torch.Tensor, store: TierStore) -> None:
 
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
-    """The names of a program in a working directory of its own; closes the stores that it opens."""
     monkeypatch.chdir(tmp_path)
     for name in ("nvme", "nvme0", "nvme1"):
         (tmp_path / name).mkdir()

@@ -4,8 +4,6 @@ Only the installation is made short: the environment has no pip, and finds the p
 `pytest -m many` installs as the page says.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -90,7 +88,6 @@ class Reader:
             os.chown(path, UID, UID)
 
     def saves(self, page: Page, folder: Path) -> None:
-        """Save the programs of a page."""
         for name, code in page.files.items():
             folder.joinpath(name).write_text(code, encoding="utf-8")
             self.own(folder / name)

@@ -1,7 +1,5 @@
 """Every example, run as a newcomer runs it: it ends well, its figures are right, and it leaves nothing behind."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -42,7 +40,6 @@ def figure(output: str, label: str) -> float:
 
 
 def lines_of(output: str) -> dict[str, str]:
-    """What follows the first colon of each line, by what stands before it."""
     return dict(line.split(": ", 1) for line in output.splitlines())
 
 

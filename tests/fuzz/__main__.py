@@ -5,8 +5,6 @@ the command; `--repeat FILE` runs one again. `--keep` adds to `corpus/` what rea
 the default test suite runs over that.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import re

@@ -1,7 +1,5 @@
 """Bounds on what an input may cost: memory and lines of our code, counted, never timed."""
 
-from __future__ import annotations
-
 import sys
 import tracemalloc
 from collections.abc import Iterator

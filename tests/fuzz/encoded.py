@@ -1,7 +1,5 @@
 """Encoded values: what is damaged is refused, in any split; what was encoded comes back."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from functools import cache

@@ -1,7 +1,5 @@
 """Frames and messages of the sidecar's protocol, in any split of the stream."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterable, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """What an earlier process left: entries of the index, the format file, leases. All of it may be damaged."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import shutil

@@ -1,7 +1,5 @@
 """What people write: sizes, codecs, environments, files of options. And what a daemon reports to them."""
 
-from __future__ import annotations
-
 import atexit
 import io
 import math

@@ -1,7 +1,5 @@
 """What a target is: a function that takes any bytes, and what may come of it."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Callable, Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """All targets, by name."""
 
-from __future__ import annotations
-
 from tests.fuzz import encoded, frames, index_records, options
 from tests.fuzz.target import Target
 

@@ -1,7 +1,5 @@
 """Every target over what is kept for it and over what Hypothesis makes of that: `python -m tests.fuzz` goes further."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What the tests on a real accelerator share: when they run, and how work on it is held up."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

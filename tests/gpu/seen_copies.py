@@ -1,7 +1,5 @@
 """A copy engine whose copies PyTorch's record of streams sees, and which can be made to forget a wait."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any

@@ -1,7 +1,5 @@
 """The store where others use it, on a real accelerator: trainers, memory plans, FSDP2, and a daemon."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Training on a real accelerator: the models of the CPU suite, bit for bit. PyTorch's operators: test_operators.py."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

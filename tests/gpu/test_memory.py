@@ -1,7 +1,5 @@
 """Device memory is really freed, host memory is pinned to the byte, and the host never waits for the device."""
 
-from __future__ import annotations
-
 import gc
 
 import pytest

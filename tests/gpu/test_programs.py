@@ -1,7 +1,5 @@
 """The accelerator path beside compilers, captured graphs, and PyTorch's own checker of streams."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 `tests/store/test_happens_before.py` looks at the same waits without a device, and without luck.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """Tuning a step on a real device: does all of it run there, and does what it writes keep to its limit?"""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -4,8 +4,6 @@ Nothing is downloaded: models are built from configurations. The sizes keep what
 (heads that share keys, experts that some tokens go to, two kinds of block, a scan over time) and little else.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -208,7 +206,6 @@ class Training:
         return self.bits
 
     def forward(self, label: str) -> torch.Tensor:
-        """The loss of a new batch."""
         with self.mode.cast():
             loss: torch.Tensor = self.model(**self.architecture.make_batch()).loss
         assert loss.isfinite()

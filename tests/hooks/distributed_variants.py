@@ -1,7 +1,5 @@
 """The models that the ranks of `test_distributed.py` train, and the ways in which they do."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -13,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from tests.hooks.programs import Around, Transformer
+from tests.hooks.programs import Around, Settle, Transformer
 
 NUM_STEPS = 3
 NUM_BLOCKS = 3
@@ -21,7 +19,6 @@ WIDTH = 32
 SHAPE = (3, 16, WIDTH)  # of a batch
 BATCH_BYTES = 3 * 16 * WIDTH * 4
 
-Settle = Callable[[], None]
 Wrap = Callable[["Net"], nn.Module]
 
 

@@ -3,8 +3,6 @@
 Each rank opens a store of its own under PATH, and writes what it found to OUT/rank-N.json; the tests judge it.
 """
 
-from __future__ import annotations
-
 import gc
 import hashlib
 import json
@@ -224,7 +222,6 @@ def files_of(process: int | str, directory: Path) -> list[str]:
 
 
 def holders_of(directory: Path) -> set[int]:
-    """The processes that have something open under the directory."""
     found = set()
     for process in filter(str.isdecimal, os.listdir("/proc")):
         try:

@@ -1,7 +1,5 @@
 """A copy engine that copies as late as an accelerator may, and without a thread, so that a run can be repeated."""
 
-from __future__ import annotations
-
 import threading
 import weakref
 from collections import deque

@@ -5,8 +5,6 @@ that many runs go side by side: what all of them saved is on disk before any of 
 holds edges of its graph, not tensors: what was saved, outputs included, has no other owner than the store.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -306,7 +304,6 @@ class Verdict(NamedTuple):
 
 
 def compare(kind: str, cases: Sequence[Case], store: TierStore) -> Verdict:
-    """Run the cases plainly and under the store."""
     make = KINDS[kind]
     expected = plain_outcomes(make, cases)
     found = offloaded_outcomes(make, cases, store)

@@ -1,7 +1,5 @@
 """Programs that are run twice, plainly and under a store, and the bits of what they compute."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
@@ -13,7 +11,9 @@ from tierstore import TierStore, tiered_offload
 
 Bits = tuple[torch.dtype, tuple[int, ...], bytes] | None
 Around = Callable[[], AbstractContextManager[object]]
-Program = Callable[[Around, Callable[[], None]], Iterable[torch.Tensor | None]]
+Settle = Callable[[], None]
+Results = list[torch.Tensor | None]
+Program = Callable[[Around, Settle], Iterable[torch.Tensor | None]]
 """Called with what makes the scope around forward, and what to call between forward and backward."""
 
 SIDE = 64

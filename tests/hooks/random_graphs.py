@@ -3,8 +3,6 @@
 `CopyAtPack` is the simplest store there can be, to compare with.
 """
 
-from __future__ import annotations
-
 import gc
 import re
 import threading
@@ -268,11 +266,9 @@ class Machine:
         return all_bits(found)
 
     def _elsewhere(self, root: Tensor, step: Step) -> object:
-        """On another thread."""
         return _on_threads([lambda: self._accumulate(root, step)])
 
     def _twice(self, root: Tensor, step: Step) -> object:
-        """On two threads at once."""
         return _on_threads([lambda: self._gradients(root, step._replace(flag=True)) for _ in range(2)])
 
     def look(self, step: Step) -> list[Bits]:
@@ -350,7 +346,6 @@ class CopyAtPack(torch.autograd.graph.saved_tensors_hooks):
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    """With the strides and the bytes beside it, that it has."""
     plain = tensor.detach()
     whole = torch.empty(0, dtype=tensor.dtype).set_(plain.untyped_storage().clone(), 0, (0,))
     copy = whole.as_strided(plain.shape, plain.stride(), plain.storage_offset())

@@ -1,20 +1,22 @@
 """Views of one storage: stored once where that is right, apart where it would not be."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from tests.conftest import MakeStore
-from tests.hooks.programs import SIDE, Around, assert_same_bits, assert_same_gradients, run_offloaded, run_plain
+from tests.hooks.programs import (
+    SIDE,
+    Around,
+    Results,
+    Settle,
+    assert_same_bits,
+    assert_same_gradients,
+    run_offloaded,
+    run_plain,
+)
 from tierstore import TierStore, tiered_offload
-
-Settle = Callable[[], None]
-Results = list[torch.Tensor | None]
 
 
 def test_chunks_of_one_product_stored_once_and_restored_as_one(store: TierStore) -> None:
@@ -126,20 +128,6 @@ def test_slice_of_a_big_storage_only_its_span_written(store: TierStore) -> None:
     loss.backward()
     assert weight.grad is not None
     assert torch.equal(weight.grad, expected)
-
-
-def test_slices_of_one_storage_span_covers_both(store: TierStore) -> None:
-    def program(around: Around, settle: Settle) -> Results:
-        weight = torch.randn(SIDE, requires_grad=True)
-        with around():
-            big = torch.randn(1000, SIDE)
-            loss = (big[500:502] * weight).sum() + (big[100] * weight).sin().sum() + (big.T[:, 700] * weight).sum()
-            del big
-        settle()
-        loss.backward()
-        return [weight.grad]
-
-    assert_same_gradients(program, store)
 
 
 def test_many_geometries_of_one_base_same_bits(store: TierStore) -> None:

@@ -4,8 +4,6 @@ By default each architecture runs in each mode once, and the ways of a step take
 marked `slow`.
 """
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Iterator
 from typing import Any

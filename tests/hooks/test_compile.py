@@ -1,7 +1,5 @@
 """`torch.compile` and compiled autograd beside offloading: compile inside, offload outside."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import warnings

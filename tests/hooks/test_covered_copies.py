@@ -1,7 +1,5 @@
 """How long steps take, in virtual time, where some of what they save leaves an accelerator."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple

@@ -1,8 +1,5 @@
 """Matrix decompositions and contractions as tensor networks use them: both backwards, and calls chosen one by one."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -11,64 +8,10 @@ import torch
 from torch.autograd import Function
 
 from tests.conftest import MakeStore
-from tests.hooks.programs import Around, assert_same_gradients
-from tierstore import TierStore, keep_resident, tiered_offload
-
-Settle = Callable[[], None]
-Results = list[torch.Tensor | None]
+from tests.hooks.programs import Around, Results, Settle, assert_same_gradients
+from tierstore import keep_resident, tiered_offload
 
 SIDE = 12
-
-
-def invariant(*factors: torch.Tensor) -> torch.Tensor:
-    """A number of them that no choice of signs or phases changes."""
-    return torch.stack([factor.abs().square().cos().sum() for factor in factors]).sum()
-
-
-def lu_loss(matrix: torch.Tensor) -> torch.Tensor:
-    _, lower, upper = torch.linalg.lu(matrix)
-    return invariant(lower, upper)
-
-
-DECOMPOSITIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "svd": lambda matrix: invariant(*torch.linalg.svd(matrix, full_matrices=False)),
-    "svd cut": lambda matrix: invariant(*(part[:5] for part in torch.linalg.svd(matrix)[1:])),
-    "singular values": lambda matrix: invariant(torch.linalg.svdvals(matrix)),
-    "qr": lambda matrix: invariant(*torch.linalg.qr(matrix)),
-    "qr of a tall one": lambda matrix: invariant(*torch.linalg.qr(torch.cat([matrix, matrix.cos()]))),
-    "eigh": lambda matrix: invariant(*torch.linalg.eigh(matrix + matrix.mH)),
-    "eigenvalues": lambda matrix: invariant(torch.linalg.eigvalsh(matrix @ matrix.mH)),
-    "eig": lambda matrix: invariant(*torch.linalg.eig(matrix)),
-    "cholesky": lambda matrix: invariant(torch.linalg.cholesky(matrix @ matrix.mH + torch.eye(SIDE))),
-    "lu": lu_loss,
-    "solve": lambda matrix: invariant(torch.linalg.solve(matrix, matrix.cos())),
-    "inverse": lambda matrix: invariant(torch.linalg.inv(matrix)),
-    "determinant": lambda matrix: torch.linalg.slogdet(matrix).logabsdet.square(),
-    "exponential": lambda matrix: invariant(torch.linalg.matrix_exp(matrix / SIDE)),
-}
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=["real", "complex"])
-@pytest.mark.parametrize("name", DECOMPOSITIONS)
-def test_decomposition_gradient_and_hessian_vector_product_same_bits(
-    store: TierStore, name: str, dtype: torch.dtype
-) -> None:
-    def program(around: Around, settle: Settle) -> Results:
-        point = torch.randn(SIDE, SIDE, dtype=dtype, requires_grad=True)
-        vector = torch.randn(SIDE, SIDE, dtype=dtype)
-        with around():
-            loss = DECOMPOSITIONS[name](point * 2)
-            settle()
-            (gradient,) = torch.autograd.grad(loss, point, create_graph=True)
-            slope = (gradient * vector.conj()).real.sum()
-        settle()
-        (product,) = torch.autograd.grad(slope, point)
-        assert gradient.isfinite().all()
-        assert product.isfinite().all()
-        return [gradient, product]
-
-    assert_same_gradients(program, store)
-    assert store.stats().restored_bytes > 0
 
 
 class Transfer(Function):

@@ -4,8 +4,6 @@ What the ranks do is in `distributed_worker.py`, what they train in `distributed
 them, and what they report is judged. An import of torch takes seconds, so all variants of training share one launch.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -70,7 +68,6 @@ def play(name: str, directory: Path, out: Path) -> Launch:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> list[Report]:
-    """What each rank reports of all variants."""
     found = play("train", tmp_path_factory.mktemp("drive"), tmp_path_factory.mktemp("out"))
     assert found.returncode == 0, found.err
     return found.reports

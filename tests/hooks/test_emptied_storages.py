@@ -1,7 +1,5 @@
 """Storages that their owner empties and fills again without a version bump, as FSDP and trainers that offload do."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from itertools import product

@@ -1,7 +1,5 @@
 """Two hundred steps: nothing grows."""
 
-from __future__ import annotations
-
 import gc
 import os
 import threading

@@ -1,7 +1,5 @@
 """Errors reach the thread that trains, with their figures, and training can go on."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """`torch.func` beside offloading: its transforms of derivatives refuse saved-tensor hooks, so they are taken off."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

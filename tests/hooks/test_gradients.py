@@ -1,7 +1,5 @@
 """Gradients under every kind of budget are those of plain autograd, bit for bit."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Outputs that a selective checkpoint holds, and that the program changes later."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """A saved tensor that is changed in place: the same error as plain autograd, exactly where that raises."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
@@ -11,11 +9,8 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - the name that everybody uses
 
 from tests.conftest import MakeStore
-from tests.hooks.programs import SIDE, Around, Bits, Program, all_bits, run_offloaded, run_plain
+from tests.hooks.programs import SIDE, Around, Bits, Program, Results, Settle, all_bits, run_offloaded, run_plain
 from tierstore import ModifiedInPlaceError, TierStore, keep_resident, tiered_offload
-
-Settle = Callable[[], None]
-Results = list[torch.Tensor | None]
 
 
 def outcome(run: Callable[[], list[Bits]]) -> list[Bits] | str:

@@ -1,7 +1,5 @@
 """Ctrl-C while a scope is entered or left, at each moment: its hooks do not stay on the thread."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

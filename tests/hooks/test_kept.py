@@ -1,21 +1,17 @@
 """What somebody else holds stays where it is, and is counted by reason."""
 
-from __future__ import annotations
-
 import weakref
-from collections.abc import Callable
 from contextlib import nullcontext
 
 import torch
 from torch import nn
 
 from tests.conftest import MakeStore
-from tests.hooks.programs import SIDE, Around, assert_same_gradients, bits
+from tests.hooks.programs import SIDE, Around, Settle, assert_same_gradients, bits
 from tests.inspect_store import inspect
 from tests.waiting import until
 from tierstore import TierStore, tiered_offload
 
-Settle = Callable[[], None]
 NBYTES = SIDE * SIDE * 4
 
 
@@ -100,8 +96,6 @@ def test_let_go_after_the_scope_taken_when_backward_begins(store: TierStore) -> 
 
 
 def test_held_again_through_the_graph_not_lost(store: TierStore) -> None:
-    """The user takes an alias out of the graph, writes to it without a version, and plain autograd would see that."""
-
     def program(around: Around, settle: Settle) -> list[torch.Tensor | None]:
         weight = torch.randn(SIDE, SIDE, requires_grad=True)
         with around():

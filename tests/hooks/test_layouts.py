@@ -1,7 +1,5 @@
 """Every dtype and geometry comes back as it went, through `put` and `get` and through autograd."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

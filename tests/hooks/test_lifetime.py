@@ -1,7 +1,5 @@
 """What the graph holds goes with the graph, at once and without the garbage collector; what was handed out stays."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable
 from contextlib import suppress

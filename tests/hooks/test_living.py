@@ -1,7 +1,5 @@
 """The list of living logs keeps none of them alive, and does not grow."""
 
-from __future__ import annotations
-
 from collections import deque
 
 import pytest
@@ -13,8 +11,6 @@ from tierstore.residency.layout import Layout
 
 
 class FakeLog:
-    """What the list needs of a log."""
-
     def __init__(self, number: int) -> None:
         self.number = number
 

@@ -1,7 +1,5 @@
 """Modes of torch around pack, unpack, put and get: they see nothing of the store's, nor run under its lock."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,8 +19,6 @@ Ask = Callable[[Any], object]
 
 
 class DispatchMode(TorchDispatchMode):
-    """Calls `ask` with each operation."""
-
     def __init__(self, ask: Ask) -> None:
         super().__init__()
         self.ask = ask
@@ -33,8 +29,6 @@ class DispatchMode(TorchDispatchMode):
 
 
 class FunctionMode(TorchFunctionMode):
-    """Likewise."""
-
     def __init__(self, ask: Ask) -> None:
         super().__init__()
         self.ask = ask

@@ -1,7 +1,5 @@
 """`offload_module`, and what its and `tiered_offload`'s arguments may be."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import inspect
@@ -16,12 +14,11 @@ import torch
 from torch import nn
 
 from tests.conftest import MakeStore
-from tests.hooks.programs import SIDE, Around, Mlp, assert_same_gradients, bits, grads
+from tests.hooks.programs import SIDE, Around, Mlp, Settle, assert_same_gradients, bits, grads
 from tierstore import (
     ConfigError,
     StoreClosedError,
     TierStore,
-    keep_resident,
     offload_module,
     remove_offload,
     tiered_offload,
@@ -29,11 +26,8 @@ from tierstore import (
 from tierstore.hooks.in_place import put_around_calls
 from tierstore.residency.torch_names import top_hooks
 
-Settle = Callable[[], None]
-
 
 def wrapped(module: nn.Module, around: Around, store: TierStore, **options: Any) -> nn.Module:
-    """Under the store's scope; the module itself where the run is the plain one."""
     plain = not isinstance(around(), tiered_offload)
     return module if plain else offload_module(module, store=store, **({"min_bytes": 0} | options))
 
@@ -46,18 +40,6 @@ def test_wrapped_module_same_bits(store: TierStore) -> None:
             loss = forward(torch.randn(SIDE, SIDE))
             settle()
             loss.backward()
-        return grads(model)
-
-    assert_same_gradients(program, store)
-
-
-def test_wrapped_blocks_of_a_model_the_rest_stays(store: TierStore) -> None:
-    def program(around: Around, settle: Settle) -> list[torch.Tensor | None]:
-        model = nn.Sequential(Mlp().layers, nn.Tanh(), Mlp().layers)
-        model[2] = wrapped(model[2], around, store)
-        loss = model(torch.randn(SIDE, SIDE)).square().sum()
-        settle()
-        loss.backward()
         return grads(model)
 
     assert_same_gradients(program, store)
@@ -297,30 +279,6 @@ def test_module_without_a_forward_refused(store: TierStore) -> None:
         offload_module(nn.ModuleList([Mlp()]), store=store)
 
 
-def test_wrapped_module_on_other_threads_hooks_in_force_there(store: TierStore) -> None:
-    """Replicas, each on its own thread, with parts of one batch; as `DataParallel` runs them."""
-    plain = nn.Sequential(nn.Linear(SIDE, SIDE), nn.Tanh())
-    batches = torch.randn(3, SIDE, SIDE)
-
-    def gradients(module: nn.Module) -> list[Any]:
-        losses = {}
-
-        def forward(number: int) -> None:
-            torch.set_num_threads(1)  # counts for the thread that says so
-            losses[number] = module(batches[number]).exp().sum()
-
-        threads = [threading.Thread(target=forward, args=(number,)) for number in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        store.flush()
-        return [bits(torch.autograd.grad(losses[number], [plain[0].weight])[0]) for number in range(3)]
-
-    assert gradients(offload_module(plain, store=store, min_bytes=0)) == gradients(plain)
-    assert store.stats().packed_tensors >= 6
-
-
 def test_replicas_with_copied_weights_on_threads_gradients_reach_the_original(store: TierStore) -> None:
     """As `torch.nn.parallel.replicate` makes them: a replica's weights are part of the graph, and end with it."""
 
@@ -438,14 +396,3 @@ def test_module_whose_forward_runs_after_its_call_refused(store: TierStore) -> N
 
     with pytest.raises(ConfigError, match=r"module=.*a generator function: .*Enter the scope inside it"):
         offload_module(Lazy(), store=store)
-
-
-def test_keep_resident_inside_a_wrapped_module(store: TierStore) -> None:
-    class Block(nn.Module):
-        def forward(self, batch: torch.Tensor) -> torch.Tensor:
-            with keep_resident():
-                return batch.exp().sin()
-
-    weight = torch.randn(SIDE, SIDE, requires_grad=True)
-    offload_module(Block(), store=store, min_bytes=0)(weight).sum().backward()
-    assert store.stats().packed_tensors == 0

@@ -1,7 +1,5 @@
 """`offload_module` where checkpoints are: the inputs of a region are stored, and nothing that the checkpoint drops."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from functools import partial
@@ -31,7 +29,6 @@ class Block(nn.Module):
 
 
 def run(model: nn.Module, call: Callable[[nn.Module, torch.Tensor], torch.Tensor]) -> list[Any]:
-    """One step, with the batch as something that was computed. Gives the bits of gradients."""
     model.zero_grad()
     source = torch.randn(SIDE, SIDE, generator=torch.Generator().manual_seed(0)).requires_grad_()
     loss = call(model, source * 2).square().sum()

@@ -1,7 +1,5 @@
 """What is packed while there is room is only noted: as safe as a record, and one as soon as it matters."""
 
-from __future__ import annotations
-
 import os
 import threading
 import weakref
@@ -23,8 +21,6 @@ NBYTES = SIDE * SIDE * 4
 
 
 class SaveTwo(torch.autograd.Function):
-    """Times six, by two tensors of its own that it saves."""
-
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(torch.full((SIDE, SIDE), 2.0), torch.full((SIDE, SIDE), 3.0))

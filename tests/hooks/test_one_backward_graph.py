@@ -1,7 +1,5 @@
 """Compiled autograd: whatever the store does with the saved tensors, backward is one graph, and is traced twice."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -37,8 +35,6 @@ def _nothing_traced_before(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Graphs:
-    """Counts the graphs that backward is compiled to."""
-
     def __init__(self) -> None:
         self.number = 0
 
@@ -76,7 +72,6 @@ def _chain(values: torch.Tensor, weights: Tensors) -> torch.Tensor:
 
 
 def _taken(leaves: Tensors) -> list[torch.Tensor | None]:
-    """The gradients, which are None afterwards."""
     found = [leaf.grad for leaf in leaves]
     for leaf in leaves:
         leaf.grad = None

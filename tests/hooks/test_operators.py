@@ -3,8 +3,6 @@
 By default each entry runs a few of its samples, in one dtype. All samples in all dtypes take minutes: `make test-slow`.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from collections.abc import Iterator

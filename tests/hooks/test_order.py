@@ -1,7 +1,5 @@
 """What is fetched ahead, in which order, and what may not be read too early."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
@@ -12,14 +10,12 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - the name that everybody uses
 
 from tests.conftest import MakeStore
-from tests.hooks.programs import SIDE, Around, Mlp, assert_same_gradients, training
+from tests.hooks.programs import SIDE, Around, Mlp, Settle, assert_same_gradients, training
 from tests.inspect_store import inspect
 from tierstore import StoreStats, TierStore, offload_module, tiered_offload
 from tierstore.rules.plan import Place
 from tierstore.rules.state import State
 from tierstore.testing import SimulatedCopies
-
-Settle = Callable[[], None]
 
 
 @pytest.mark.parametrize("host_bytes", [0, 1, "1GiB"])

@@ -20,8 +20,6 @@ Hypothesis prints a program that fails as a list of steps that can be put into `
 opened for it alone.
 """
 
-from __future__ import annotations
-
 import gc
 import threading
 import time
@@ -218,8 +216,6 @@ def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     before = set(threading.enumerate())
     bench = Bench(tmp_path_factory.mktemp("drive"), request.param)
     checkpoint(torch.sin, torch.ones(1), use_reentrant=False)  # imports a lot
-    gc.collect()
-    gc.freeze()  # as `_quick_collections` of conftest.py, which also ends it
     every = list(bench.opened)
     yield bench
     for store, copies in every:

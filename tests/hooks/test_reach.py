@@ -3,8 +3,6 @@
 NOTE [No farther than it takes] in `tierstore/rules/reach.py`.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -60,8 +58,6 @@ class Drive:
 
 @pytest.fixture
 def drive(monkeypatch: pytest.MonkeyPatch) -> MakeDrive:
-    """Makes one."""
-
     def make(num_more: int) -> Drive:
         made = Drive(num_more)
         monkeypatch.setattr(records, "read_raw", made.read)

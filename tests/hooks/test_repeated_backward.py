@@ -1,7 +1,5 @@
 """One graph used more than once, several graphs at once, backward in odd places."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -10,11 +8,8 @@ import pytest
 import torch
 
 from tests.conftest import MakeStore
-from tests.hooks.programs import MODELS, SIDE, Around, Branches, Mlp, assert_same_gradients, grads
+from tests.hooks.programs import MODELS, SIDE, Around, Results, Settle, assert_same_gradients, grads
 from tierstore import ModifiedInPlaceError, TierStore, tiered_offload
-
-Settle = Callable[[], None]
-Results = list[torch.Tensor | None]
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -58,77 +53,6 @@ def test_double_backward_same_bits(make_store: MakeStore, create_inside: bool, h
         return [*inner, *third, weight.grad, batch.grad]
 
     assert_same_gradients(program, make_store(host_bytes=host_bytes))
-
-
-def test_gradient_accumulation_several_microbatches_same_bits(store: TierStore) -> None:
-    def program(around: Around, settle: Settle) -> Results:
-        model = Mlp()
-        for _ in range(4):
-            with around():
-                loss = model(torch.randn(SIDE, SIDE)) / 4
-            settle()
-            loss.backward()
-        return grads(model)
-
-    assert_same_gradients(program, store)
-
-
-def test_two_graphs_alive_backward_in_either_order_same_bits(store: TierStore) -> None:
-    def program(around: Around, settle: Settle) -> Results:
-        model, other = Mlp(), Branches()
-        with around():
-            first = model(torch.randn(SIDE, SIDE))
-            second = other(torch.randn(SIDE, SIDE))
-        with around():
-            third = model(torch.randn(SIDE, SIDE))
-        settle()
-        for loss in (first, third, second):
-            loss.backward()
-        return grads(model) + grads(other)
-
-    assert_same_gradients(program, store)
-
-
-def test_two_roots_of_one_graph_one_after_the_other_same_bits(store: TierStore) -> None:
-    def program(around: Around, settle: Settle) -> Results:
-        weight = torch.randn(SIDE, SIDE, requires_grad=True)
-        with around():
-            stem = (weight * 2).tanh()
-            left, right = stem.exp().sum(), stem.sigmoid().square().sum()
-        settle()
-        right.backward(retain_graph=True)
-        settle()
-        left.backward()
-        return [weight.grad]
-
-    assert_same_gradients(program, store)
-
-
-def test_backward_inside_the_scope_same_bits(store: TierStore) -> None:
-    def program(around: Around, settle: Settle) -> Results:
-        model = Mlp()
-        with around():
-            for _ in range(3):
-                loss = model(torch.randn(SIDE, SIDE))
-                settle()
-                loss.backward()
-        return grads(model)
-
-    assert_same_gradients(program, store)
-
-
-def test_backward_of_some_inputs_only_same_bits(store: TierStore) -> None:
-    def program(around: Around, settle: Settle) -> Results:
-        model = Branches()
-        with around():
-            loss = model(torch.randn(SIDE, SIDE))
-        settle()
-        some = torch.autograd.grad(loss, [model.right.bias], retain_graph=True)
-        settle()
-        loss.backward(inputs=[model.stem.weight])
-        return [*some, *grads(model)]
-
-    assert_same_gradients(program, store)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")

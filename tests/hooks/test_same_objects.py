@@ -1,7 +1,5 @@
 """What backward gets is what hooks that do nothing would give it: the object itself, its class, its attributes."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections.abc import Callable, Iterator
@@ -553,20 +551,3 @@ def test_index_that_wraps_a_tensor_same_bits(make_store: MakeStore, host_bytes: 
         return [values.grad]
 
     assert_same_bits(run_offloaded(program, make_store(host_bytes=host_bytes)), run_plain(program))
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_edge_index_of_torch_geometric_same_bits(store: TierStore) -> None:
-    geometric = pytest.importorskip("torch_geometric", reason="large for one test; `Index` here has its shape")
-
-    def program(around: Around, settle: Callable[[], None]) -> list[torch.Tensor | None]:
-        values = torch.randn(3, 4, requires_grad=True)
-        edges = geometric.EdgeIndex([[0, 1, 1, 2], [1, 0, 2, 1]]).sort_by("row").values
-        with around():
-            loss = edges.matmul(values).exp().sum()
-        del edges
-        settle()
-        loss.backward()
-        return [values.grad]
-
-    assert_same_bits(run_offloaded(program, store), run_plain(program))

@@ -1,7 +1,5 @@
 """Selective checkpointing: what a policy keeps or wants offloaded, under our contexts and under torch's."""
 
-from __future__ import annotations
-
 import functools
 import weakref
 from collections.abc import Callable, Iterable
@@ -20,7 +18,7 @@ from torch.utils.checkpoint import (
 )
 
 from tests.conftest import MakeStore
-from tests.hooks.programs import SIDE, Around, assert_same_bits, assert_same_gradients, bits, run_plain
+from tests.hooks.programs import SIDE, Around, Settle, assert_same_bits, assert_same_gradients, bits, run_plain
 from tierstore import ModifiedInPlaceError, TierStore, keep_resident, selective_checkpoint_contexts, tiered_offload
 from tierstore.hooks.below import HOOKS_ARE_CALLED_BELOW
 
@@ -28,7 +26,6 @@ NBYTES = SIDE * SIDE * 4
 SAVE, OFFLOAD = CheckpointPolicy.MUST_SAVE, CheckpointPolicy.MUST_CPU_OFFLOAD
 POLICIES = list(CheckpointPolicy)
 num_products = 0
-Settle = Callable[[], None]
 Results = Iterable[torch.Tensor | None]
 
 

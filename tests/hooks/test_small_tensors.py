@@ -1,7 +1,5 @@
 """Small tensors stay noted where staging has room for them: NOTE [Small tensors] in `tierstore/rules/windows.py`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Traces of real steps: nothing is missing, nothing is there twice, and the figures are those of `stats()`."""
 
-from __future__ import annotations
-
 import gc
 import threading
 from collections import Counter
@@ -416,7 +414,6 @@ def test_trace_of_a_full_disk_takes_nothing_down_any_more(make_store: MakeStore)
 
 
 def run_two_steps(store: TierStore) -> None:
-    """One in the scope that is open, one in a scope of its own."""
     _, loss = chain()
     loss.backward()
     del loss

@@ -1,7 +1,5 @@
 """A trace tells from when on nobody but the store holds what was saved, whether the store had to find out or not."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What stays on an accelerator is only tracked: as safe as a record, and one as soon as something has to leave."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -25,16 +25,12 @@ class _Stream:
 
 
 class _Way(_Stream):
-    """One direction of the link."""
-
     def __init__(self, bytes_per_second: float) -> None:
         super().__init__()
         self.bytes_per_second = bytes_per_second
 
 
 class _At:
-    """A `Marker`."""
-
     def __init__(self, engine: VirtualAccelerator, seconds: float) -> None:
         self.seconds = seconds
         self._engine = engine

@@ -5,8 +5,6 @@ and takes the namespaces and the cable away. The process ends when the test clos
 leaves nothing behind either. No namespace has a name, and every host has its own addresses, so runs do not collide.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -82,17 +80,14 @@ class Host:
 
     @property
     def runtime(self) -> Path:
-        """Where the test sees /run of this host."""
         return Path(f"/proc/{self.pid}/root/run")
 
     @property
     def shared_memory(self) -> Path:
-        """Where the test sees /dev/shm of this host."""
         return Path(f"/proc/{self.pid}/root/dev/shm")
 
     @property
     def log(self) -> str:
-        """What its processes have said."""
         return "".join(f"{file.name}:\n{file.read_text()}" for file in sorted(self.folder.glob("*.log")))
 
     def start(self, name: str, *command: str, **variables: str) -> subprocess.Popen[bytes]:
@@ -117,7 +112,6 @@ class Host:
         return supervisor
 
     def report(self) -> DaemonReport:
-        """What its daemon says of itself."""
         return decode_report(inspect_daemon(self._socket, seconds=END_SECONDS), self.name)
 
     @property
@@ -125,7 +119,6 @@ class Host:
         return self.runtime / "tierstore" / "tierstore.sock"
 
     def processes(self) -> list[psutil.Process]:
-        """All that run on it, but for the one that holds the namespaces."""
         own = os.readlink(f"/proc/{self.pid}/ns/pid")
         found = []
         for process in psutil.process_iter():

@@ -5,8 +5,6 @@ Then the ranks of the second host are killed in the midst of a step. Started aga
 What it found is in OUT/first-rank-N.json and OUT/rank-N.json; the test judges it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -4,8 +4,6 @@
 import of torch takes seconds, so all of it is one launch of torchrun.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -55,7 +53,6 @@ class Played(NamedTuple):
 
 
 def torchrun(host: Host, master: Host, out: Path) -> subprocess.Popen[bytes]:
-    """The agent of one host, with two ranks."""
     options = {
         "nnodes": 2,
         "nproc-per-node": 2,

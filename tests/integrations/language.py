@@ -1,7 +1,5 @@
 """A tiny language model with random weights, a tokenizer, and text: made here, since nothing may be downloaded."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

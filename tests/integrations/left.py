@@ -1,7 +1,5 @@
 """What a training may leave behind."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 

@@ -1,6 +1,6 @@
-"""One rank of a training under torchrun: plainly, then with the store. Its report is a JSON file.
+"""One rank of trainings under torchrun: plainly, then with the store, by each trainer. Its report is a JSON file.
 
-Arguments: which trainer ("transformers" or "lightning"), the directory of the stores, the directory of the reports.
+Arguments: the directory of the stores, the directory of the reports.
 """
 
 from __future__ import annotations
@@ -44,13 +44,12 @@ def with_lightning(drive: Path | None, out: Path) -> dict[str, Any]:
     return {"losses": module.losses, "parameters": digest(module.parameters()), "stored": stored}
 
 
-def main(kind: str, drive: str, out: str) -> None:
+def main(drive: str, out: str) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    run = with_transformers if kind == "transformers" else with_lightning
-    plain = run(None, Path(out))
-    stored = run(Path(drive), Path(out))
-    report = {"rank": RANK, "plain": plain, "stored": stored}
+    report = {}
+    for name, run in {"transformers": with_transformers, "lightning": with_lightning}.items():
+        report[name] = {"plain": run(None, Path(out)), "stored": run(Path(drive), Path(out))}
     (Path(out) / f"rank-{RANK}.json").write_text(json.dumps(report), encoding="utf-8")
 
 

@@ -11,8 +11,6 @@ daemon, and without either, and what is left of the stores. The controller write
 OUT/metrics.json: a list for each report.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -4,8 +4,6 @@ A rank runs each recipe with a store and without one, and writes what it found t
 that all ranks' stores share, SOCKET that of a daemon.
 """
 
-from __future__ import annotations
-
 import json
 import signal
 import sys

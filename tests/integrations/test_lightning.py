@@ -1,7 +1,5 @@
 """`TierStoreCallback` with the real trainer of Lightning: the same bits, numbers in its loggers, and nothing left."""
 
-from __future__ import annotations
-
 import copy
 import csv
 import signal

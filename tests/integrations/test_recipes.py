@@ -1,7 +1,5 @@
 """Each recipe of docs/how_to/recipes.md, taken from the page: the same bits as without a store, and nothing left."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import re
@@ -50,7 +48,6 @@ def stats_of_closed(store: TierStore) -> StoreStats:
 
 
 def scalars(directory: Path, name: str) -> list[float]:
-    """What TensorBoard finds under that name in the only file there is."""
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     (file,) = directory.rglob("events.out.tfevents.*")
     events = accumulator.EventAccumulator(str(file))

@@ -1,7 +1,5 @@
 """The examples of docs/how_to/trainers.md, taken from the page and executed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A training with a plan: it is made at a batch with a loss. At its end the store is closed whatever fails."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """`offload_trainer` with the real `transformers.Trainer`: the same bits, the numbers in its log, and nothing left."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """`offload_trainer` with the real trainers of TRL: supervised, preferences, and rewards of generated text."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

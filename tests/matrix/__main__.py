@@ -3,8 +3,6 @@
 A pair that cannot be had on this machine is listed with the reason. The exit code is 1 only where tests failed.
 """
 
-from __future__ import annotations
-
 import datetime
 from pathlib import Path
 from typing import Annotated

@@ -4,8 +4,6 @@ CUDA wheels of torch bring some three gigabytes of NVIDIA's libraries, the same 
 into a folder that the environments link to.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """One row of the matrix: the bounded suite on one torch and one Python, and the table of all rows."""
 
-from __future__ import annotations
-
 import datetime
 import os
 import subprocess

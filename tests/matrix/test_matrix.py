@@ -1,7 +1,5 @@
 """The matrix: which rows fail it, what its table says; its rows themselves take minutes each (`make matrix`)."""
 
-from __future__ import annotations
-
 import datetime
 import sys
 from pathlib import Path

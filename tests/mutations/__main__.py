@@ -11,8 +11,6 @@ checks in seconds that every change fits and that every test is there; this take
 Each rule has a file beside this one, like `r01_in_place.py`; `rules.py` says what stands in it.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import os

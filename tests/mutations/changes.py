@@ -5,8 +5,6 @@ exactly once in what has the name. It goes on to fit while the code around it ch
 should be no longer than it takes to be found once.
 """
 
-from __future__ import annotations
-
 import ast
 import textwrap
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Finds tests by their names alone, in whichever file they lie."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from functools import cache

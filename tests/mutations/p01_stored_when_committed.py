@@ -1,7 +1,5 @@
 """P1: A record is stored only after the index has committed."""
 
-from __future__ import annotations
-
 from .changes import replace
 
 MUTATIONS = {

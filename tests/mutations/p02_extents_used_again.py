@@ -1,7 +1,5 @@
 """P2: An extent is used again only after its deletion has committed."""
 
-from __future__ import annotations
-
 from .changes import replace
 
 MUTATIONS = {

@@ -1,7 +1,5 @@
 """P3: A slot that is named in an unanswered request is the daemon's."""
 
-from __future__ import annotations
-
 from .changes import after
 
 MUTATIONS = {

@@ -1,7 +1,5 @@
 """P4: A session is resumed only after the jobs of its lost connection have ended."""
 
-from __future__ import annotations
-
 from .changes import drop
 
 MUTATIONS = {

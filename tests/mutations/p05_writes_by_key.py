@@ -1,7 +1,5 @@
 """P5: A write is idempotent by its key, and a key is used once."""
 
-from __future__ import annotations
-
 from .changes import replace
 
 MUTATIONS = {

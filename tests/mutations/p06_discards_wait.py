@@ -1,7 +1,5 @@
 """P6: A discard waits for its key's job, and the end of a session for all of its jobs."""
 
-from __future__ import annotations
-
 from .changes import drop
 
 MUTATIONS = {

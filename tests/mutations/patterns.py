@@ -7,8 +7,6 @@ expression elsewhere. So `self.note(...)` is any call of it, and `if done: ...` 
 No tree is changed here. `replaced` makes a new one, which shares all that is equal with the old one.
 """
 
-from __future__ import annotations
-
 import ast
 import copy
 import textwrap

@@ -1,7 +1,5 @@
 """Finds what the product defines by its name, in whichever file it lies. A file that moves needs no change here."""
 
-from __future__ import annotations
-
 import ast
 from collections import defaultdict
 from collections.abc import Iterator

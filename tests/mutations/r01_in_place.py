@@ -1,7 +1,5 @@
 """R1: A saved tensor that is changed in place raises where plain PyTorch raises, and nowhere else."""
 
-from __future__ import annotations
-
 from .changes import drop, never, replace
 
 MUTATIONS = {

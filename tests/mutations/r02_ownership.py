@@ -1,7 +1,5 @@
 """R2: State lives in the packed object, and finalizers only append to a queue."""
 
-from __future__ import annotations
-
 from .changes import after, drop, never, replace
 
 MUTATIONS = {

@@ -1,7 +1,5 @@
 """R3: A saved tensor can be unpacked any number of times, and memory handed out belongs to its storage."""
 
-from __future__ import annotations
-
 from .changes import after, always, drop, never, replace
 
 MUTATIONS = {

@@ -1,7 +1,5 @@
 """R4: Views of one storage are stored as one record, where that is safe."""
 
-from __future__ import annotations
-
 from .changes import drop, never, replace
 
 MUTATIONS = {

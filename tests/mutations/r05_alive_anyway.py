@@ -1,7 +1,5 @@
 """R5: Memory that somebody else keeps alive is left alone."""
 
-from __future__ import annotations
-
 from .changes import after, always, drop, never, replace
 
 MUTATIONS = {

@@ -1,7 +1,5 @@
 """R6: The order of backward is guessed in the first step and learned for the later ones."""
 
-from __future__ import annotations
-
 from .changes import always, drop, replace
 
 MUTATIONS = {

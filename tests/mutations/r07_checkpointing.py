@@ -1,7 +1,5 @@
 """R7: Checkpointing works in both forms."""
 
-from __future__ import annotations
-
 from .changes import drop, never, replace
 
 MUTATIONS = {

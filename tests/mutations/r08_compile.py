@@ -1,7 +1,5 @@
 """R8: Offloading works beside compiled code and beside the capture of CUDA graphs."""
 
-from __future__ import annotations
-
 from .changes import always, drop, never, replace
 
 MUTATIONS = {

@@ -1,7 +1,5 @@
 """R9: Every stream waits for what it reads or overwrites, and copies hold no more device memory than they may."""
 
-from __future__ import annotations
-
 from .changes import after, always, drop, never, replace
 
 MUTATIONS = {

@@ -1,7 +1,5 @@
 """R10: No budget, however small, leads to a deadlock, and no budget is exceeded."""
 
-from __future__ import annotations
-
 from .changes import always, before, drop, replace
 
 MUTATIONS = {

@@ -1,7 +1,5 @@
 """R11: A record comes back whole and verified, or it raises and the bytes are where the error says."""
 
-from __future__ import annotations
-
 from .changes import always, drop, never, replace
 
 MUTATIONS = {

@@ -1,7 +1,5 @@
 """R12: No file, thread or record outlives its owner."""
 
-from __future__ import annotations
-
 from .changes import drop, replace
 
 MUTATIONS = {

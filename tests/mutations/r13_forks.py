@@ -1,7 +1,5 @@
 """R13: A forked child holds nothing of its parent's and can use nothing that it inherited."""
 
-from __future__ import annotations
-
 from .changes import drop, replace
 
 MUTATIONS = {

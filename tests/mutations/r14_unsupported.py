@@ -1,7 +1,5 @@
 """R14: A tensor that cannot be stored stays where it is, comes back right, and is counted."""
 
-from __future__ import annotations
-
 from .changes import always, drop, never, replace
 
 MUTATIONS = {

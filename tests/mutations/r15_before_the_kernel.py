@@ -1,7 +1,5 @@
 """R15: No byte of a saved tensor is read before the kernel that fills it has run."""
 
-from __future__ import annotations
-
 from .changes import always, drop, replace
 
 MUTATIONS = {

@@ -8,8 +8,6 @@ R1 to R15 keep gradients right (`ARCHITECTURE.md`). P1 to P6 are the rules of th
 `sidecar/messages.py` numbers them. All other code is sampled at random: `make mutants`.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple

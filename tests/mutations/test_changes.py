@@ -1,7 +1,5 @@
 """Patterns find what they should, names are found wherever their files lie, and what does not fit says why."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

@@ -5,8 +5,6 @@ Wheel and sdist go to `dist/`. Each is installed by pip into a new environment, 
 package index, and some gigabytes for PyTorch.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Builds a release: an sdist from a copy of the repository, and a wheel from the unpacked sdist."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """README's links. In the repository they are relative; on a package index they have to be absolute. Pure."""
 
-from __future__ import annotations
-
 import re
 
 __all__ = ["relative_links", "with_absolute_links"]

@@ -1,7 +1,5 @@
 """What is released: its files, its version, its changes, and README on a package index."""
 
-from __future__ import annotations
-
 import re
 import tarfile
 import tomllib

@@ -1,9 +1,9 @@
 """Both kinds of store, each with a drive of its own."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,7 +22,6 @@ OpenStore = Callable[..., TierStore]
 
 
 def end_well(daemon: DaemonProcess) -> None:
-    """It ends as it should."""
     assert daemon.stop() == 0, daemon.log
     assert "a bug" not in daemon.log, daemon.log
 
@@ -46,19 +45,18 @@ def directories(request: pytest.FixtureRequest, store_directory: Path, tmp_path:
     assert list(second.iterdir()) == [], "files were left behind"
 
 
-@pytest.fixture(params=["embedded", "sidecar"])
-def open_store(request: pytest.FixtureRequest, small_drive: Path, start_daemon: StartDaemon) -> Iterator[OpenStore]:
-    """Nothing may be left on the drive at the end, once the stores are closed and the daemons have ended."""
-    empty_bytes = used_bytes(small_drive)
+@contextmanager
+def opened_stores(kind: str, place: Path | list[Path], start: Callable[..., DaemonProcess]) -> Iterator[OpenStore]:
+    """Stores of one kind, embedded at a place or with a daemon that `start` starts there; closed at the end."""
     stores: list[TierStore] = []
     daemons: list[DaemonProcess] = []
 
     def opened(**options: object) -> TierStore:
-        if request.param == "embedded":
-            stores.append(TierStore(small_drive, **options))  # type: ignore[arg-type]
+        if kind == "embedded":
+            stores.append(TierStore(place, **options))  # type: ignore[arg-type]
             return stores[-1]
         for_daemon = {name: options.pop(name) for name in OPTIONS if name in options}
-        daemons.append(start_daemon(small_drive, **for_daemon))
+        daemons.append(start(**for_daemon))
         stores.append(TierStore.connect(daemons[-1].socket, **options))  # type: ignore[arg-type]
         return stores[-1]
 
@@ -67,6 +65,14 @@ def open_store(request: pytest.FixtureRequest, small_drive: Path, start_daemon: 
         store.close()
     for daemon in daemons:
         end_well(daemon)
+
+
+@pytest.fixture(params=["embedded", "sidecar"])
+def open_store(request: pytest.FixtureRequest, small_drive: Path, start_daemon: StartDaemon) -> Iterator[OpenStore]:
+    """Nothing may be left on the drive at the end, once the stores are closed and the daemons have ended."""
+    empty_bytes = used_bytes(small_drive)
+    with opened_stores(request.param, small_drive, partial(start_daemon, small_drive)) as opened:
+        yield opened
     left = {path.name for path in small_drive.iterdir()} - {"lost+found"}
     assert not left, f"files were left behind: {left}"
     assert used_bytes(small_drive) == empty_bytes

@@ -1,14 +1,12 @@
-"""A process whose own store is damaged under it: `python -m tests.reliability.damage_process WHAT DIRECTORIES SEED...`.
+"""A process whose own store is damaged under it: `python -m tests.reliability.damage_process CASES`.
 
-For each seed it forks a child, so that torch is imported once, and prints a line of JSON: an `Outcome`. The files of
-an embedded store have no names; they are reached through /proc/self/fd. Of several directories, separated by ":", the
-index of one is damaged; what lies on the others alone must be right.
+Each case is [what, [directory, ...], seed], all of them in JSON. For each it forks a child, so that torch is imported
+once, and prints a line of JSON: an `Outcome`. The files of an embedded store have no names; they are reached through
+/proc/self/fd. Of several directories the index of one is damaged; what lies on the others alone must be right.
 
 payload: flip bytes of records in extents and of values in LMDB's file, where they lie.
 index: flip bytes all over LMDB's file, its structure included; extents first, then what lives there, then new records.
 """
-
-from __future__ import annotations
 
 import os
 import random
@@ -273,12 +271,11 @@ def in_child(damage: Callable[[list[Path], Outcome], None], directories: list[Pa
 
 
 def main() -> None:
-    """Run all seeds of the command line."""
-    what, directories, *seeds = sys.argv[1:]
-    damage = {"payload": damage_payload, "index": damage_index}[what]
+    """Run all cases of the command line."""
+    damages = {"payload": damage_payload, "index": damage_index}
     torch.set_num_threads(1)
-    for seed in seeds:
-        outcome = in_child(damage, list(map(Path, directories.split(os.pathsep))), int(seed))
+    for what, directories, seed in msgspec.json.decode(sys.argv[1]):
+        outcome = in_child(damages[what], list(map(Path, directories)), seed)
         print(msgspec.json.encode(outcome).decode(), flush=True)
 
 

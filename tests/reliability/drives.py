@@ -1,7 +1,5 @@
 """Small drives: real file systems of their own, which a test may fill."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -58,7 +56,6 @@ def _run(command: list[str]) -> str:
 
 
 def used_bytes(drive: Path) -> int:
-    """What files take of a drive."""
     status = os.statvfs(drive)
     return (status.f_blocks - status.f_bfree) * status.f_frsize
 

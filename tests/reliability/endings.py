@@ -4,8 +4,6 @@ Reads a name of `ENDINGS` a line. For each it forks a child (so torch is importe
 its end as an interpreter does: exit hooks, finalizers, modules taken apart. Prints the exit code and what was said.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -5,8 +5,6 @@ Prints a line of JSON: a `Tally`. Each interrupt is followed by a step whose gra
 may be held.
 """
 
-from __future__ import annotations
-
 import gc
 import random
 import signal

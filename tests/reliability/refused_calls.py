@@ -11,8 +11,6 @@ words]. The endings are "answered" (and all bits are right), "refused" (by an er
 another error), "hung" (until its deadline), and "died".
 """
 
-from __future__ import annotations
-
 import ctypes
 import faulthandler
 import json

@@ -1,7 +1,5 @@
 """A record brought to a state of `tierstore/residency/handle.py`, and held there."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable, Iterator

@@ -1,14 +1,13 @@
 """Bytes flipped on disk under living stores and daemons: an error that names what is lost, and never wrong values."""
 
-from __future__ import annotations
-
+import functools
 import os
 import random
 import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
@@ -31,7 +30,7 @@ from tierstore import (
 from tierstore.disk.home import FOLDER_NAME
 from tierstore.residency.handle import Handle
 
-OFTEN = pytest.mark.parametrize("often", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["few", "many"])
+OutcomesOf = Callable[[str, int], list[Outcome]]
 LMDB_DEATHS = frozenset({6, 7, 11})
 """SIGABRT (its own assertions), SIGBUS, SIGSEGV: how damaged pages end the process that maps them."""
 KILLED, SAID_DAMAGE = -9, 1
@@ -40,12 +39,24 @@ ONLY, FIRST, SECOND = "its drive", "the first drive", "the second drive"
 REFUSED, NOT_CONNECTED = "refused: the index is damaged", "not connected"
 
 
-def outcomes_of(what: str, directories: Path, seeds: Iterable[int], seconds: int) -> list[Outcome]:
-    command = [sys.executable, "-m", "tests.reliability.damage_process", what, str(directories), *map(str, seeds)]
-    env = environment_of_tests(OMP_NUM_THREADS="1")
-    done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, env=env)
-    assert done.returncode == 0, done.stderr
-    return [msgspec.json.decode(line, type=Outcome) for line in done.stdout.splitlines()]
+@pytest.fixture(scope="module", params=[False, pytest.param(True, marks=pytest.mark.slow)], ids=["few", "many"])
+def outcomes_of(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> OutcomesOf:
+    """Asked what is flipped, and on how many drives: what became of the stores. One process plays all of the few."""
+    drives = [str(tmp_path_factory.mktemp("drive")) for _ in range(2)]
+    seeds = {1: range(100, 700), 2: range(100, 300)} if request.param else {1: range(6), 2: range(6)}
+
+    @functools.cache
+    def played(*asked: tuple[str, int]) -> dict[tuple[str, int], list[Outcome]]:
+        cases = [(what, drives[:num], seed) for what, num in asked for seed in seeds[num]]
+        command = [sys.executable, "-m", "tests.reliability.damage_process", msgspec.json.encode(cases).decode()]
+        env = environment_of_tests(OMP_NUM_THREADS="1")
+        done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=env)
+        assert done.returncode == 0, done.stderr
+        told = iter(done.stdout.splitlines())
+        return {each: [msgspec.json.decode(next(told), type=Outcome) for _ in seeds[each[1]]] for each in asked}
+
+    few = tuple((what, num) for what in ("payload", "index") for num in (1, 2))
+    return lambda what, num: played(*([(what, num)] if request.param else few))[what, num]
 
 
 def assert_none_is_wrong(outcomes: list[Outcome]) -> None:
@@ -63,35 +74,25 @@ def count(census: Census, suite: str, outcomes: list[Outcome]) -> None:
         census.count(suite, f"processes ended by signal {number}", times)
 
 
-def are_two(directories: Path) -> bool:
-    return os.pathsep in str(directories)
-
-
-def under(directories: Path) -> str:
-    return "under an embedded store" + (" on two drives" if are_two(directories) else "")
-
-
-def seeds_for(directories: Path, often: bool) -> range:
-    return range(6) if not often else range(100, 300) if are_two(directories) else range(100, 700)
-
-
-@OFTEN
 @pytest.mark.timeout(600)
-def test_payload_flipped_under_an_embedded_store_is_refused(directories: Path, census: Census, often: bool) -> None:
-    outcomes = outcomes_of("payload", directories, seeds_for(directories, often), 500)
-    count(census, f"payload flipped {under(directories)}", outcomes)
+@pytest.mark.parametrize("num_drives", [1, 2])
+def test_payload_flipped_under_an_embedded_store_is_refused(
+    outcomes_of: OutcomesOf, census: Census, num_drives: int
+) -> None:
+    outcomes = outcomes_of("payload", num_drives)
+    count(census, f"payload flipped under an embedded store, drives: {num_drives}", outcomes)
     assert_none_is_wrong(outcomes)
     assert [outcome.signal for outcome in outcomes] == [0] * len(outcomes)
     assert all(outcome.corrupt == 2 * outcome.hit > 0 for outcome in outcomes), "each of them, each time"
 
 
-@OFTEN
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("num_drives", [1, 2])
 def test_index_flipped_under_an_embedded_store_gives_no_wrong_value(
-    directories: Path, census: Census, often: bool
+    outcomes_of: OutcomesOf, census: Census, num_drives: int
 ) -> None:
-    outcomes = outcomes_of("index", directories, seeds_for(directories, often), 500)
-    count(census, f"LMDB's file flipped {under(directories)}", outcomes)
+    outcomes = outcomes_of("index", num_drives)
+    count(census, f"LMDB's file flipped under an embedded store, drives: {num_drives}", outcomes)
     assert_none_is_wrong(outcomes)
     assert all(outcome.sound_done for outcome in outcomes), "extents, and other drives, do not need LMDB's pages"
     died = [outcome for outcome in outcomes if outcome.signal]
@@ -302,7 +303,7 @@ def outcome_of_new_client(daemon: DaemonProcess) -> str:
         return REFUSED if "no session can be opened" in str(error) else NOT_CONNECTED
 
 
-@OFTEN
+@pytest.mark.parametrize("often", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["few", "many"])
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("which", [ONLY, FIRST, SECOND])
 @pytest.mark.parametrize("when", ["running", "killed"])

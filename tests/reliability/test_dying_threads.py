@@ -3,8 +3,6 @@
 Another thread raises it (PyThreadState_SetAsyncExc), as some time limits do.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import threading

@@ -1,7 +1,5 @@
 """How a process that uses a store ends, pickles it, and makes workers: both kinds of store."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import subprocess

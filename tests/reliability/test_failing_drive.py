@@ -1,7 +1,5 @@
 """A drive that fails under a store in use, for good: an ext4 that becomes read-only, or is shut down."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import struct

@@ -1,7 +1,5 @@
 """No room: what fits stays in memory, then the pack raises with the figures, and with room again training goes on."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

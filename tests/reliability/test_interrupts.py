@@ -1,7 +1,5 @@
 """Ctrl-C at random moments of training: no wrong gradient, no hang, nothing held; at worst the store is closed."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,6 @@
 """SIGKILL of the trainer and of the daemon, at each state of a handle and at any moment: nothing stays or stops."""
 
-from __future__ import annotations
-
+import json
 import os
 import random
 import select
@@ -38,15 +37,15 @@ MIB = 2**20
 
 
 class Trainers:
-    """A process that makes trainers, one after the other."""
+    """A process that makes trainers, one after the other: an import of torch takes seconds."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
-    def start(self, what: str) -> int:
+    def start(self, kind: str, address: str | Path, what: str) -> int:
         """A trainer that has come so far; its pid."""
         assert self._process.stdin is not None
-        self._process.stdin.write(what + "\n")
+        self._process.stdin.write(json.dumps([kind, str(address), what]) + "\n")
         self._process.stdin.flush()
         pid, _, word = self._line().partition(" ")
         assert word == "reached", (pid, word)
@@ -69,9 +68,9 @@ class Trainers:
         return self._process.stdout.readline().strip()
 
 
-@contextmanager
-def trainers(kind: str, address: Path) -> Iterator[Trainers]:
-    command = [sys.executable, "-m", "tests.reliability.trainers", kind, str(address)]
+@pytest.fixture(scope="module")
+def trainers() -> Iterator[Trainers]:
+    command = [sys.executable, "-m", "tests.reliability.trainers"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     env = environment_of_tests(OMP_NUM_THREADS="1")
     with subprocess.Popen(command, text=True, bufsize=1, env=env, **pipes) as process:  # type: ignore[call-overload]
@@ -107,27 +106,27 @@ def check_next_start(drive: Path) -> None:
 
 
 @SOME_STATES
-def test_trainer_killed_at_each_state_leaves_no_byte(small_drive: Path, states: list[str]) -> None:
+def test_trainer_killed_at_each_state_leaves_no_byte(small_drive: Path, trainers: Trainers, states: list[str]) -> None:
     empty_bytes = used_bytes(small_drive)
-    with trainers("embedded", small_drive) as made:
-        for state in states:
-            pid = made.start(state)
-            assert state == "closed" or used_bytes(small_drive) > empty_bytes
-            made.kill(pid)
-            check_drive(small_drive, empty_bytes)
-            check_next_start(small_drive)
+    for state in states:
+        pid = trainers.start("embedded", small_drive, state)
+        assert state == "closed" or used_bytes(small_drive) > empty_bytes
+        trainers.kill(pid)
+        check_drive(small_drive, empty_bytes)
+        check_next_start(small_drive)
     check_drive(small_drive, empty_bytes)
 
 
 @pytest.mark.parametrize("num_kills", [4, pytest.param(200, marks=pytest.mark.many)])
 @pytest.mark.timeout(600)
-def test_trainer_killed_at_any_moment_leaves_no_byte(small_drive: Path, census: Census, num_kills: int) -> None:
+def test_trainer_killed_at_any_moment_leaves_no_byte(
+    small_drive: Path, trainers: Trainers, census: Census, num_kills: int
+) -> None:
     empty_bytes, steps = used_bytes(small_drive), random.Random(num_kills)
-    with trainers("embedded", small_drive) as made:
-        for _ in range(num_kills):
-            made.kill_after(made.start("train"), steps.uniform(0, 0.4))
-            check_drive(small_drive, empty_bytes)
-            census.count("trainer with an embedded store, killed at random", "kills, no byte left")
+    for _ in range(num_kills):
+        trainers.kill_after(trainers.start("embedded", small_drive, "train"), steps.uniform(0, 0.4))
+        check_drive(small_drive, empty_bytes)
+        census.count("trainer with an embedded store, killed at random", "kills, no byte left")
     check_next_start(small_drive)
 
 
@@ -178,26 +177,28 @@ def daemon_with_a_neighbour(start_daemon: StartDaemon) -> Iterator[tuple[DaemonP
 
 @SOME_STATES
 def test_client_killed_at_each_state_is_forgotten_after_the_grace_period(
-    start_daemon: StartDaemon, states: list[str]
+    start_daemon: StartDaemon, trainers: Trainers, states: list[str]
 ) -> None:
-    with daemon_with_a_neighbour(start_daemon) as (daemon, neighbour), trainers("sidecar", daemon.socket) as made:
+    with daemon_with_a_neighbour(start_daemon) as (daemon, neighbour):
         own_bytes = sessions_of(daemon)["neighbour"]
         for state in states:
-            pid = made.start(state)
+            pid = trainers.start("sidecar", daemon.socket, state)
             assert "victim" in sessions_of(daemon)
-            made.kill(pid)
+            trainers.kill(pid)
             wait_for_the_end_of_leases(daemon, own_bytes)
             neighbour.check()
 
 
 @pytest.mark.parametrize("num_kills", [4, pytest.param(200, marks=pytest.mark.slow)])
 @pytest.mark.timeout(600)
-def test_client_killed_at_any_moment_is_forgotten(start_daemon: StartDaemon, census: Census, num_kills: int) -> None:
+def test_client_killed_at_any_moment_is_forgotten(
+    start_daemon: StartDaemon, trainers: Trainers, census: Census, num_kills: int
+) -> None:
     steps = random.Random(num_kills)
-    with daemon_with_a_neighbour(start_daemon) as (daemon, neighbour), trainers("sidecar", daemon.socket) as made:
+    with daemon_with_a_neighbour(start_daemon) as (daemon, neighbour):
         own_bytes = sessions_of(daemon)["neighbour"]
         for _ in range(num_kills):
-            made.kill_after(made.start("train"), steps.uniform(0, 0.4))
+            trainers.kill_after(trainers.start("sidecar", daemon.socket, "train"), steps.uniform(0, 0.4))
             neighbour.check()
             wait_for_the_end_of_leases(daemon, own_bytes)
             census.count("client of a daemon, killed at random", "kills, session freed")

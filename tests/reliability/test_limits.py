@@ -3,8 +3,6 @@
 Stores and daemons have one drive, or two. Tensors are of 1 or 2 MiB, and of 9 MiB on two drives, which are divided.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import itertools

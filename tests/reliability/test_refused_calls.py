@@ -4,8 +4,6 @@ The filters are real (`tests/seccomp.py`). Each case ends with the right bits, o
 refused: never in a hang, and never in a traceback.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

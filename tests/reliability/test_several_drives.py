@@ -1,11 +1,10 @@
 """Several drives under one store: drives that fill up, fail or are damaged, kills, and a daemon on both."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,12 +15,12 @@ from tests.daemon.clients import sessions_of
 from tests.daemon.conftest import END_SECONDS, DaemonProcess, StartDaemon
 from tests.daemon.test_damaged_index import misnumber_pages
 from tests.daemon.training import gradients, make_model, nothing
-from tests.reliability.conftest import DRIVE_BYTES, OpenStore, end_well
+from tests.reliability.conftest import DRIVE_BYTES, OpenStore, end_well, opened_stores
 from tests.reliability.drives import MIB, fill_up, mounted_drive, used_bytes
 from tests.reliability.test_damage import LARGE, SMALL, Stored, assert_trains, flip_wherever, is_in_files
 from tests.reliability.test_failing_drive import make_read_only, shut_down
 from tests.reliability.test_full_disk import SETTINGS, Graphs, assert_says_where_the_data_is
-from tests.reliability.test_kills import WAIT_SECONDS, check_daemon_killed_at_random, trainers
+from tests.reliability.test_kills import WAIT_SECONDS, Trainers, check_daemon_killed_at_random, trainers
 from tierstore import (
     CorruptDataError,
     DaemonUnavailableError,
@@ -30,8 +29,9 @@ from tierstore import (
     TierStore,
     tiered_offload,
 )
-from tierstore.daemon.options import OPTIONS
 from tierstore.disk.home import FOLDER_NAME
+
+__all__ = ["trainers"]
 
 Drives = list[Path]
 
@@ -69,23 +69,8 @@ def start_on(drives: Drives, start_daemon: StartDaemon, socket: Path | None = No
 @pytest.fixture(params=["embedded", "sidecar"])
 def open_over_both(request: pytest.FixtureRequest, drives: Drives, start_daemon: StartDaemon) -> Iterator[OpenStore]:
     """`open_over_both(**options)`: a store of either kind over both drives, closed at the end."""
-    stores: list[TierStore] = []
-    daemons: list[DaemonProcess] = []
-
-    def opened(**options: object) -> TierStore:
-        if request.param == "embedded":
-            stores.append(TierStore(drives, **options))  # type: ignore[arg-type]
-            return stores[-1]
-        for_daemon = {name: options.pop(name) for name in OPTIONS if name in options}
-        daemons.append(start_on(drives, start_daemon, **for_daemon))
-        stores.append(TierStore.connect(daemons[-1].socket, **options))  # type: ignore[arg-type]
-        return stores[-1]
-
-    yield opened
-    for store in stores:
-        store.close()
-    for daemon in daemons:
-        end_well(daemon)
+    with opened_stores(request.param, drives, partial(start_on, drives, start_daemon)) as opened:
+        yield opened
 
 
 def assert_empty_and_trains(store: TierStore) -> None:
@@ -354,24 +339,24 @@ def test_index_that_cannot_be_changed_on_one_drive_ends_the_daemon_and_that_driv
 
 
 @pytest.mark.parametrize("state", ["writing", "writing, stored", "reading", "train"])
-def test_trainer_killed_leaves_no_byte_on_either_drive(drives: Drives, state: str) -> None:
+def test_trainer_killed_leaves_no_byte_on_either_drive(drives: Drives, trainers: Trainers, state: str) -> None:
     """The fixture looks at both drives."""
-    with trainers("embedded", Path(os.pathsep.join(map(str, drives)))) as made:
-        pid = made.start(state)
-        made.kill(pid) if state != "train" else made.kill_after(pid, 0.5)
+    pid = trainers.start("embedded", os.pathsep.join(map(str, drives)), state)
+    trainers.kill(pid) if state != "train" else trainers.kill_after(pid, 0.5)
 
 
-def test_client_killed_is_forgotten_on_both_drives_of_its_daemon(drives: Drives, start_daemon: StartDaemon) -> None:
+def test_client_killed_is_forgotten_on_both_drives_of_its_daemon(
+    drives: Drives, start_daemon: StartDaemon, trainers: Trainers
+) -> None:
     daemon = start_on(drives, start_daemon, disk_bytes=100 * MIB, grace_seconds=0.05)
     with TierStore.connect(daemon.socket, host_bytes=0, name="neighbour") as neighbour:
-        with trainers("sidecar", daemon.socket) as made:
-            for state in ("writing", "reading", "train"):
-                pid = made.start(state)
-                made.kill(pid) if state != "train" else made.kill_after(pid, 0.3)
-                deadline = time.monotonic() + WAIT_SECONDS
-                while sessions_of(daemon) != {"neighbour": 0}:  # a lease ends by the daemon's own clock
-                    assert time.monotonic() < deadline
-                    time.sleep(0.02)
+        for state in ("writing", "reading", "train"):
+            pid = trainers.start("sidecar", daemon.socket, state)
+            trainers.kill(pid) if state != "train" else trainers.kill_after(pid, 0.3)
+            deadline = time.monotonic() + WAIT_SECONDS
+            while sessions_of(daemon) != {"neighbour": 0}:  # a lease ends by the daemon's own clock
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
         assert_trains(neighbour)
     end_well(daemon)
 

@@ -1,14 +1,12 @@
-"""Trainers that are there to be killed: `python -m tests.reliability.trainers (embedded DIRECTORIES | sidecar SOCKET)`.
+"""Trainers that are there to be killed: `python -m tests.reliability.trainers`.
 
-Directories are separated by ":".
-
-Reads a line at a time: a state of `states.STATES`, or "train". For each it forks a child (so torch is imported once),
-which opens a store of its own, says "PID reached" when it is there, and goes on (training) or waits. When the child is
-gone, this process says "gone CODE".
+Reads a line at a time: "embedded" or "sidecar", directories or a socket, and a state of `states.STATES` or "train", as
+a list in JSON. Directories are separated by ":". For each line it forks a child (so torch is imported once), which
+opens a store of its own, says "PID reached" when it is there, and goes on (training) or waits. When the child is gone,
+this process says "gone CODE".
 """
 
-from __future__ import annotations
-
+import json
 import os
 import sys
 import traceback
@@ -60,13 +58,12 @@ def run(kind: str, address: str, what: str) -> None:
 
 def main() -> None:
     """Until the end of standard input."""
-    kind, address = sys.argv[1:]
     torch.set_num_threads(1)
-    while what := sys.stdin.readline().strip():
+    while line := sys.stdin.readline():
         child = os.fork()
         if child == 0:
             try:
-                run(kind, address, what)
+                run(*json.loads(line))
             except BaseException:  # noqa: BLE001 - told, whatever it is
                 traceback.print_exc()
             os._exit(1)

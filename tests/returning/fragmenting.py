@@ -3,8 +3,6 @@
 Run as a program: directory, return_memory, and "forward" to leave out backward. Prints a line of JSON.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

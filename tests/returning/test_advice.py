@@ -1,7 +1,5 @@
 """What is said where memory did not fall, and to which line of the user's."""
 
-from __future__ import annotations
-
 import linecache
 import os
 import warnings

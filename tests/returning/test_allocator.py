@@ -1,7 +1,5 @@
 """Which allocator is found, and whether memory really goes back: each in a fresh process with a real environment."""
 
-from __future__ import annotations
-
 import ctypes.util
 import json
 import os

@@ -1,7 +1,5 @@
 """Code that rests leaves resident memory, runs again when it is called, and stays where somebody has changed it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

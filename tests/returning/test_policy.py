@@ -1,7 +1,5 @@
 """When freed memory is returned: plain values in, decisions out."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """The thread that returns freed memory: when it begins and ends, what it counts, and what becomes of its errors."""
 
-from __future__ import annotations
-
 import errno
 import gc
 import mmap

@@ -1,7 +1,5 @@
 """A training that fragments glibc's heap, with and without a limit that the kernel enforces."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -1,7 +1,5 @@
 """The option `return_memory` and its figures, wherever a user meets them."""
 
-from __future__ import annotations
-
 import json
 import mmap
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a process holds: memory, descriptors, threads. And what is different from before."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import os

@@ -1,7 +1,5 @@
 """What a thread does, one episode after the other. Everything that is read is verified; what is wrong raises."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable

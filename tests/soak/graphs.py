@@ -1,7 +1,5 @@
 """Random graphs: the same leaves and steps are run plainly and under a store, and their gradients compared."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from typing import Any, NamedTuple

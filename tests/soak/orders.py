@@ -1,7 +1,5 @@
 """What a conductor and its trainers say to each other, a line of JSON each."""
 
-from __future__ import annotations
-
 import msgspec
 
 from tests.soak.census import Census

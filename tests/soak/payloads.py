@@ -1,7 +1,5 @@
 """Tensors that say what they are: all their bytes follow from a key, so a read is verified without a copy."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

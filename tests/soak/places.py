@@ -1,7 +1,5 @@
 """Where a soak stores: directories on a disk, and a small file system that is nearly full."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

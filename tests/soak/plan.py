@@ -1,7 +1,5 @@
 """What happens in a round: pure, from the soak's seed and the round's number, so that any round can be run again."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A short soak, through the command; and that its checks bite."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import subprocess

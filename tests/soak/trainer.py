@@ -4,8 +4,6 @@ A line of standard input is an `Order` in JSON; a line of standard output is a `
 to standard error.
 """
 
-from __future__ import annotations
-
 import asyncio
 import faulthandler
 import signal

@@ -1,7 +1,5 @@
 """What every disk tier must do. A tier's test class inherits `DiskConformance` and gives it a fixture `tier`."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Awaitable

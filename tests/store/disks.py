@@ -1,7 +1,5 @@
 """Disk tiers on a directory, for tests that look at one without a store above it."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager

@@ -7,8 +7,6 @@ die DIRECTORY: die where the index is read.
 commit DIRECTORY: commit batches to an index until killed; says the number of each after it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import os

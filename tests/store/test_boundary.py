@@ -1,7 +1,5 @@
 """Errors of files and of LMDB, as they come out of the disk tier."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

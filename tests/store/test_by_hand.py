@@ -1,7 +1,5 @@
 """What is named to `prefetch`: fetched in that order, on into the room of what was got, and never at others' cost."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Codecs: every option, every length, every kind of damage."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """The choice of "auto": plain figures in, a decision out."""
 
-from __future__ import annotations
-
 import pytest
 
 from tierstore.disk.codec.choice import UNKNOWN_LOAD, CodecChooser, Load, Sample, candidates

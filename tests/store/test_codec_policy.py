@@ -1,7 +1,5 @@
 """The `codec` option at work: what is learned from jobs and from the machine changes what is ordered next."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from types import SimpleNamespace
 

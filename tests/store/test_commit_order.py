@@ -1,7 +1,5 @@
 """Where records outlive the process: an answer to a write waits for the index, and the space of what was discarded."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable

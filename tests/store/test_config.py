@@ -1,7 +1,5 @@
 """What a caller may write for sizes and places, and what the machine says of itself."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A store and a scope from a file: what it may say, and what is said of a file that cannot be used."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Callable

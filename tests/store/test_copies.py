@@ -1,7 +1,5 @@
 """What the copy engine asks PyTorch and the driver, on a machine that has no device: stand-ins keep record of it."""
 
-from __future__ import annotations
-
 import ctypes
 import threading
 from collections.abc import Iterator

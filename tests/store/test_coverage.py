@@ -1,7 +1,5 @@
 """What of a graph has to stay on an accelerator, found from times; which are made up here."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """What stays on an accelerator, what leaves next, and to whom the room of `device_bytes` is lent; in plain numbers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import pytest

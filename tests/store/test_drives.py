@@ -1,7 +1,5 @@
 """Several drives as one disk tier: the same contract, work in proportion to speed, and failures of one drive alone."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import os

@@ -1,7 +1,5 @@
 """The write allowance: what it lets through, how it refills, and what a store does when it is spent."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """The tree of errors: what each is, carries and says."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import re

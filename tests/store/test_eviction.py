@@ -1,7 +1,5 @@
 """Which record leaves first: by the books, and against a slow model."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,18 +12,6 @@ from tierstore.rules.plan import Place
 
 def _record(key: int, worth: int | None = None, place: Place | None = None) -> Any:
     return SimpleNamespace(key=key, worth=key if worth is None else worth, place=place)
-
-
-def test_dirty_saved_first_leaves_first_whenever_it_was_added() -> None:
-    order, records = EvictionOrder(), [_record(key) for key in range(5)]
-    for key in (3, 0, 4, 1, 2):
-        order.add_dirty(records[key])
-    left = []
-    while (record := order.next_dirty()) is not None:
-        order.remove(record)
-        left.append(record)
-    assert left == records
-    assert len(order) == 0
 
 
 def test_dirty_known_to_be_needed_last_leaves_first() -> None:
@@ -56,27 +42,6 @@ def test_leaving_by_the_plan_in_the_order_of_saving_until_backward_begins() -> N
     assert len(order) == 5, "they may still leave when they have to"
 
 
-def test_dirty_asked_for_leaves_last() -> None:
-    order, records = EvictionOrder(), [_record(key) for key in range(3)]
-    for record in records:
-        order.add_dirty(record)
-    order.remove(records[0])
-    order.add_asked(records[0])
-    assert order.next_dirty() is records[1]
-    order.remove(records[1])
-    order.remove(records[2])
-    assert order.next_dirty() is records[0]
-
-
-def test_dirty_that_could_not_be_written_leaves_when_its_turn_comes_again() -> None:
-    order, records = EvictionOrder(), [_record(key) for key in range(3)]
-    for record in records:
-        order.add_dirty(record)
-    order.remove(records[0])
-    order.add_dirty(records[0])
-    assert order.next_dirty() is records[0]
-
-
 def test_dirty_that_has_left_takes_no_memory() -> None:
     order = EvictionOrder()
     for key in range(10_000):
@@ -84,30 +49,6 @@ def test_dirty_that_has_left_takes_no_memory() -> None:
         order.add_dirty(record)
         order.remove(record)
     assert len(order._ranks) < 200
-
-
-def test_clean_restored_last_is_needed_last_and_dropped_first() -> None:
-    order, records = EvictionOrder(), [_record(key) for key in range(3)]
-    for record in records:
-        order.add_clean(record)
-    assert order.next_clean() is records[2]
-    assert order.next_dirty() is None
-
-
-def test_clean_used_goes_before_what_is_still_to_be_asked_for() -> None:
-    order, records = EvictionOrder(), [_record(key) for key in range(3)]
-    for record in records:
-        order.add_clean(record)
-    order.use(records[0])
-    assert order.next_clean() is records[0]
-    order.remove(records[0])
-    assert order.next_clean() is records[2]
-
-
-def test_empty_has_nothing_to_give() -> None:
-    order = EvictionOrder()
-    order.remove(_record(5))
-    assert (order.next_clean(), order.next_dirty(), len(order), list(order)) == (None, None, 0, [])
 
 
 @given(

@@ -1,7 +1,5 @@
 """Extents: the pure allocator under arbitrary use, and segments within their budget."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import os

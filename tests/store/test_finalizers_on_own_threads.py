@@ -1,7 +1,5 @@
 """Garbage may be collected on a store's own thread: a finalizer there is refused what would wait for that thread."""
 
-from __future__ import annotations
-
 import gc
 import threading
 from collections.abc import Callable, Iterator
@@ -23,14 +21,11 @@ REFUSED = "on a thread of a store"
 def garbage_at_once() -> Iterator[None]:
     """Where garbage collection is enabled, each thread that makes an object collects."""
     threshold = gc.get_threshold()
-    gc.collect()
-    gc.freeze()
     gc.disable()
     gc.set_threshold(1)
     yield
     gc.set_threshold(*threshold)
     gc.enable()
-    gc.unfreeze()
 
 
 class Garbage:

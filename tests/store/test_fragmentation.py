@@ -4,8 +4,6 @@ The real extents in real segment files, allocated but not written: a step takes 
 back, in four ways that training does. Then use falls to a tenth.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import random

@@ -1,7 +1,5 @@
 """gevent and its like put greenlets in the place of threads: a store says that it cannot work so, and never hangs."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The table of states and legal moves, and what a handle and its record do by themselves."""
 
-from __future__ import annotations
-
 import gc
 import re
 import weakref

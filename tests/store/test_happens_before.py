@@ -1,7 +1,5 @@
 """Every access to memory of an accelerator, and to slots, is ordered after those before it: see `happens_before.py`."""
 
-from __future__ import annotations
-
 import random
 from collections import deque
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """The description of a machine: read back as written, and refused by file and key where it is wrong."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from pathlib import Path

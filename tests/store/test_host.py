@@ -1,7 +1,5 @@
 """The three windows of host memory, against sums done by hand."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The index: batches, values, a full map, and nothing visible on disk."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import os

@@ -1,7 +1,5 @@
 """Handlers of signals: what they raise in the midst of a change closes the store; what they call there is refused."""
 
-from __future__ import annotations
-
 import gc
 import subprocess
 import sys
@@ -172,7 +170,7 @@ def _hooks_taken_off() -> Iterator[None]:
     ids=["pack", "scope left", "unpack"],
 )
 @pytest.mark.parametrize("host_bytes", ["1MiB", "0"])
-@pytest.mark.parametrize("stride", [23, pytest.param(1, marks=pytest.mark.slow)])  # those few say nothing of a share
+@pytest.mark.parametrize("stride", [61, pytest.param(1, marks=pytest.mark.slow)])  # those few say nothing of a share
 def test_interrupt_where_nothing_is_half_changed_leaves_the_store_open(
     make_store: Any, function: Any, half: str, most_closed: dict[str, float], host_bytes: str, stride: int
 ) -> None:

@@ -1,7 +1,5 @@
 """`io_depth`: so many records are at the drive at once, each way, and their working memory is told."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Geometry: what is cut from a storage and put together again is the same tensor."""
 
-from __future__ import annotations
-
 import ctypes
 
 import pytest

@@ -1,7 +1,5 @@
 """What a handle keeps of what it has handed out, once the bytes have left memory."""
 
-from __future__ import annotations
-
 import weakref
 from collections import deque
 from typing import Any, cast

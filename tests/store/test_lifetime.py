@@ -3,8 +3,6 @@
 Importing torch takes seconds, so most of these processes are forked from one that has only imported it.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

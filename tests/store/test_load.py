@@ -1,7 +1,5 @@
 """What the choice of a codec knows of disk and cores: plain figures in, averages out."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`LocalDisk`: the conformance tests in every layout, and what only a real directory can show."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import itertools

@@ -1,7 +1,5 @@
 """The order of what backward asks for, and how far ahead of it to look."""
 
-from __future__ import annotations
-
 import math
 import threading
 from collections.abc import Iterable, Sequence
@@ -28,10 +26,6 @@ def test_reverse_topological_takes_nodes_backwards_and_their_tensors_forwards(no
     assert sorted(order) == list(range(len(nodes)))
     for earlier, later in pairwise(order):
         assert nodes[earlier] > nodes[later] or (nodes[earlier] == nodes[later] and earlier < later)
-
-
-def test_reverse_topological_of_a_chain() -> None:
-    assert reverse_topological([3, 3, 5, 9, 9, 9]) == [3, 4, 5, 2, 0, 1]
 
 
 def _trace(signatures: Sequence[int], order: Iterable[int], size: int = 1) -> Trace:
@@ -152,35 +146,6 @@ def test_lookahead_before_it_begins_has_nothing() -> None:
     assert Lookahead(100).peek() is None
 
 
-def test_lookahead_of_no_bytes_never_looks() -> None:
-    ahead, records = Lookahead(0), _records(3)
-    ahead.begin(records, [2, 1, 0])
-    ahead.asked_for(2)
-    assert ahead.peek() is None
-
-
-def test_lookahead_stops_at_its_limit_and_goes_on_as_asked() -> None:
-    ahead, records = Lookahead(100), _records(5)
-    ahead.begin(records, [4, 3, 2, 1, 0])
-    for index in (4, 3):
-        assert ahead.peek() is records[index]
-        ahead.advance(60)
-    assert ahead.peek() is None
-    ahead.asked_for(4)
-    assert ahead.peek() is records[2]
-    ahead.advance(0)
-    assert ahead.peek() is records[1]
-
-
-def test_lookahead_skips_what_was_asked_for_out_of_turn() -> None:
-    ahead, records = Lookahead(100), _records(5)
-    ahead.begin(records, [4, 3, 2, 1, 0])
-    ahead.asked_for(2)
-    assert ahead.peek() is records[1]
-    ahead.asked_for(4)
-    assert ahead.peek() is records[1]
-
-
 def test_lookahead_takes_an_order_that_leaves_some_out() -> None:
     ahead, records = Lookahead(100), _records(4)
     ahead.begin(records, [3, 0])
@@ -219,24 +184,6 @@ def test_lookahead_never_holds_more_than_the_limit_and_one_record(data: st.DataO
                 fetched[record.key] = newly_fetched
         assert sum(fetched.values()) < limit + max(sizes) or limit == 0
         assert position == num or sum(fetched.values()) >= limit
-
-
-def test_lookahead_begins_again_where_a_graph_is_gone_through_again() -> None:
-    ahead, records = Lookahead(100), _records(4)
-    ahead.begin(records, [3, 2, 1, 0])
-    for index in (3, 2, 1, 0):
-        ahead.asked_for(index)
-    assert ahead.peek() is None
-    ahead.asked_for(3)
-    assert ahead.peek() is records[2]
-
-
-def test_lookahead_does_not_go_back_for_what_is_asked_for_late() -> None:
-    ahead, records = Lookahead(100), _records(4)
-    ahead.begin(records, [3, 2, 1, 0])
-    ahead.asked_for(1)
-    ahead.asked_for(3)
-    assert ahead.peek() is records[0]
 
 
 def test_lookahead_asked_for_what_was_packed_after_it_began_stays_where_it_is() -> None:

@@ -1,7 +1,5 @@
 """Files with names: the next process finds what the last one left, whatever ended it, and never wrong bytes."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import fcntl

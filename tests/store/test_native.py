@@ -3,8 +3,6 @@
 `pip install ./native` builds the package; without it these tests are skipped.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

@@ -1,7 +1,5 @@
 """A disk tier of the user's own: what the contract asks is enough to train on it."""
 
-from __future__ import annotations
-
 import asyncio
 import zlib
 from collections.abc import AsyncIterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Whether bytes are ours alone: every way in which somebody else may hold them."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Host memory is registered behind the store's back, and nothing waits for that but whoever asks to."""
 
-from __future__ import annotations
-
 import errno
 import mmap
 import os

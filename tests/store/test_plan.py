@@ -1,7 +1,5 @@
 """Where saved tensors are to wait, from what was seen before."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """What memory plans ask of a store: limits of several, and figures of the last."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable
 

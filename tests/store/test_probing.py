@@ -1,7 +1,5 @@
 """What a record's bytes tell before it is written."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """The names that other programs rely on, and what importing them costs."""
 
-from __future__ import annotations
-
 import inspect
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """How far ahead of backward is fetched. Numbers alone; with a store: `tests/hooks/test_reach.py`."""
 
-from __future__ import annotations
-
 import pytest
 
 from tierstore.rules.reach import Reach, Reaches

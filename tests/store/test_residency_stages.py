@@ -1,7 +1,5 @@
 """Every stage of a record's way, held still: what asks, drops, changes and closes do just then."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import threading
@@ -143,10 +141,10 @@ def _begun_to_die(last: list[Handle]) -> Iterator[None]:
     assert watch() is None
 
 
-def _at(bench: Bench, stage: str, **options: object) -> tuple[TierStore, HeldDisk, Handle, threading.Event | None]:
-    """A store with one handle, standing still at a stage."""
+def _at(bench: Bench, stage: str, **options: object) -> tuple[TierStore, HeldDisk, Handle, threading.Event]:
+    """A store with one handle, standing still at a stage; what has the engine's loop go on, where that stands still."""
     store, disk = bench.open(**options)
-    go_on = None
+    go_on = threading.Event()
     if stage == "queued":
         go_on = bench.stall_loop(disk)
     elif stage == "writing":
@@ -180,8 +178,7 @@ def test_drop_at_every_stage_frees_everything(bench: Bench, stage: str) -> None:
     key = handle.record.key
     del handle
     assert store.stats().live_handles == 0
-    if go_on is not None:
-        go_on.set()
+    go_on.set()
     disk.let_go()
     until_empty(store)
     assert (key in disk.written) == (stage != "queued")
@@ -256,8 +253,7 @@ def test_read_that_ends_while_the_handle_has_only_begun_to_die_frees_everything(
 @pytest.mark.parametrize("stage", STAGES)
 def test_close_at_every_stage_frees_everything(bench: Bench, stage: str) -> None:
     store, disk, handle, go_on = _at(bench, stage)
-    if go_on is not None:
-        go_on.set()
+    go_on.set()
     disk.let_go()
     store.close()
     now = store.stats()
@@ -273,15 +269,13 @@ def test_get_at_every_stage_returns_the_bytes(bench: Bench, stage: str) -> None:
     store, disk, handle, go_on = _at(bench, stage)
     if stage in ("read queued", "reading"):
         future = bench.on_thread(store, store.get, handle)
-        if go_on is not None:
-            go_on.set()
+        go_on.set()
         disk.let_go()
         result = future.result(20)
     else:
         result = store.get(handle)
     assert torch.equal(result, _tensor())
-    if go_on is not None:
-        go_on.set()
+    go_on.set()
     disk.let_go()
     store.flush()
     assert torch.equal(store.get(handle), _tensor())
@@ -508,7 +502,6 @@ def test_close_wakes_whoever_waits(bench: Bench, what: str) -> None:
 
 def test_close_wakes_whoever_waits_before_the_engine_has_ended(bench: Bench) -> None:
     store, _, _handle, go_on = _at(bench, "queued", staging_bytes=NBYTES)
-    assert go_on is not None
     waiting = bench.on_thread(store, store.put, _tensor(1))
     closing = ThreadPoolExecutor(1).submit(store.close)
     with pytest.raises(StoreClosedError):
@@ -539,7 +532,6 @@ def test_flush_ends_when_the_last_queued_write_is_cancelled_by_a_get(bench: Benc
     store, _, handle, go_on = _at(bench, "queued")
     flush = bench.on_thread(store, store.flush)
     assert torch.equal(store.get(handle), _tensor())
-    assert go_on is not None
     go_on.set()
     flush.result(20)
 
@@ -549,7 +541,6 @@ def test_flush_ends_when_the_last_queued_write_is_cancelled_by_a_prefetch(bench:
     flush = bench.on_thread(store, store.flush)
     store.prefetch([handle])
     until(lambda: handle.record.state is State.QUEUED)  # by the flush, before the engine comes to the first one
-    assert go_on is not None
     go_on.set()
     flush.result(20)
 
@@ -558,7 +549,6 @@ def test_flush_ends_when_the_last_queued_handle_is_dropped(bench: Bench) -> None
     store, _, handle, go_on = _at(bench, "queued")
     flush = bench.on_thread(store, store.flush)
     del handle
-    assert go_on is not None
     go_on.set()
     flush.result(20)
     until_empty(store)
@@ -584,7 +574,6 @@ def test_put_goes_on_when_the_queued_handles_are_dropped(bench: Bench, stage: st
     store, _, handle, go_on = _at(bench, stage, staging_bytes=NBYTES)
     put = bench.on_thread(store, store.put, _tensor(5))
     del handle
-    assert go_on is not None
     go_on.set()
     assert torch.equal(store.get(put.result(20)), _tensor(5))
 
@@ -592,7 +581,6 @@ def test_put_goes_on_when_the_queued_handles_are_dropped(bench: Bench, stage: st
 def test_put_goes_on_when_a_handle_has_only_begun_to_die(bench: Bench) -> None:
     """The write is passed over because the handle dies just then, and nobody comes later to tell the put that waits."""
     store, _, handle, go_on = _at(bench, "queued", staging_bytes=NBYTES)
-    assert go_on is not None
     waiting = bench.on_thread(store, store.put, _tensor(1))
     last = [handle]
     del handle
@@ -606,7 +594,6 @@ def test_put_goes_on_when_a_handle_has_only_begun_to_die(bench: Bench) -> None:
 
 def test_flush_ends_when_the_handle_of_the_last_write_has_only_begun_to_die(bench: Bench) -> None:
     store, _, handle, go_on = _at(bench, "queued")
-    assert go_on is not None
     flush = bench.on_thread(store, store.flush)
     last = [handle]
     del handle
@@ -634,7 +621,6 @@ def test_put_goes_on_when_the_queued_write_is_cancelled_by_a_get(bench: Bench) -
     store, _, handle, go_on = _at(bench, "queued", staging_bytes=NBYTES)
     put = bench.on_thread(store, store.put, _tensor(5))
     assert torch.equal(store.get(handle), _tensor())
-    assert go_on is not None
     go_on.set()
     assert torch.equal(store.get(put.result(20)), _tensor(5))
     assert torch.equal(store.get(handle), _tensor())

@@ -1,7 +1,5 @@
 """The store under many threads, and under a garbage collector that runs inside its critical sections."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import time
@@ -25,16 +23,7 @@ def _eager_collector() -> Iterator[None]:
     gc.set_threshold(*thresholds)
 
 
-@pytest.fixture
-def _collector_of_this_test() -> Iterator[None]:
-    """What other tests have left alive is not looked through at each collection."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
-@pytest.mark.usefixtures("no_gc", "_collector_of_this_test")
+@pytest.mark.usefixtures("no_gc")
 def test_collector_inside_every_critical_section_does_no_harm(
     make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,5 @@
 """Turns: so many jobs at once, each with working memory of its own, used again by the next."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 

@@ -1,7 +1,5 @@
 """Slots of the slab: aligned, apart from one another, used again only when nobody looks at them."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import os

@@ -1,7 +1,5 @@
 """Slots between the store and those who were handed one: whose is it, and when is it used again?"""
 
-from __future__ import annotations
-
 import pytest
 
 from tierstore.residency.slots import Slots

@@ -1,7 +1,5 @@
 """Records of a found index that cannot be right: plain values in, plain values out."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 

@@ -1,7 +1,5 @@
 """The snapshot: complete, immutable, and fit for JSON."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

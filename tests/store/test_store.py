@@ -1,7 +1,5 @@
 """`TierStore` by hand: what is put comes back bit for bit, however and whenever it is asked for."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import mmap
@@ -126,16 +124,6 @@ def test_get_every_geometry_returns_the_same_bits(make_store: MakeStore, inline_
             assert torch.equal(bits(found), content), name
             assert not found.requires_grad
             assert type(found) is torch.Tensor
-
-
-@pytest.mark.parametrize("codec", ["auto", "none", "zstd", "zstd:3", "shuffle-zstd"])
-def test_get_every_codec_returns_the_same_bits(make_store: MakeStore, codec: str) -> None:
-    store = make_store(codec=codec)
-    tensors = [torch.relu(torch.randn(1 << 18)), torch.randn(99_999), torch.zeros(1 << 17), torch.randn(3)]
-    handles = [store.put(tensor.clone()) for tensor in tensors]
-    store.flush()
-    for handle, tensor in zip(handles, tensors, strict=True):
-        assert_same(store.get(handle), tensor)
 
 
 def test_get_made_under_inference_mode_returns_the_same_bits(any_store: TierStore) -> None:

@@ -1,7 +1,5 @@
 """Budgets: kept at every moment, exact to the byte, down to nothing at all."""
 
-from __future__ import annotations
-
 import gc
 import random
 import threading

@@ -1,7 +1,5 @@
 """What goes wrong below reaches the thread that trains, once, with its cause; the bytes are where it says."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import threading

@@ -1,7 +1,5 @@
 """The store against a dict: whatever is done, in whatever order, what comes back is what went in."""
 
-from __future__ import annotations
-
 import gc
 import tempfile
 from pathlib import Path

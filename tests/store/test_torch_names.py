@@ -1,7 +1,5 @@
 """The private names of PyTorch: all looked up in one module, and each of them missed when tierstore is imported."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

@@ -1,7 +1,5 @@
 """Why a thread waited, told from made-up events; and what the summary and the drawings make of it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

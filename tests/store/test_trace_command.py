@@ -1,7 +1,5 @@
 """`tierstore trace` on a file of a real run: what it writes, prints and refuses."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

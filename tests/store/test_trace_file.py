@@ -1,7 +1,5 @@
 """The format of a trace: what is written is read again, and what is damaged is refused where it is damaged."""
 
-from __future__ import annotations
-
 import typing
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The page of a trace in a real browser: steps to choose from, budgets, colours, and the verdict on memory."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The life of a trace beside its store: begun, refused, ended by close, by exit, by nobody; forked; written by hand."""
 
-from __future__ import annotations
-
 import gc
 import subprocess
 import sys
