@@ -142,7 +142,7 @@ class OffloadScope:
         if CLAIMS_ATTRIBUTE in storage.__dict__:
             return None  # it may share that record
         if leaves:
-            return True if self._may_gather(nbytes) else None
+            return True if not log.tracks or self._may_gather(nbytes) else None
         if self._fits_on_device(nbytes) or storage._cdata in log.storages:
             return False
         if self._fresh and node != self._fresh_node:

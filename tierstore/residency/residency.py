@@ -86,7 +86,8 @@ class Residency(HandingOut):
                 log.newest_node = node
                 device_rules = rules.device
                 must_act: object = rules.pending.must_be_examined or rules.blocked or rules.spill_error is not None
-                must_act = must_act or device_rules.flights or device_rules.busy  # as `rules.must_act`, without a call
+                if not must_act and (device_rules.flights or device_rules.busy):  # as `rules.must_act`, without calls
+                    must_act = device_rules.has_finished()
                 if leaves and log.leaving_bytes + nbytes > rules.device_group_bytes:
                     is_changing = True
                     self._booking.book_leaving(self.rules.device_group_bytes, log, may_wait=True)
@@ -102,7 +103,7 @@ class Residency(HandingOut):
                 self._noted.add(tracked, node, nbytes)
                 if leaves:
                     log.let_leave(tracked.index)
-                if must_act:
+                if device_rules.flights:
                     device_rules.bound_flight()
                 is_changing = False  # noqa: F841 - `is_half_changed` reads it
         except BaseException as error:  # as in `note`

@@ -162,6 +162,11 @@ class DeviceRules(Generic[R]):
         self._land(flight)
         self.busy.append((flight.copy.end, partial(_arrive, flight.record)))
 
+    def has_finished(self) -> bool:
+        """Whether a copy is over that is not known to be."""
+        flights, busy = self.flights, self.busy
+        return self._may_ask and bool((flights and flights[0].copy.end.query()) or (busy and busy[0][0].query()))
+
     def poll(self) -> None:
         """Release the memory of copies that are over. (The event of a device cannot be awaited, so it is polled.)"""
         if not self._may_ask:

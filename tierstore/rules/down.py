@@ -110,7 +110,7 @@ class Down(Generic[R]):
 
     def must_act(self) -> bool:
         """Whether a pack on a device, which there is room for, has something else to do first."""
-        return bool(self.must_examine() or self.device.flights or self.device.busy)
+        return self.must_examine() or self.device.has_finished()
 
     def charge_noted(self, nbytes: int) -> None:
         self.windows.charge_noted(nbytes)

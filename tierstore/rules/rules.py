@@ -29,6 +29,10 @@ NUM_PASSED = 8
 """Tracked tensors, or members of groups, that backward asks for before it looks ahead again."""
 
 
+_AT_REST = frozenset({State.OFFLOADING, State.HOST, State.CLEAN})
+"""States in which one more member is handed out, and nothing else changes."""
+
+
 class Rules(Up[R]):
     """See the module's docstring.
 
@@ -98,7 +102,7 @@ class Rules(Up[R]):
         Every eighth is asked for, so that the room of those before is used for what comes next.
         """
         state = record.state
-        if index % NUM_PASSED == 0 or record.fetched or not (state is State.CLEAN or state is State.HOST):
+        if index % NUM_PASSED == 0 or record.fetched or state not in _AT_REST:
             return False
         if record.device is not None and not self.device.hand_over_again(record):
             return False

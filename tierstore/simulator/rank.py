@@ -200,7 +200,7 @@ class Rank:
         self._memory.track(log, index)
         if leaves:
             log.let_leave(index)
-        if must_act:
+        if self.device.flights:
             self.device.bound_flight()
         self.device.note_peak()
 
