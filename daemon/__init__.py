@@ -1,8 +1,5 @@
 """The sidecar daemon: one disk tier for each host, shared by every process that trains there. It never imports torch.
-
-Start at `server.py` (how the parts fit), then `connection.py` (a client), `registry.py` (sessions), `records.py`. The
-protocol and its client are in `tierstore.sidecar`.
-"""
+Start at `server.py`, then `connection.py` (a client), `registry.py` (sessions), `records.py`."""
 
 from __future__ import annotations
 

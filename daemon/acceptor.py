@@ -26,13 +26,10 @@ _BACKLOG = 128
 
 
 def listen(path: Path, group: str | None) -> socket.socket:
-    """Make a listening, non-blocking socket at `path`.
+    """Make a listening, non-blocking socket at `path`. A socket on which nobody listens any more is replaced.
 
     A missing folder is made for the user alone (mode 0700), or for the group too (0750). The socket gets mode 0600, or
-    0660. A socket on which nobody listens any more is replaced.
-
-    Raises:
-        ConfigError: a living daemon or something that is no socket is there, or others could replace the socket.
+    0660. ConfigError: a living daemon or something that is no socket is there, or others could replace the socket.
     """
     gid = None if group is None else _gid_of(group)
     _make_folder(path.parent, gid)

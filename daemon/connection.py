@@ -1,8 +1,4 @@
-"""One client's connection: which messages it may send now, and when each request runs. For one loop.
-
-It owns the slabs that came over it: when it is lost they are forgotten, and the client shares them again over the next
-one.
-"""
+"""One client's connection: which messages it may send now, and when each request runs. For one loop."""
 
 from __future__ import annotations
 
@@ -63,8 +59,9 @@ class Shared:
 class Connection:
     """A client's connection, with what it may do now. Lives on the daemon's loop; nothing blocks.
 
-    It owns the `accepted` socket. `uid`: the client's user, as the kernel says. `on_end` is called with this connection
-    when it is over, and may be called again.
+    It owns the `accepted` socket, and the slabs that came over it: the client shares them again over the next one.
+    `uid`: the client's user, as the kernel says. `on_end` is called with this connection when it is over, perhaps
+    twice.
     """
 
     def __init__(self, accepted: socket.socket, uid: int, shared: Shared, on_end: Callable[[Connection], None]) -> None:
@@ -133,7 +130,6 @@ class Connection:
         self._channel.close()
 
     def give_up_session(self) -> None:
-        """End the connection: the client has resumed its session on another one."""
         self.session = None
         self._ended(None)
 

@@ -1,8 +1,7 @@
 """The live page: a file for browsers, and the figures that it shows: the newest report, and curves of the last minutes.
 
-It is told a report once a second at most, whoever watches, and turns it into bytes once at most. So it costs the
-daemon's loop the same whether nobody asks or everybody does. The page comes with a policy: the browser runs the script
-of that file alone, and fetches nothing but the figures.
+It is told a report once a second at most, whoever watches, and turns it into bytes once at most. The page comes with a
+policy: the browser runs the script of that file alone, and fetches nothing but the figures.
 """
 
 from __future__ import annotations
@@ -34,11 +33,8 @@ _MOST_REPORT_BYTES = 256 * 2**10
 class _Curves(msgspec.Struct):
     """Figures over time, the oldest first. Those of drives have the drive's number behind a dot: `written_bytes.0`.
 
-    Attributes:
-        at: when, in seconds since the daemon was started.
-        rates: growth of each count per second, since the moment before.
-        levels: what goes up and down.
-        fastest: the highest rate of each count since the daemon was started, not only of the moments kept.
+    `at`: in seconds since the daemon was started. `rates`: growth of each count per second, since the moment before.
+    `levels`: what goes up and down. `fastest`: the highest rate of each count since the daemon was started.
     """
 
     at: deque[float]

@@ -106,7 +106,7 @@ def _time_of(record: logging.LogRecord) -> str:
 
 
 def _fields_of(record: logging.LogRecord) -> dict[str, Any]:
-    """The fields that were given as `extra`, then the traceback if there is one."""
+    """What was given as `extra`, then the traceback if there is one."""
     fields = {name: value for name, value in vars(record).items() if name not in _OWN_FIELDS and value is not None}
     if record.exc_info:
         fields["traceback"] = logging.Formatter().formatException(record.exc_info)

@@ -1,9 +1,8 @@
 """A daemon's report as metrics for Prometheus. Imported only if there is a page for them.
 
-The names of sessions' series begin with `tierstore_`. The daemon's totals outlive sessions; their names begin with
-`tierstore_daemon_`. A session's series are labelled by its number, client and rank, and end with the session.
-
-The lines are written here, since thousands of objects of the library take seconds.
+Sessions' series begin with `tierstore_`, are labelled by number, client and rank, and end with the session. The
+daemon's totals (`tierstore_daemon_`) outlive them. The lines are written here, since thousands of objects of the
+library take seconds.
 """
 
 from __future__ import annotations

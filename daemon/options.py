@@ -1,8 +1,5 @@
-"""The options of `tierstore serve`: what each is, and how it is read from all places where it may be given.
-
-The order is: command line, environment (`TIERSTORE_DISK_BYTES`), file (`disk_bytes = "1TiB"`), default. The first that
-gives an option counts. An error names the place where the option was given.
-"""
+"""The options of `tierstore serve`: what each is, and how it is read from command line, environment
+(`TIERSTORE_DISK_BYTES`) and file (`disk_bytes = "1TiB"`). The first of these that gives an option counts."""
 
 from __future__ import annotations
 
@@ -51,13 +48,8 @@ class Option(NamedTuple):
 
 
 def settings_of(line: Mapping[str, Given], environment: Mapping[str, str]) -> ServeSettings:
-    """The settings from a command line (names with underscores), an environment, and the file that they name.
-
-    An empty variable counts as not set.
-
-    Raises:
-        ConfigError: an option or the file cannot be used; names the option, and where it was given.
-    """
+    """The settings from a command line (names with underscores), an environment, and the file that they name. An empty
+    variable counts as not set. ConfigError names the option or the file, and where it was given."""
     given: dict[str, tuple[Given, str]] = {}
     config, source = _config_of(line, environment)
     if config is not None:

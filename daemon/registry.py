@@ -1,7 +1,4 @@
-"""The sessions that a daemon has, and which connection each session's client is on. For one loop.
-
-A session whose client is lost is kept for the grace period; then it ends, and what it stored is freed.
-"""
+"""The sessions that a daemon has, and which connection each session's client is on. For one loop."""
 
 from __future__ import annotations
 
@@ -35,9 +32,8 @@ _log = logging.getLogger("tierstore.daemon")
 class Registry:
     """Sessions by number. Its coroutines wait for commits to the index and for jobs; nothing blocks the loop.
 
-    Attributes:
-        num_opened: sessions that were opened since the start.
-        ended_totals: of all sessions that have ended since the start.
+    A session whose client is lost is kept for the grace period; then it ends, and what it stored is freed.
+    `num_opened`, `ended_totals`: sessions opened, and totals of those that have ended, since the start.
     """
 
     def __init__(
@@ -58,7 +54,6 @@ class Registry:
     # --- questions ------------------------------------------------------------------------------------------------
 
     def find(self, message: messages.Resume, uid: int) -> Session | None:
-        """The session that this token resumes; None: there is none."""
         session = self.sessions.get(message.session)
         if session is None or not session.lease.is_resumed_by(message.token, uid):
             return None
@@ -77,11 +72,8 @@ class Registry:
     # --- the life of a session ------------------------------------------------------------------------------------
 
     async def take_up(self) -> None:
-        """Continue the sessions of an earlier daemon; each waits for its client. Called once, before anything else.
-
-        Raises:
-            StoreFullError, StorageIOError: the index does not take a change; what was there still is.
-        """
+        """Continue the sessions of an earlier daemon; each waits for its client. Called once, before anything else. On
+        StoreFullError or StorageIOError (the index does not take a change) what was there still is."""
         found = kept_leases(self._disk.leases)
         self._next_session = found.next_number
         for number in found.damaged:
@@ -103,10 +95,7 @@ class Registry:
 
     async def open(self, message: messages.Open, uid: int) -> tuple[Session, bytes]:
         """Make a new session, which `why_not` allows, and enter it in the index; returns it and its token.
-
-        Raises:
-            StoreFullError, StorageIOError: the index does not take it, or there is no number for it.
-        """
+        StoreFullError or StorageIOError: the index does not take it, or there is no number for it."""
         lease, token = new_lease(self._unused_number(), uid, message.name, message.rank, message.pid)
         self._next_session = lease.number + 1
         self._num_of_user[uid] += 1

@@ -1,7 +1,5 @@
-"""Takes reports of the daemon for all who ask: clients, the page, its curves. For one loop; nothing blocks.
-
-A report of very many sessions is taken in pieces, between which everybody else has a turn.
-"""
+"""Takes reports of the daemon for all who ask: clients, the page, its curves. For one loop. One of very many sessions
+is taken in pieces, between which everybody else has a turn."""
 
 from __future__ import annotations
 
@@ -53,9 +51,7 @@ _SESSIONS_AT_ONCE = 64
 
 class Reports:
     """A report is made when somebody asks, and rests follow. Nothing blocks the loop but what `make` does on it.
-
-    Everybody gets one that was begun after they had asked. All who ask before it begins get the same.
-    """
+    Everybody gets one that was begun after they had asked; all who ask before it begins get the same."""
 
     def __init__(
         self, make: Callable[[], Awaitable[DaemonReport]], clock: Callable[[], float] = time.perf_counter

@@ -88,7 +88,6 @@ class Daemon:
         self._was_open = False
 
     async def run(self) -> None:
-        """Serve until a signal ends it; raises as `serve`."""
         settings = self.settings
         for number in (signal.SIGTERM, signal.SIGINT):  # first: whoever can connect can already end it in good order
             asyncio.get_running_loop().add_signal_handler(number, self._stage.signalled)

@@ -11,10 +11,7 @@ __all__ = ["Stage", "Tasks"]
 
 
 class Stage:
-    """The daemon's stage, which others ask about, and the ways to ask it to end.
-
-    `is_open`: the disk tier is there, and clients are served. Set by the daemon alone.
-    """
+    """The daemon's stage, and the ways to ask it to end. `is_open`: clients are served; set by the daemon alone."""
 
     def __init__(self) -> None:
         self.is_open = False
@@ -31,7 +28,6 @@ class Stage:
         return self._ending_at_once.is_set()
 
     def end(self) -> None:
-        """Ask the daemon to finish its work and end; idempotent."""
         self._ending.set()
 
     def signalled(self) -> None:
@@ -52,10 +48,10 @@ _log = logging.getLogger("tierstore.daemon")
 
 
 class Tasks:
-    """Starts coroutines as tasks that do not affect each other.
+    """Starts coroutines as tasks that do not affect each other. `after_each` is called after each.
 
     A connection catches the bugs of the requests that it starts, because its client has to be told. This class catches
-    the others, such as a bug at the end of a session whose client is gone. `after_each` is called after each task.
+    the others, such as a bug at the end of a session whose client is gone.
     """
 
     def __init__(self, after_each: Callable[[], None]) -> None:

@@ -33,7 +33,6 @@ class Watch:
         self._text_of: DaemonReport | None = None
 
     async def begin(self) -> None:
-        """Answer from now on: before the daemon is open the page says that it starts."""
         paths = {"/": self._root, "/status.json": self._status, "/metrics": self._metrics}
         await self._page.serve({**paths, "/healthz": self._health, "/readyz": self._readiness})
 

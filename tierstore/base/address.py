@@ -1,11 +1,9 @@
 """Where a daemon of this host listens, and where its clients look for it, if nobody names an address.
 
 A daemon of root listens at `SYSTEM_ADDRESS`. A daemon of another user listens at `tierstore/tierstore.sock` in the
-directory that `XDG_RUNTIME_DIR` names. If that variable is not set, or names a directory that does not exist or that
-others could change, the daemon listens at `/tmp/tierstore-UID/tierstore.sock`.
-
-Clients use the variable `TIERSTORE_SOCKET` if it is set, as the daemon does. Otherwise they look where a daemon of
-their own user listens, and then at `SYSTEM_ADDRESS`, where a daemon for all users of the host may be.
+directory that `XDG_RUNTIME_DIR` names; if that is not set, does not exist, or could be changed by others, at
+`/tmp/tierstore-UID/tierstore.sock`. Clients and daemon use the variable `TIERSTORE_SOCKET` if it is set. Otherwise
+clients look where a daemon of their own user listens, and then at `SYSTEM_ADDRESS`.
 
 Everybody can make a folder in /tmp. So the folder there counts only if it belongs to the user and only the user can
 write to it: somebody else's daemon must not get the tensors. All this depends on the user and the environment, so it is
@@ -59,10 +57,7 @@ def places_to_look() -> tuple[str, ...]:
 
 def find_address() -> str:
     """The address of the daemon to use, if nobody names one. Whether a daemon answers there is not tried.
-
-    Raises:
-        DaemonUnavailableError: there is no socket in any of the places.
-    """
+    DaemonUnavailableError: there is no socket in any of the places."""
     if named := os.environ.get(_VARIABLE):
         return named
     places = places_to_look()
@@ -85,9 +80,7 @@ def start_line(address: str) -> str:
 
 def trusted_uid(daemon_uid: int | None) -> int | None:
     """The user whose daemon a client trusts beside its own user's and root's: `daemon_uid`, else by the environment.
-
-    Raises ConfigError: it is no number of a user.
-    """
+    ConfigError: it is no number of a user."""
     if daemon_uid is not None:
         if type(daemon_uid) is not int:
             raise ConfigTypeError("daemon_uid", daemon_uid, _WHICH_UID)
@@ -103,12 +96,8 @@ def trusted_uid(daemon_uid: int | None) -> int | None:
 
 
 def check_folder(folder: Path) -> None:
-    """Check that nobody but this user and root can replace a socket in a folder.
-
-    Raises:
-        ConfigError: somebody could, or the folder does not exist. Clients would not use the one in /tmp either if it is
-            not this user's alone.
-    """
+    """Check that nobody but this user and root can replace a socket in a folder. ConfigError: somebody could, or the
+    folder does not exist. Clients would not use the one in /tmp either if it is not this user's alone."""
     if not _may_be_used(folder):
         allowed = "it belongs to another user, or others can write to it: remove it, or give another address"
         raise ConfigError("socket", str(folder), allowed)

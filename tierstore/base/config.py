@@ -1,5 +1,4 @@
-"""Sizes and options: what a caller may write, turned into numbers or a clear `ConfigError`; and what the machine
-has."""
+"""Sizes and options: what a caller may write, made numbers or a clear `ConfigError`; and what the machine has."""
 
 from __future__ import annotations
 
@@ -62,11 +61,7 @@ _ALLOWED_SIZE = 'give a number of bytes (0 or more) or a string such as "8GiB", 
 
 def parse_size(value: SizeLike, option: str) -> int:
     """Turn a size, in bytes or as a string with a binary ("KiB") or decimal ("kB") unit of any case, into bytes.
-
-    Raises:
-        ConfigError: not a size; names the option, what was given and what is allowed. ConfigTypeError: neither a number
-            nor a string.
-    """
+    ConfigError: it is no size. ConfigTypeError: it is neither a number nor a string."""
     if isinstance(value, bool) or not isinstance(value, (int, str)):
         raise ConfigTypeError(option, value, _ALLOWED_SIZE)
     num_bytes = -1
@@ -114,12 +109,8 @@ def format_bytes(nbytes: float) -> str:
 
 
 def check_directory(path: object) -> Path:
-    """Return `path` if a store can live there.
-
-    Raises:
-        ConfigError: it is no path, does not exist, is not a directory, or cannot be written to. None is created:
-            an unmounted drive must not fill the system disk.
-    """
+    """Return `path` if a store can live there. ConfigError: it is no path, does not exist, is not a directory, or
+    cannot be written to. None is created: an unmounted drive must not fill the system disk."""
     if not isinstance(path, (str, os.PathLike)):
         raise ConfigTypeError("path", path, "give the path of an existing directory")
     directory = Path(path)
@@ -214,12 +205,8 @@ def allowed_cores() -> set[int]:
 
 
 def available_host_bytes() -> int:
-    """Bytes of memory that this process may still take: the least that the kernel, a memory cgroup or `ulimit -v`
-    leaves.
-
-    Against the address limit (RLIMIT_AS) all mapped memory counts as taken. Reads MemAvailable of /proc/meminfo
-    (proc(5)).
-    """
+    """Bytes of memory that this process may still take: the least that the kernel (MemAvailable of /proc/meminfo), a
+    memory cgroup or `ulimit -v` leaves. Against that limit (RLIMIT_AS) all mapped memory counts as taken."""
     meminfo = Path("/proc/meminfo").read_text(encoding="ascii")
     match = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo, re.MULTILINE)
     available = int(match[1]) * 1024 if match else os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

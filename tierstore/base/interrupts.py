@@ -1,8 +1,8 @@
 """Interrupts between two of our own lines: Ctrl-C, and any other exception of a signal handler.
 
 CPython runs signal handlers on the main thread between any two instructions, even in the middle of a change of the
-store's books (module signal, "Execution of Python signal handlers"). Their exceptions pass through our code like errors
-of our own. This module tells the two apart, and whether a change was left half done.
+store's books, and their exceptions pass through our code like errors of our own. This module tells the two apart, and
+whether a change was left half done.
 """
 
 from __future__ import annotations

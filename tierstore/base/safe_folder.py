@@ -18,11 +18,9 @@ def who_could_replace(folder: Path) -> str:
     """How another user could replace what this user has in `folder`, in words; "" if only root could.
 
     As sshd does for its keys, it looks at every folder and link from / on. Each has to belong to this user or to root.
-    Others may write to none of them, unless it is sticky, like /tmp: there only the owner of what is in it, or of
-    the folder itself, can replace it. In a user namespace root of the host is trusted, which looks like others there.
-
-    Raises:
-        OSError: one of them does not exist, or may not be looked at.
+    Others may write to none of them, unless it is sticky, like /tmp: there only the owner of what is in it, or of the
+    folder itself, can replace it. In a user namespace root of the host is trusted, which looks like others there.
+    OSError: one of them does not exist, or may not be looked at.
     """
     trusted = {0, os.geteuid()} | unknown_owners()
     for place, status in _way_to(folder):
@@ -47,9 +45,7 @@ def is_of_root_alone(folder: Path) -> bool:
 
 def unknown_owners() -> set[int]:
     """The user that stands for all who are not in this user namespace (user_namespaces(7)), such as root of the host.
-
-    Nothing if all users are in it, or if that number is a user's of its own here.
-    """
+    Nothing if all users are in it, or if that number is a user's of its own here."""
     try:
         lines = Path("/proc/self/uid_map").read_text().splitlines()
         unknown = int(Path("/proc/sys/fs/overflowuid").read_text())

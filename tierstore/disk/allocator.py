@@ -55,7 +55,7 @@ class ExtentAllocator:
         return max((each.longest_bytes for each in self._ranges), default=0)
 
     def allocate(self, num_bytes: int) -> int | None:
-        """Take the best fit of the oldest range that has one; its start, or None where no free run is long enough."""
+        """Take the best fit of the oldest range that has one; returns its start, or None."""
         _check_aligned(num_bytes)
         for each in self._by_age.values():
             if each.longest_bytes >= num_bytes:
@@ -64,11 +64,7 @@ class ExtentAllocator:
         return None
 
     def free(self, start: int, num_bytes: int) -> None:
-        """Take back an extent, or any aligned part of one (trimming a tail is freeing it).
-
-        Raises:
-            ValueError: part of it is free already or was never in a range; nothing changed.
-        """
+        """Take back an extent, or any aligned part of one. ValueError: part of it is not handed out."""
         _check_aligned(num_bytes)
         end = start + num_bytes
         place = bisect_right(self._ranges, start, key=attrgetter("start")) - 1
@@ -81,9 +77,7 @@ class ExtentAllocator:
         """Make [start, start + num_bytes) available, except for the extents that are `taken`: (start, length), by
         address.
 
-        Raises:
-            ValueError: it overlaps or touches a range that is there, or an extent overlaps another or the range's end;
-                nothing changed.
+        ValueError: it overlaps or touches a range that is there, or an extent overlaps another or the range's end.
         """
         _check_aligned(num_bytes)
         end = start + num_bytes
@@ -99,7 +93,6 @@ class ExtentAllocator:
         self.free_bytes += sum(added.length_at.values())
 
     def remove_range(self, start: int, num_bytes: int) -> None:
-        """Withdraw a range. Raises ValueError: it is none, or some of it is handed out; nothing changed."""
         if not self.is_unused(start, num_bytes):
             raise ValueError(f"[{start}, {start + num_bytes}) is not an unused range")
         self._ranges.remove(self._by_age.pop(start))
@@ -112,7 +105,6 @@ class ExtentAllocator:
         return found is not None and found.end == start + num_bytes and found.is_unused
 
     def free_runs(self) -> list[tuple[int, int]]:
-        """(start, length) of every free run, by address."""
         return [(start, each.length_at[start]) for each in self._ranges for start in each.starts]
 
 

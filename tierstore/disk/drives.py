@@ -44,7 +44,6 @@ Parts = tuple[Part, ...]
 
 
 def length_of(parts: Parts) -> int:
-    """The record's length."""
     return sum(part.num_bytes for part in parts)
 
 
@@ -76,11 +75,8 @@ async def is_sound(part: Part) -> bool:
 
 
 def results_of(outcomes: Sequence[_T | BaseException]) -> list[_T]:
-    """The results of calls that all have ended.
-
-    Raises:
-        What the first of them raised; CorruptDataError before all others, because it says that the record is lost.
-    """
+    """The results of calls that all have ended, or what the first of them raised; CorruptDataError before all others,
+    because it says that the record is lost."""
     errors = [each for each in outcomes if isinstance(each, BaseException)]
     if errors:
         raise next((each for each in errors if isinstance(each, CorruptDataError)), errors[0])
@@ -100,7 +96,6 @@ def stored(receipts: Sequence[Stored]) -> Stored:
 
 
 def loaded(receipts: Sequence[Loaded]) -> Loaded:
-    """The receipt of a read, from those of the parts."""
     return Loaded(
         sum(receipt.read_bytes for receipt in receipts),
         drive_seconds=_longest(receipt.drive_seconds for receipt in receipts),
@@ -129,15 +124,15 @@ class Drives:
     """Keeps records on several drives. A `DiskTier`, and what the daemon needs of a `LocalDisk` beside that.
 
     All coroutines belong to one loop and do not block it. Opened by `Drives.open`. A record goes to the drive on which
-    it ends first, by the bytes that are queued there and the drive's measured speed. A large one is divided over all
-    drives. Drives that have no room for the record, or that rest, are passed over while another one takes it. A drive
-    that was full rests until something on it is freed, for a second at most. One whose write failed rests for 10
-    seconds, twice as long after each further failure, and not at all after a success. A refused write is made again on
-    the other drives before it is told as failed: its bytes are still in memory.
+    it ends first, by the bytes that are queued there and the drive's measured speed; a large one is divided over all.
+    Drives without room, or that rest, are passed over while another one takes it. A drive that was full rests until
+    something on it is freed, for a second at most. One whose write failed rests for 10 seconds, twice as long after
+    each further failure, and not at all after a success. A refused write is made again on the other drives before it is
+    told as failed.
 
     `divides`: divide large records. A daemon does not: its clients send them in parts, and after a kill an index that
-    has only some parts of a record could not be told from a whole one. `leases`: number -> bytes, as the first drive
-    had them when it was opened. It alone keeps leases.
+    has only some parts of a record could not be told from a whole one. `leases`: as the first drive, which alone keeps
+    leases, had them when it was opened.
     """
 
     def __init__(self, drives: Sequence[QueuedDrive], *, divides: bool) -> None:
@@ -160,7 +155,6 @@ class Drives:
         Args:
             openers: by directory; each opens a `LocalDisk`, which blocks for some milliseconds.
             num_jobs: how many records of each direction a drive is given at once.
-            divides: as the class's.
             keep: if a drive cannot be opened, the records on the others stay for the next process.
         """
         drives: list[QueuedDrive] = []
@@ -218,7 +212,6 @@ class Drives:
         await free(itertools.chain.from_iterable(found.values()))
 
     def usage(self) -> DiskUsage:
-        """The sums over the drives; the io_mode of each, if they differ."""
         usages = [drive.disk.usage() for drive in self._drives]
         modes = {usage.io_mode for usage in usages}
         named = (f"{usage.io_mode} at {drive.name}" for drive, usage in zip(self._drives, usages, strict=True))
@@ -233,7 +226,6 @@ class Drives:
         )
 
     def codec_choices(self) -> Mapping[str, Mapping[str, int]]:
-        """How many records and parts were stored with each codec, by kind."""
         choices: dict[str, Counter[str]] = {}
         for drive in self._drives:
             for kind, counts in drive.disk.codec_choices().items():
@@ -288,11 +280,8 @@ class Drives:
         await self._first.delete_lease(number)
 
     async def _take_up(self) -> None:
-        """Note where the records lie that were found. One found on two drives is kept on the first that can read it.
-
-        A damaged index can claim a record of another drive; the checksum tells, because the key is part of it.
-        Leases on another drive than the first are deleted: they are from a time when that one was the first.
-        """
+        """Note where the records lie that were found. One found on two drives is kept on the first that can read it: a
+        damaged index can claim a record of another drive. Leases on another drive than the first are deleted."""
         for drive in self._drives:
             if drive.disk is not self._first:
                 for number in drive.disk.leases:

@@ -18,7 +18,7 @@ import lmdb
 from .allocator import round_up
 from .budget import MAP_SPARE_BYTES
 from .codec.codec import DamagedBytesError
-from .forking import Inode, descriptors_of, inode_of
+from .forking import descriptors_of, inode_of
 from .linux import address_of, dont_fork, has_addresses_for, mapping_around
 
 __all__ = ["Environment"]
@@ -35,10 +35,9 @@ class Environment:
     address space that the map may take. `tables`: their names; they are made if they were not there.
 
     Attributes:
-        begin: begins a transaction, as `lmdb.Environment.begin`.
         map_start: the address at which the map begins; None: it could not be found out.
-        damage: the error by which LMDB reported damaged pages, or the loss of its map; None: there was none. After it,
-            some or all changes fail for as long as this file is used. The index sets it too.
+        damage: LMDB's error about damaged pages, or about the loss of its map: after it, changes fail as long as the
+            file is used. The index sets it too.
 
     Raises:
         lmdb.Error, DamagedBytesError: the file is damaged, or the map cannot be made.
@@ -47,8 +46,8 @@ class Environment:
 
     def __init__(self, file: io.FileIO, map_bytes: int, tables: Sequence[bytes]) -> None:
         self.damage: lmdb.Error | None = None
-        self._file = file
-        self._inode = inode_of(file.fileno())
+        self.file = file
+        self.inode = inode_of(file.fileno())
         self._most_map_bytes = map_bytes
         try:
             first_bytes = max(_FIRST_MAP_BYTES, 2 * round_up(os.fstat(file.fileno()).st_size))
@@ -77,19 +76,11 @@ class Environment:
             raise
 
     @property
-    def inode(self) -> Inode:
-        return self._inode
-
-    @property
     def map_bytes(self) -> int:
         return int(self._lmdb.info()["map_size"])
 
     def try_to_write(self) -> None:
-        """Commit an empty change, which takes pages from the list of free ones.
-
-        Raises:
-            lmdb.Error, OSError: that list is damaged, or there is no room; nothing changed.
-        """
+        """Commit an empty change, which takes pages from the list of free ones. If it raises, nothing changed."""
         with self.begin(write=True) as transaction:
             transaction.put(b"format", _FORMAT)
 
@@ -115,13 +106,11 @@ class Environment:
         raise lmdb.MapFullError(f"{needed}; raise `ulimit -v`")
 
     def descriptors(self) -> list[int]:
-        """Every descriptor of this process that refers to the file, LMDB's own included."""
-        return descriptors_of({self._inode})
+        return descriptors_of({self.inode})
 
     def close(self) -> None:
-        """Idempotent. Without a name, the file is gone."""
         self._lmdb.close()
-        self._file.close()
+        self.file.close()
 
     def _cover_pages(self) -> None:
         """Make the file as long as the pages it claims: a page of zeros is an error, a page beyond the end a SIGBUS.
@@ -132,8 +121,8 @@ class Environment:
         claimed_bytes = (self._lmdb.info()["last_pgno"] + 1) * page_bytes
         if claimed_bytes > self._most_map_bytes:
             raise DamagedBytesError(f"at most {self._most_map_bytes} bytes", f"{claimed_bytes}")
-        if os.fstat(self._file.fileno()).st_size < claimed_bytes:
-            os.ftruncate(self._file.fileno(), claimed_bytes)
+        if os.fstat(self.file.fileno()).st_size < claimed_bytes:
+            os.ftruncate(self.file.fileno(), claimed_bytes)
 
     def _keep_from_children(self) -> int | None:
         """Leave the map out of forked children; returns where it starts, None if that cannot be found out."""

@@ -22,9 +22,9 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 class LockedFolder:
     """A folder of mode 0700 that is made or found, belongs to this user, and is locked until it is closed.
 
-    All files are reached through the folder's descriptor, so a user who may rename the folder cannot redirect them.
-    The lock belongs to the open file. The kernel releases it when the last thread of a killed process has ended: no
-    write of that process comes later. All methods raise OSError if the system refuses.
+    All files are reached through the folder's descriptor, so a user who may rename the folder cannot redirect them. The
+    kernel releases the lock when the last thread of a killed process has ended: no write of that process comes later.
+    All methods raise OSError if the system refuses.
     """
 
     def __init__(self, parent: Path, name: str) -> None:
@@ -43,15 +43,13 @@ class LockedFolder:
 
     @property
     def inodes(self) -> set[Inode]:
-        """The folder and its lock, which a forked child must give up."""
         return {inode_of(self._folder), inode_of(self._lock)} if self._folder >= 0 else set()
 
     def names(self) -> list[str]:
-        """Sorted, without the lock."""
         return sorted(name for name in os.listdir(self._folder) if name != _LOCK)
 
     def open(self, name: str, flags: int) -> int:
-        """Open a file in it, close-on-exec, never through a link; a new one has mode 0600. Returns the descriptor."""
+        """Open a file in it, never through a link; a new one has mode 0600. Returns the descriptor, close-on-exec."""
         return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self._folder)
 
     def num_bytes(self, name: str) -> int:
@@ -65,7 +63,6 @@ class LockedFolder:
         return 0 if status is None else status.st_blocks * _BLOCK_BYTES
 
     def read(self, name: str, most_bytes: int) -> bytes | None:
-        """The first bytes of a file; None if there is none."""
         try:
             descriptor = self.open(name, os.O_RDONLY | os.O_NONBLOCK)
         except FileNotFoundError:
@@ -76,8 +73,7 @@ class LockedFolder:
             os.close(descriptor)
 
     def write(self, name: str, content: bytes) -> None:
-        """Make a small file of this content, in place of one of that name. If it fails, it may hold a part of the
-        content."""
+        """Make a small file, in place of one of that name. If it fails, it may hold a part of the content."""
         descriptor = self.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         try:
             os.write(descriptor, content)
@@ -93,15 +89,14 @@ class LockedFolder:
             os.close(descriptor)
 
     def remove(self, name: str) -> None:
-        """Take a file's name away; nothing happens if there is none."""
         try:
             os.unlink(name, dir_fd=self._folder)
         except FileNotFoundError:
             pass
 
     def close(self, *, remove: bool) -> None:
-        """Unlock it, also if it cannot be removed; before, remove it if `remove` and nothing but the lock lies in it.
-        Idempotent."""
+        """Unlock it. Before, remove it if `remove` and nothing but the lock lies in it. Idempotent; unlocked also on
+        OSError."""
         if self._folder < 0:
             return
         try:

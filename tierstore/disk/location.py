@@ -17,12 +17,8 @@ class Location(msgspec.Struct, frozen=True, array_like=True, gc=False):
         segment: the segment file's number; None: the bytes are a value in the index.
         offset: of the record's first byte in the segment, or in the index's own file; None: the value is
             small and read through the index.
-        taken_bytes: bytes taken on disk, padding included.
-        encoded_bytes: the bytes among these that were written for the record.
-        logical_bytes: the record's length.
-        codec: "none", "zstd", "shuffle-zstd", "bits" or "constant".
-        level: zstd's; 0 for the others.
-        itemsize_bytes: the byte planes' stride.
+        taken_bytes, encoded_bytes, logical_bytes: on disk, padding included; those written for the record; its length.
+        codec, level: as `Codec`'s. `itemsize_bytes`: the byte planes' stride.
         head_bytes: of an unencoded record in a segment, how many bytes precede the aligned interior (they and
             the unaligned tail lie behind it).
         checksum: xxh3-64 over the encoded bytes, seeded with session and key (`record_seed`), and with the way to

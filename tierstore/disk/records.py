@@ -41,7 +41,6 @@ def write_record(
     """Encode, checksum and write one record; or return its bytes, if it became small enough for the index.
 
     Args:
-        place: an extent for it.
         source: uint8, shape [n].
         value_limit_bytes: an encoded record up to this length is returned instead of written.
         pool: lends the working memory, and the turn at the device.
@@ -156,11 +155,7 @@ def _read_encoded(
 def decode_small_value(
     value: memoryview, location: Location, seed: int | None, destination: memoryview, pool: ScratchPool
 ) -> None:
-    """Verify and decode a value of the index; arguments as `read_record`'s.
-
-    Raises:
-        DamagedBytesError: not the bytes that were written under this seed; `destination` holds garbage.
-    """
+    """Verify and decode a value of the index; arguments and errors as `read_record`'s."""
     if len(value) != location.encoded_bytes:
         raise DamagedBytesError(f"{location.encoded_bytes} bytes", f"{len(value)} bytes")
     if location.codec == NO_CODEC.family and len(value) != len(destination):

@@ -38,13 +38,10 @@ class IoMode(NamedTuple):
 
 
 def detect_io_mode(directory: Path) -> IoMode:
-    """Try a small unnamed file under `directory`. Blocks for a small write.
+    """Try a small unnamed file under `directory`. Blocks for a small write. OSError: nothing can be created there.
 
-    tmpfs accepts O_DIRECT without any effect; on NFS, ZFS and FUSE it is slower than the page cache or
-    refused at the first odd request. They are known by their type and not tried.
-
-    Raises:
-        OSError: nothing can be created there.
+    tmpfs accepts O_DIRECT without any effect; on NFS, ZFS and FUSE it is slower than the page cache or refused at the
+    first odd request. They are known by their type and not tried.
     """
     if name := file_system_of(directory):
         return IoMode(False, f"buffered ({name})")
@@ -112,10 +109,7 @@ def open_segment(
 ) -> Segment:
     """Make a segment of `num_bytes`; if there is less space, of half as much, and so on down to `least_bytes`.
 
-    Its inode is added to `inodes`.
-
-    Raises:
-        OSError: no space even for that (ENOSPC, EDQUOT), or the device failed; nothing is left open.
+    Its inode is added to `inodes`. OSError: no space even for that, or the device failed; nothing is left open.
     """
     while True:
         try:
@@ -128,11 +122,8 @@ def open_segment(
 
 
 def reopen_segment(number: int, opener: Callable[[], int], mode: IoMode, inodes: set[Inode]) -> Segment:
-    """Open a segment that an earlier process has made, by calling `opener`. Its inode is added to `inodes`.
-
-    Raises:
-        OSError: it cannot be opened; nothing is left open.
-    """
+    """Open a segment that an earlier process has made, by calling `opener`. Its inode is added to `inodes`. On OSError
+    nothing is left open."""
     segment = Segment(number, _open_noted(opener, inodes), 0)
     try:
         if mode.direct:

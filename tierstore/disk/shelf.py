@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple, ParamSpec, TypeVar
+from typing import NamedTuple
 
 import msgspec
 
@@ -24,14 +23,7 @@ from .jobs import run_job
 from .location import Location, record_seed
 from .native import NativeTransfers
 from .orders import FileRange, WriteOrder, Written
-from .records import (
-    DoesNotFitError,
-    decode_small_value,
-    is_record,
-    make_value,
-    read_record,
-    write_record,
-)
+from .records import DoesNotFitError, decode_small_value, is_record, make_value, read_record, write_record
 from .scratch import ScratchTurns
 from .tier import Kind, Loaded, Stored
 
@@ -43,9 +35,6 @@ _BEST_HOPE = 8  # encoding is not tried if the record is longer than this many t
 _STILL_IN_MEMORY = "the data is still in memory"
 _STILL_ON_DISK = "the record is still on disk and may be asked for again"
 
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
-
 
 class _Record(NamedTuple):
     key: int
@@ -55,23 +44,15 @@ class _Record(NamedTuple):
 
 
 class _Filled(NamedTuple):
-    """A record after its write to an extent; and the outcome of entering it in the index, None if that was not
-    tried."""
-
     written: Written
-    outcome: Outcome | None
-
-
-def _is_quick(record: _Record) -> bool:
-    order = record.order
-    return order.codec == NO_CODEC and not order.probe and len(record.source) <= _QUICK_BYTES
+    outcome: Outcome | None  # of entering it in the index; None: that was not tried
 
 
 class RecordShelf:
     """Puts records into extents and the index and gets them out. Lives on one loop; does not block it.
 
-    Its coroutines must not be cancelled: they own extents and buffers until their jobs have ended. The arguments are
-    the tier's parts, which it closes, and its options. `locations`: where each live record lies; the shelf changes it.
+    Its coroutines must not be cancelled: they own extents and buffers until their jobs have ended. `locations`: where
+    each live record lies; the shelf changes it.
     """
 
     def __init__(
@@ -112,7 +93,7 @@ class RecordShelf:
         kind = self._policy.kind_of(kind, source)
         order = self._policy.order(kind, num_bytes, seed, is_space_short=is_space_short)
         record = _Record(key, source, kind, order)
-        if self._is_value(num_bytes):
+        if num_bytes <= (_LONGEST_VALUE_BYTES if self._inline_bytes is None else self._inline_bytes):
             has_other_home = self._inline_bytes is not None and num_bytes > 0
             if await self._charge_value(num_bytes, has_other_home=has_other_home):
                 return await self._write_value(record)
@@ -121,10 +102,8 @@ class RecordShelf:
         return await self._write_extent(record)
 
     async def _charge_value(self, num_bytes: int, *, has_other_home: bool) -> bool:
-        """Count a value against the budget; False if there is no room, even after all space on its way back came.
-
-        A value that may live in an extent as well does not wait.
-        """
+        """Count a value against the budget; False if there is no room, even after all space on its way back came. A
+        value that may live in an extent as well does not wait."""
         charge_bytes = value_charge_bytes(num_bytes)
         while not self._budget.add_value(charge_bytes, has_other_home=has_other_home):
             if not has_other_home:
@@ -133,18 +112,15 @@ class RecordShelf:
                 return False
         return True
 
-    def _is_value(self, num_bytes: int) -> bool:
-        limit = _LONGEST_VALUE_BYTES if self._inline_bytes is None else self._inline_bytes
-        return num_bytes <= limit
-
     async def _write_value(self, record: _Record) -> Stored:
         """Its full length was charged; the charge for what encoding saves is given back."""
         charge_bytes = value_charge_bytes(len(record.source))
         try:
-            if _is_quick(record):
+            order = record.order
+            if order.codec == NO_CODEC and not order.probe and len(record.source) <= _QUICK_BYTES:
                 written = make_value(record.source, record.order, self._turns.writes)
             else:
-                written = await self._run(make_value, record.source, record.order, self._turns.writes)
+                written = await run_job(self._executor, make_value, record.source, record.order, self._turns.writes)
         except BaseException:
             self._budget.remove_value(charge_bytes)
             raise
@@ -205,16 +181,12 @@ class RecordShelf:
                 return await self._space.take(longest_bytes), refusal
 
     async def _fill(self, record: _Record, extent: Extent, value_limit_bytes: int) -> _Filled:
-        place = FileRange(
-            self._space.descriptor(extent.segment),
-            extent.offset,
-            extent.num_bytes,
-            ALIGNMENT_BYTES,
-        )
+        descriptor = self._space.descriptor(extent.segment)
+        place = FileRange(descriptor, extent.offset, extent.num_bytes, ALIGNMENT_BYTES)
         with self._write_errors(record, f"segment {extent.segment} at offset {extent.offset}"):
             if self._native is not None and self._native.can_write(record.order, len(record.source)):
                 return _Filled(await self._native.write(place, record.source, record.order), None)
-            return await self._run(self._fill_and_enter, record, place, extent, value_limit_bytes)
+            return await run_job(self._executor, self._fill_and_enter, record, place, extent, value_limit_bytes)
 
     def _fill_and_enter(self, record: _Record, place: FileRange, extent: Extent, value_limit_bytes: int) -> _Filled:
         """A job: write the record, and enter it in the index at once, unless it became a value."""
@@ -267,7 +239,9 @@ class RecordShelf:
             if self._native is not None and self._native.can_read(location, destination):
                 report = await self._native.read(place, location, seed, destination)
             else:
-                report = await self._run(read_record, place, location, seed, destination, self._turns.reads)
+                report = await run_job(
+                    self._executor, read_record, place, location, seed, destination, self._turns.reads
+                )
         self._policy.learn_read(location.logical_bytes, report)
         read_bytes = location.encoded_bytes if location.segment is None else location.taken_bytes
         return Loaded(read_bytes, report.read_seconds, report.cpu_seconds)
@@ -285,9 +259,6 @@ class RecordShelf:
         descriptor = self._space.descriptor(location.segment)
         return FileRange(descriptor, location.offset, location.taken_bytes, ALIGNMENT_BYTES)
 
-    async def _run(self, job: Callable[_P, _T], *arguments: _P.args, **keywords: _P.kwargs) -> _T:
-        return await run_job(self._executor, job, *arguments, **keywords)
-
     def _write_errors(self, record: _Record, place: str) -> AbstractContextManager[None]:
         num_bytes = len(record.source)
         return translated(
@@ -296,7 +267,6 @@ class RecordShelf:
 
 
 def _location_of(record: _Record, written: Written, extent: Extent | None) -> Location:
-    """Where the record lies. `extent`: trimmed to the record; None: it is a value, whose place is not known yet."""
     return Location(
         segment=None if extent is None else extent.segment,
         offset=None if extent is None else extent.offset,

@@ -1,7 +1,5 @@
-"""Decides which records in the index of an earlier process can be right. Pure, on plain values.
-
-Records that cannot be right are forgotten. One that only looks right is found out by its checksum when it is read.
-"""
+"""Decides which records in the index of an earlier process can be right. Pure. The others are forgotten; one that only
+looks right is found out by its checksum when it is read."""
 
 from __future__ import annotations
 

@@ -33,9 +33,8 @@ class TierStoreCallback(Callback):  # type: ignore[misc]
         trainer.fit(module, data)
 
     The store's main numbers (`Training.metrics`) go to the trainer's loggers at its interval (`log_every_n_steps`). The
-    process of rank 0 prints one line (`StoreStats.summary`) when the training ends. Each process of a distributed
-    strategy opens a store of its own. Backward within `training_step` (manual optimisation) and several calls of `fit`
-    are supported.
+    process of rank 0 prints one line (`StoreStats.summary`) at the end. Each process of a distributed strategy opens a
+    store of its own. Manual optimisation and several calls of `fit` are supported.
 
     Args:
         where, limit, store_options, **offload_options: as `TrainingPlan`'s. With a `limit`, the plan is printed; the

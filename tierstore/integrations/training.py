@@ -113,11 +113,8 @@ class _NoLossError(Exception):
 
 
 class Training:
-    """The store and the scope of one training. A context manager, which closes it. `closes`: the store with it.
-
-    `plan`: the memory plan in force, made by the first batch with a loss if there is a `limit`; None: there is none
-    yet.
-    """
+    """The store and the scope of one training. A context manager, which closes it. `closes`: the store with it. `plan`:
+    the memory plan in force, made by the first batch with a loss if there is a `limit`."""
 
     def __init__(self, store: TierStore, scope: tiered_offload, *, closes: bool, limit: SizeLike | None = None) -> None:
         self.store = store

@@ -34,13 +34,14 @@ class Channel:
     """One connection. Lives on the running loop. No call blocks, or raises because of the peer.
 
     Messages that are sent during one turn of the loop go out in as few frames as a peer accepts. When the peer is gone,
-    the messages that it had sent before are still handed over.
+    what it had sent before is still handed over.
 
     Args:
         connection: connected; the channel closes it.
         kinds: the messages that the peer may send, as `FrameReader`'s.
         on_messages: called with each frame's messages, in order. If it raises, the connection ends; a ProtocolError
-            goes to `on_end` only, everything else on to the loop's exception handler as well.
+            goes
+            to `on_end` only, everything else on to the loop's exception handler as well.
         on_end: called once, when the connection is over, with the reason; with None if the peer closed it, or if all is
             sent (`end_when_sent` may call it before it returns). Not called after `close`.
         frame_seconds: the longest that a frame may take to arrive once it has begun; None: no limit.
@@ -83,12 +84,11 @@ class Channel:
 
     @property
     def is_open(self) -> bool:
-        """Whether the connection is not over."""
         return self._is_open
 
     @property
     def unsent_bytes(self) -> int:
-        """How many bytes were sent that the peer has not taken yet, this turn's messages included."""
+        """How much the peer has not taken yet, this turn's messages included."""
         return self._outgoing_bytes + self._batch_bytes
 
     def send(self, message: ClientMessage | DaemonMessage | msgspec.Raw) -> None:
@@ -295,7 +295,6 @@ class Channel:
 
 
 def _received(connection: socket.socket) -> tuple[bytes, list[int], int]:
-    """Receive; returns bytes, the descriptors that came with them (close-on-exec), and flags."""
     # socket.recv_fds and send_fds ignore their flags (CPython up to 3.12 at least).
     room = socket.CMSG_LEN(_MOST_DESCRIPTORS * array.array("i").itemsize)
     data, ancillary, flags, _ = connection.recvmsg(_RECEIVE_BYTES, room, socket.MSG_CMSG_CLOEXEC)

@@ -1,7 +1,6 @@
 """Frames: messages to bytes, and bytes to messages, in whatever pieces they arrive. No I/O, no clock, no threads.
 
-A connection is a stream of frames each way. A frame is its length (four bytes, little-endian, without themselves) and
-an array of messages in msgpack. So a peer that has several messages to send needs one frame for all of them.
+A frame is its length (four bytes, little-endian, without themselves) and an array of messages in msgpack.
 """
 
 from __future__ import annotations
@@ -61,9 +60,8 @@ class FrameReader:
     def feed(self, data: bytes | memoryview) -> list[list[ClientMessage | DaemonMessage]]:
         """Take in the next bytes; returns the frames that are complete now, each as its messages.
 
-        Raises:
-            ProtocolError: a frame is too long, or is not an array of messages that the peer may send. Frames before
-                it in the same call are lost: the connection is over.
+        ProtocolError: a frame is too long, or is not an array of messages that the peer may send. Frames before it in
+        the same call are lost: the connection is over.
         """
         self._buffer += data
         try:

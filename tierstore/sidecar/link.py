@@ -35,12 +35,8 @@ Answer = messages.Stored | messages.Full | messages.Failed | messages.Bad | mess
 
 
 class Request:
-    """A request that the daemon has not answered yet; sent again as it is after a reconnect.
-
-    Attributes:
-        answer: set when the answer comes; None: nobody waits for it.
-        on_late: called with an answer that nobody waits for; with None if the session is over and none will come.
-    """
+    """A request that the daemon has not answered yet; sent again as it is after a reconnect. `answer`: None: nobody
+    waits for it. `on_late`: called with an answer that nobody waits for; with None if the session is over."""
 
     def __init__(
         self, message: messages.Write | messages.Read | messages.Discard, on_late: Callable[[Answer | None], None]
@@ -97,12 +93,8 @@ class DaemonLink:
         )
 
     async def open(self) -> None:
-        """Begin the session.
-
-        Raises:
-            DaemonUnavailableError: there is no daemon, or it refuses.
-            ProtocolError: it speaks another version, or something else.
-        """
+        """Begin the session. DaemonUnavailableError: there is no daemon, or it refuses. ProtocolError: it speaks
+        another version, or something else."""
         started = time.monotonic()
         try:
             self._program = program_name()  # read once: a reconnect may have no descriptor left for a file
@@ -121,11 +113,8 @@ class DaemonLink:
             self._channel.send_with(messages.Slab(slab.number, slab.num_bytes), slab.descriptor)
 
     async def reach(self) -> None:
-        """Return when the session is open on a connection: at once, unless the connection was lost.
-
-        Raises:
-            DaemonUnavailableError: the daemon has not come back in time.
-        """
+        """Return when the session is open on a connection. DaemonUnavailableError: the daemon has not come back in
+        time."""
         if self._reconnecting.ended_because is not None:
             raise self._unavailable(self._reconnecting.ended_because, 0.0)
         if self._channel is None:
@@ -139,11 +128,8 @@ class DaemonLink:
         message_of: Callable[[int], RequestMessage],
         on_late: Callable[[Answer | None], None],
     ) -> Request:
-        """Send a request, now and again after each reconnect. `answer_to` waits for the answer.
-
-        Until there is one, the slot that the message names is the daemon's, whether anybody waits or not.
-        `message_of` makes the message with the request's number.
-        """
+        """Send a request, now and again after each reconnect. `answer_to` waits for the answer; until there is one, the
+        slot that the message names is the daemon's. `message_of` makes the message with the request's number."""
         number = next(self._numbers)
         request = self._pending[number] = Request(message_of(number), on_late)
         if self._channel is not None and self._reconnecting.ended_because is None:  # nothing comes after Close
@@ -152,11 +138,8 @@ class DaemonLink:
         return request
 
     async def answer_to(self, request: Request) -> Answer:
-        """Wait for the daemon's answer, through reconnects.
-
-        Raises:
-            DaemonUnavailableError: the daemon has not come back in time. The request may be answered later.
-        """
+        """Wait for the daemon's answer, through reconnects. DaemonUnavailableError: it has not come back in time; the
+        request may be answered later."""
         if self._reconnecting.ended_because is not None:
             self._fail_all(self._reconnecting.ended_because, 0.0)
             raise self._unavailable(self._reconnecting.ended_because, 0.0)

@@ -32,14 +32,10 @@ F_SEAL_FUTURE_WRITE = 0x10  # Linux 5.1
 class SharedSlab:
     """The client's side of one slab. The constructor blocks: every page is allocated here, and counted to this process.
 
-    Args:
-        number: its name on both sides.
-        num_bytes: its length; rounded up to whole pages.
-        inodes: the files that a forked child has to give up. The slab's inode is among them for as long as it is open,
-            from before it has a page. None: a child keeps it.
+    `number`: its name on both sides. `num_bytes` is rounded up to whole pages. `inodes`: the files that a forked child
+    has to give up, this one's among them for as long as it is open; None: a child keeps it.
 
-    Raises:
-        OSError: there is not enough memory (ENOMEM, ENOSPC), or no descriptor is left.
+    OSError: there is not enough memory (ENOMEM, ENOSPC), or no descriptor is left.
     """
 
     def __init__(self, number: int, num_bytes: int, inodes: set[Inode] | None = None) -> None:
@@ -80,7 +76,7 @@ class SharedSlab:
         self._close_file(*old)
 
     def close(self) -> None:
-        """Close it; idempotent. The memory is free when no view of it is left, here and in the daemon."""
+        """Idempotent. The memory is free when no view of it is left, here and in the daemon."""
         if self.descriptor >= 0:
             self._close_file(self.descriptor, self.inode)
             self.descriptor = -1

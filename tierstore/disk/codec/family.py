@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     import zstandard
 
-__all__ = ["BLOCK_BYTES", "FAMILIES", "CodecSetting", "DamagedBytesError", "Family", "Workspace", "register"]
+__all__ = ["BLOCK_BYTES", "CodecSetting", "DamagedBytesError", "Family", "Workspace"]
 
 BLOCK_BYTES = 512 * 2**10
 
 
 class DamagedBytesError(Exception):
-    """Encoded bytes make no sense, or are not those that were written: both in words.
-
-    Stays inside the package: the disk tier, which knows the record's key, raises `CorruptDataError` instead.
-    """
+    """Encoded bytes make no sense, or are not those that were written: both in words. Stays inside the package: the
+    disk tier, which knows the record's key, raises `CorruptDataError` instead."""
 
     def __init__(self, expected: str, found: str) -> None:
         super().__init__(expected, found)
@@ -74,13 +72,3 @@ class Family(NamedTuple):
     levels: range | None
     encode: Callable[[memoryview, memoryview, CodecSetting], int | None]
     decode: Callable[[memoryview, memoryview, CodecSetting], None]
-
-
-FAMILIES: dict[str, Family] = {}
-"""The families by name; read it through `codec.py`, which makes sure that it is complete."""
-
-
-def register(family: Family) -> Family:
-    """Make a family known by its name: to the `codec` option if it has levels, to the index and to the wire."""
-    FAMILIES[family.name] = family
-    return family

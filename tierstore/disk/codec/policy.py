@@ -39,7 +39,6 @@ class CodecPolicy:
         self._counts: dict[str, dict[str, int]] = {}
 
     def note_speed(self, direction: Direction, speed: float) -> None:
-        """The drive moves so many bytes per second."""
         if self.clock is not None:
             self.clock.note(direction, speed)
 
@@ -50,7 +49,6 @@ class CodecPolicy:
         return kind._replace(content=content_of(source, kind))
 
     def order(self, kind: Kind, num_bytes: int, seed: int | None, *, is_space_short: bool) -> WriteOrder:
-        """The order for the next record; `seed` is its checksum's."""
         itemsize_bytes = max(1, kind.itemsize_bytes)
         if self._fixed is not None:
             return WriteOrder(self._fixed, itemsize_bytes, seed, probe=False)
@@ -72,7 +70,6 @@ class CodecPolicy:
         return self._count(kind, str(written.codec))
 
     def learn_read(self, num_bytes: int, report: ReadReport) -> None:
-        """Take in how a read went; `num_bytes`: the record's length before it was encoded."""
         if self._fixed is None:
             self._learn_job(report.cpu_seconds, 0, num_bytes)
 
