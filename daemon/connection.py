@@ -85,13 +85,12 @@ class Connection:
             frame_seconds=shared.limits.handshake_seconds,
         )
         seconds = shared.limits.handshake_seconds
-        self._hello_timer = asyncio.get_running_loop().call_later(seconds, self._greeted_too_late)
+        too_late = partial(self.refuse, f"no Hello within {seconds:g} s", is_final=False)
+        self._hello_timer = asyncio.get_running_loop().call_later(seconds, too_late)
 
     @property
     def peer(self) -> str:
-        if self.session is None:
-            return self._channel.peer
-        return self.session.peer
+        return self._channel.peer if self.session is None else self.session.peer
 
     @property
     def is_in_lobby(self) -> bool:
@@ -134,9 +133,6 @@ class Connection:
         self._ended(None)
 
     # --- what happens to it ---------------------------------------------------------------------------------------
-
-    def _greeted_too_late(self) -> None:
-        self.refuse(f"no Hello within {self._shared.limits.handshake_seconds:g} s", is_final=False)
 
     def _ended(self, error: Exception | None) -> None:
         if error is not None:

@@ -157,10 +157,6 @@ def _of_sessions(sessions: Sequence[SessionState]) -> Iterator[str]:
     yield from _family("tierstore_request_seconds_total", words, chain.from_iterable(stays))
 
 
-def _totals(prefix: str, whose: str) -> _Figures:
-    return [(f"{prefix}{name}_total", f"totals.{name}", words + whose) for name, words in _TOTALS.items()]
-
-
 def _family(name: str, words: str, samples: Iterable[tuple[str, float]]) -> Iterator[str]:
     yield f"# HELP {name} {words}\n# TYPE {name} {'counter' if name.endswith('_total') else 'gauge'}\n"
     for labels, value in samples:

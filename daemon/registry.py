@@ -11,7 +11,6 @@ import msgspec
 
 from tierstore.disk.codec.codec import NO_CODEC
 from tierstore.disk.drives import LocalTier
-from tierstore.disk.location import Location
 from tierstore.errors import StorageIOError
 from tierstore.sidecar import messages
 
@@ -88,7 +87,9 @@ class Registry:
             if session is None:
                 nobodys.append(disk_key)
             else:
-                session.take_up(disk_key & (1 << KEY_BITS) - 1, _record_at(location))
+                checksum = location.checksum if location.codec == NO_CODEC.family else None
+                kept = KeptRecord(location.logical_bytes, location.taken_bytes, location.codec, "", checksum)
+                session.take_up(disk_key & (1 << KEY_BITS) - 1, kept)
         await self._disk.discard(nobodys)
         for session in self.sessions.values():
             self._start_grace(session)
@@ -178,8 +179,3 @@ class Registry:
 
     def _expire(self, session: Session) -> None:
         self._tasks.start(self.end(session, f"its client did not come back within {self.limits.grace_seconds:g} s"))
-
-
-def _record_at(location: Location) -> KeptRecord:
-    checksum = location.checksum if location.codec == NO_CODEC.family else None
-    return KeptRecord(location.logical_bytes, location.taken_bytes, location.codec, "", checksum)

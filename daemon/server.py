@@ -155,14 +155,16 @@ class Daemon:
                 accepting = group.create_task(acceptor.accept(listener))
                 stage.is_open = self._was_open = True
                 _log.info("ready", extra=self._about(homes, registry, watch))
-                await stage.wait_for_end()
+                await stage.ending.wait()
                 accepting.cancel()
                 await self._drain(registry, acceptor, disk)
                 stage.is_open = False
             await disk.close(keep=bool(registry.sessions))
-            self._complain_of_damage(disk)
+            for place, damage in disk.damaged_indexes.items():
+                kept = "what was stored there was cleared; start the daemon again"
+                raise StorageIOError("write", f"the index under {place}", str(damage), kept) from damage
         finally:
-            threads.shutdown(wait=not stage.is_ending_at_once)
+            threads.shutdown(wait=not stage.ending_at_once.is_set())
 
     async def _open_disk(self, homes: Sequence[NamedHome], threads: Executor) -> LocalTier:
         budgets = self._budgets(homes)
@@ -197,13 +199,11 @@ class Daemon:
 
     def _about(self, homes: Sequence[NamedHome], registry: Registry, watch: Watch | None) -> dict[str, object]:
         page = None if watch is None else f"http://{watch.address}/metrics"
+        found = homes[0].found
+        if len(homes) > 1:
+            found = "; ".join(f"{path}: {home.found}" for path, home in zip(self.settings.paths, homes, strict=True))
         where = {"path": self.settings.place, "socket": str(self.settings.socket), "metrics": page}
-        return where | {"found": self._found(homes), "sessions": len(registry.sessions)}
-
-    def _found(self, homes: Sequence[NamedHome]) -> str:
-        if len(homes) == 1:
-            return homes[0].found
-        return "; ".join(f"{path}: {home.found}" for path, home in zip(self.settings.paths, homes, strict=True))
+        return where | {"found": found, "sessions": len(registry.sessions)}
 
     # --- the end --------------------------------------------------------------------------------------------------
 
@@ -213,12 +213,7 @@ class Daemon:
             return
         for place, damage in disk.damaged_indexes.items():
             _log.error("the index under %s is damaged (%s): this daemon ends and clears it", place, damage)
-            self._stage.end()
-
-    def _complain_of_damage(self, disk: LocalTier) -> None:
-        for place, damage in disk.damaged_indexes.items():
-            kept = "what was stored there was cleared; start the daemon again"
-            raise StorageIOError("write", f"the index under {place}", str(damage), kept) from damage
+            self._stage.ending.set()
 
     async def _drain(self, registry: Registry, acceptor: Acceptor, disk: LocalTier) -> None:
         """Take no more, finish and answer what was taken, then close every connection: clients come back later."""
@@ -226,7 +221,7 @@ class Daemon:
         registry.stop_timers()
         acceptor.stop_listening()
         quiet = asyncio.ensure_future(registry.wait_for_jobs())
-        at_once = asyncio.ensure_future(self._stage.wait_for_end_at_once())
+        at_once = asyncio.ensure_future(self._stage.ending_at_once.wait())
         done, _ = await asyncio.wait((quiet, at_once), timeout=_DRAIN_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         at_once.cancel()
         if quiet not in done:

@@ -15,33 +15,20 @@ class Stage:
 
     def __init__(self) -> None:
         self.is_open = False
-        self._ending = asyncio.Event()
-        self._ending_at_once = asyncio.Event()
-        self._num_signals = 0
+        self.ending = asyncio.Event()
+        self.ending_at_once = asyncio.Event()
+        self._is_signalled = False
 
     @property
     def is_ending(self) -> bool:
-        return self._ending.is_set()
-
-    @property
-    def is_ending_at_once(self) -> bool:
-        return self._ending_at_once.is_set()
-
-    def end(self) -> None:
-        self._ending.set()
+        return self.ending.is_set()
 
     def signalled(self) -> None:
         """The first signal lets the daemon finish its work, the second does not."""
-        self._num_signals += 1
-        self._ending.set()
-        if self._num_signals > 1:
-            self._ending_at_once.set()
-
-    async def wait_for_end(self) -> None:
-        await self._ending.wait()
-
-    async def wait_for_end_at_once(self) -> None:
-        await self._ending_at_once.wait()
+        if self._is_signalled:
+            self.ending_at_once.set()
+        self._is_signalled = True
+        self.ending.set()
 
 
 _log = logging.getLogger("tierstore.daemon")

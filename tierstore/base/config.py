@@ -130,10 +130,8 @@ def check_directory(path: object) -> Path:
 
 
 def check_directories(path: object) -> tuple[Path, ...]:
-    """The directories of a store: `path` itself, or those in the list `path`, each checked like `check_directory`.
-
-    Raises ConfigError also if the list is empty, or names a directory twice.
-    """
+    """The directories of a store: `path` itself, or those in the list `path`, each checked like `check_directory`. The
+    list may not be empty, nor name a directory twice."""
     if not isinstance(path, (list, tuple)):
         return (check_directory(path),)
     if not path:
@@ -171,9 +169,7 @@ def _file_system_of(directory: Path) -> os.statvfs_result:
 
 def local_world_size(environment: Mapping[str, str] = os.environ) -> int:
     """How many trainers of this host share its memory and its drive (torchrun's LOCAL_WORLD_SIZE), at least 1.
-
-    Raises ConfigError: the variable is set to something that is not a positive number.
-    """
+    ConfigError: the variable is set to something that is not a positive number."""
     text = environment.get("LOCAL_WORLD_SIZE", "1")
     if not _is_number(text) or int(text) < 1:
         raise ConfigError("LOCAL_WORLD_SIZE", text, "the environment variable must be a positive number")
@@ -278,10 +274,6 @@ def _limit_of(folder: Path, limit_name: str, used_name: str, cache_key: str) -> 
         statistics = (folder / "memory.stat").read_text()
     except (OSError, ValueError):
         return []  # this level has no memory controller, or may not be read: no limit is known
-    idle, in_use = (_statistic(statistics, key) for key in (cache_key, cache_key.replace("inactive", "active")))
+    statistic = dict(line.split(" ", 1) for line in statistics.splitlines())
+    idle, in_use = (int(statistic.get(key, 0)) for key in (cache_key, cache_key.replace("inactive", "active")))
     return [(int(limit), used - idle - in_use // 2)]
-
-
-def _statistic(statistics: str, key: str) -> int:
-    found = re.search(rf"^{key} (\d+)", statistics, re.MULTILINE)
-    return int(found[1]) if found else 0

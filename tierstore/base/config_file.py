@@ -10,8 +10,8 @@
     [offload]
     min_bytes = "1MiB"
 
-`TierStore.from_config` reads the first table, `tiered_offload.from_config` the second. The keys are the arguments of
-these two, which also check the values. An error names the file and the key.
+The keys are the arguments of `TierStore` and `tiered_offload`, which also check the values. An error names the file and
+the key.
 """
 
 from __future__ import annotations

@@ -57,11 +57,9 @@ it after the last. It costs nothing, belongs to one call alone, and keeps its va
 
 
 def is_half_changed(traceback: TracebackType | None, modules: Collection[str]) -> bool:
-    """Whether the interrupt with this traceback may have left a change of the books half done.
-
-    It may if a function in the traceback has the local variable `is_changing`, and it is true. All changes begin in
-    methods of `modules`. If the first of them in the traceback has no such variable, it counts as changing throughout.
-    """
+    """Whether the interrupt with this traceback may have left a change of the books half done: a function in the
+    traceback has the local variable `is_changing`, and it is true. All changes begin in methods of `modules`. If the
+    first of them in the traceback has no such variable, it counts as changing throughout."""
     has_begun = False
     while traceback is not None:
         frame = traceback.tb_frame

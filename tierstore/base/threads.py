@@ -65,12 +65,8 @@ def refuse_green_threads() -> None:
 
 
 def start_thread(target: Callable[[], None], name: str, *, nice: int = NICE) -> threading.Thread:
-    """Start a daemon thread whose priority is lower than the process's by `nice`, as far as the system allows.
-
-    Raises:
-        OSError: the system allows the process, its user or its control group no more threads.
-        ConfigError: see `refuse_green_threads`.
-    """
+    """Start a daemon thread whose priority is lower than the process's by `nice`, as far as the system allows. OSError:
+    it allows the process, its user or its control group no more threads. ConfigError: see `refuse_green_threads`."""
     refuse_green_threads()
 
     def run() -> None:
@@ -93,12 +89,11 @@ def start_thread(target: Callable[[], None], name: str, *, nice: int = NICE) -> 
 
 class IoThreads(Executor):
     """A fixed number of threads that run blocking jobs, first come first served, for the coroutines of one loop.
+    OSError: not all can be started; those that were have ended.
 
     The loop gets the results in batches: one wake-up takes all that are ready by then. So `submit` returns a future of
-    the loop, not of `concurrent.futures`, whose locks would cost more than many jobs do. The class is still an
-    `Executor`, for `loop.run_in_executor`: `asyncio.wrap_future` returns a future of the loop unchanged.
-
-    Raises OSError: not all threads can be started; those that were have ended.
+    the loop, not of `concurrent.futures`, whose locks would cost more than many jobs do. It is still an `Executor`, for
+    `loop.run_in_executor`: `asyncio.wrap_future` returns a future of the loop unchanged.
     """
 
     def __init__(self, num_threads: int, name: str) -> None:

@@ -1,8 +1,7 @@
 """Allocates extents on a line of bytes that consists of ranges. Pure bookkeeping, no files.
 
 An extent is taken from the oldest range that has room: the best fit, and among equals the lowest address. So extents
-gather in few ranges, and the others become empty when use falls. Ranges are added and removed as segment files come and
-go. Free runs of two ranges are never joined, so every extent lies in one file.
+gather in few ranges, and the others become empty when use falls. Free runs of two ranges are never joined.
 """
 
 from __future__ import annotations
@@ -33,9 +32,6 @@ class _Range(FreeRuns):
     @property
     def is_unused(self) -> bool:
         return self.length_at.get(self.start) == self.end - self.start
-
-    def is_handed_out(self, start: int, end: int) -> bool:
-        return end <= self.end and not self.has_free_in(start, end)
 
 
 class ExtentAllocator:
@@ -68,7 +64,7 @@ class ExtentAllocator:
         _check_aligned(num_bytes)
         end = start + num_bytes
         place = bisect_right(self._ranges, start, key=attrgetter("start")) - 1
-        if place < 0 or not self._ranges[place].is_handed_out(start, end):
+        if place < 0 or end > self._ranges[place].end or self._ranges[place].has_free_in(start, end):
             raise ValueError(f"[{start}, {end}) is not handed out")
         self._ranges[place].free(start, num_bytes)
         self.free_bytes += num_bytes

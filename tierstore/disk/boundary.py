@@ -64,16 +64,13 @@ def naming_the_limit(full: StoreFullError, directory: Path) -> StoreFullError:
     if number == errno.EDQUOT:
         told = replace(full, reason=f"your quota on the drive of {directory} is used up: {cause}", advice=advice)
     elif number == errno.ENOSPC or isinstance(cause, lmdb.DiskError):
-        reason = f"the drive is full: {os.strerror(errno.ENOSPC)}, {_free_space(directory)} free under {directory}"
+        try:
+            free = f"{format_bytes(free_disk_bytes(directory))} are"
+        except ConfigError:
+            free = "nothing tells how much is"
+        reason = f"the drive is full: {os.strerror(errno.ENOSPC)}, {free} free under {directory}"
         told = replace(full, reason=reason, advice=advice)
     elif isinstance(cause, lmdb.MapFullError):
         told = replace(full, advice="raise `ulimit -v` or host_bytes")
     told.__cause__ = cause
     return told
-
-
-def _free_space(directory: Path) -> str:
-    try:
-        return f"{format_bytes(free_disk_bytes(directory))} are"
-    except ConfigError:
-        return "nothing tells how much is"

@@ -5,8 +5,6 @@
     write ─► which drives? (ready, with room; queue and measured speed) ─► `LocalDisk.write` on one, or a part on each
                 └── refused: the parts are discarded, and the other drives are asked; none is left: the error is raised
     read  ─► the drives that have it, at once
-
-Each directory has a whole `LocalDisk`. A drive that fails or is full takes nothing down but its own records.
 """
 
 from __future__ import annotations

@@ -117,11 +117,9 @@ class IndexEntries(Commits):
         return location.segment is None or self._has_extents
 
     async def put(self, put: Put | PutLease, outcome: Outcome | None = None) -> Outcome:
-        """Enter a record or a lease; returns the outcome, with an error only if that failed for good.
-
-        If empty segments, or one that is being made, fill the file system, this waits until they give space back.
-        `outcome`: of a first try, if there was one.
-        """
+        """Enter a record or a lease; returns the outcome, with an error only if that failed for good. If empty
+        segments, or one that is being made, fill the file system, it waits until they give space back. `outcome`: of a
+        first try."""
         if outcome is None:
             outcome = await self.submit(put)
         is_last_try = False

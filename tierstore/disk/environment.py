@@ -1,8 +1,6 @@
 """The LMDB environment of an index: opened in a file of its own, with a map that grows. Blocking calls.
 
-The map begins small, because a map for all of the disk budget breaks `ulimit -v`. Forked children do not get it, and
-LMDB's descriptors are closed in programs that the process starts.
-
+The map begins small, because a map for all of the disk budget breaks `ulimit -v`. Forked children do not get it.
 `writemap` is never used: on a full disk it ends the process with SIGBUS. With `sync=False` a commit survives the
 process: its pages go to the page cache, the one that makes it valid last. It does not survive a power loss.
 """
@@ -85,14 +83,9 @@ class Environment:
             transaction.put(b"format", _FORMAT)
 
     def grow(self, *, frees: bool) -> bool:
-        """Make the map longer; False: it has room for all of the budget already.
-
-        `frees`: the change only deletes. It may take the last addresses, which other changes leave free.
-
-        Raises:
-            lmdb.Error: the process has no addresses for it; the map is as it was.
-            OSError: the map has grown, and forked children will have it too.
-        """
+        """Make the map longer; False: it has room for all of the budget already. `frees`: the change only deletes; it
+        may take the last addresses, which other changes leave free. lmdb.Error: the process has no addresses for it;
+        the map is as it was. OSError: it has grown, and forked children will have it too."""
         map_bytes = self.map_bytes
         if map_bytes >= self._most_map_bytes:
             return False
@@ -113,10 +106,7 @@ class Environment:
         self.file.close()
 
     def _cover_pages(self) -> None:
-        """Make the file as long as the pages it claims: a page of zeros is an error, a page beyond the end a SIGBUS.
-
-        LMDB itself leaves the file shorter if the last pages were never written.
-        """
+        """Make the file as long as the pages it claims: a page of zeros is an error, a page beyond the end a SIGBUS."""
         page_bytes = self._lmdb.stat()["psize"]
         claimed_bytes = (self._lmdb.info()["last_pgno"] + 1) * page_bytes
         if claimed_bytes > self._most_map_bytes:

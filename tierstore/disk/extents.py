@@ -126,13 +126,9 @@ class ExtentSpace:
         return [segment.file for segment in self._segments.values()]
 
     async def take(self, num_bytes: int) -> Extent:
-        """Take an extent of `num_bytes`, rounded up to 4096.
-
-        Raises:
-            StoreFullError: neither the budget nor the file system has room, not even after all promised space has
-                come back; nothing was taken.
-            OSError: the device failed; nothing was taken.
-        """
+        """Take an extent of `num_bytes`, rounded up to 4096. StoreFullError: neither the budget nor the file system has
+        room, not even after all promised space has come back. OSError: the device failed. In both cases nothing was
+        taken."""
         num_bytes = max(round_up(num_bytes), ALIGNMENT_BYTES)
         while (start := self._allocator.allocate(num_bytes)) is None:
             if self._may_grow_for(num_bytes):

@@ -28,12 +28,8 @@ class LockedFolder:
     """
 
     def __init__(self, parent: Path, name: str) -> None:
-        """Make or find `name` in the existing directory `parent`, and lock it.
-
-        Raises:
-            ConfigError: another process has it, it is a link or belongs to somebody else, or others may use it.
-            OSError: it cannot be made or opened. In both cases nothing is left open, and nothing was changed in it.
-        """
+        """Make or find `name` in the existing directory `parent`, and lock it. ConfigError: another process has it, it
+        is a link or belongs to somebody else, or others may use it. Then nothing is left open or changed in it."""
         self.path = parent / name
         self._folder = self._lock = -1
         for _ in range(_MOST_TRIES):

@@ -112,13 +112,11 @@ class NamedHome:
     outlives = True  # so every record must be entered in the index
 
     def __init__(self, directory: Path, new_seed: int | None = None) -> None:
-        """Lock the folder; make it, if it is not there. Reads nothing yet. `close` unlocks it.
+        """Lock the folder; make it, if it is not there. Reads nothing yet. ConfigError: the directory or the folder
+        cannot be used, or another process uses it. OSError: it cannot be made or opened. In both cases nothing was
+        changed.
 
         `new_seed`: of 63 bits, for the checksums, if no files are kept that have one; None: a random one.
-
-        Raises:
-            ConfigError: the directory or the folder cannot be used, or another process uses it; the message names it.
-            OSError: the folder cannot be made or opened. In both cases nothing was changed.
         """
         self._folder = LockedFolder(check_directory(directory), FOLDER_NAME)
         self.directory = self._folder.path
@@ -219,7 +217,9 @@ class NamedHome:
         contents = _empty(seed, self._open_index(disk_bytes))
         try:
             locations, leases, unreadable = contents.index.entries()
-            spans, unsound = drop_unsound(locations, self._segment_bytes())
+            lengths = {number: self._folder.num_bytes(name) for number, name in self._segment_names()}
+            lengths = {number: num_bytes // ALIGNMENT_BYTES * ALIGNMENT_BYTES for number, num_bytes in lengths.items()}
+            spans, unsound = drop_unsound(locations, lengths)
             self._open_segments(spans, mode, contents)
             self._forget(contents.index, unreadable + unsound)
         except BaseException:
@@ -232,10 +232,8 @@ class NamedHome:
         return replace(contents, locations=locations, leases=leases, spans=spans)
 
     def _forget(self, index: Index, keys: list[int]) -> None:
-        """Delete the entries, before their space is given to others: they would claim it at the next start.
-
-        A change is tried even if there are none: a damaged list of free pages may end the process, and better now.
-        """
+        """Delete the entries, before their space is given to others. A change is tried even if there are none: a
+        damaged list of free pages may end the process, and better now."""
         try:
             index.try_to_write()
         except (lmdb.Error, OSError) as error:
@@ -253,12 +251,6 @@ class NamedHome:
             opener = partial(self._folder.open, name, os.O_RDWR)
             contents.segments.append(reopen_segment(number, opener, mode, set()))
 
-    def _segment_bytes(self) -> dict[int, int]:
-        return {
-            number: self._folder.num_bytes(name) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
-            for number, name in self._segment_names()
-        }
-
     def _segment_names(self) -> list[tuple[int, str]]:
         names = [name for name in self._folder.names() if name.startswith("segment-") and _OWN_NAMES.fullmatch(name)]
         return [(int(name.partition("-")[2]), name) for name in names]
@@ -269,7 +261,6 @@ class NamedHome:
         return Index(file, map_bytes_for(max(disk_bytes, self._folder.num_bytes(_INDEX))))
 
     def _clear(self) -> bool:
-        """Remove the home's own files; returns whether there were any."""
         names = self._own_names()
         for name in names:
             self._folder.remove(name)

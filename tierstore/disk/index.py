@@ -1,9 +1,8 @@
 """The index in LMDB: where every record lies, and the small records themselves. Blocking calls.
 
-Three tables: `locations` (key → `Location`, msgpack), `values` (key → encoded bytes, for records without an
-extent) and `leases` (number → bytes, whose meaning is the owner's). With `lock=False` a write
-transaction of LMDB may reuse pages that a reader still uses (lmdb.h, MDB_NOLOCK), so calls must not overlap; the owner
-of an index makes one at a time. `environment.py` opens the file and lets LMDB's map grow.
+Three tables: `locations` (key → `Location`, msgpack), `values` (key → encoded bytes, for records without an extent) and
+`leases` (number → bytes, whose meaning is the owner's). With `lock=False` a write transaction of LMDB may reuse pages
+that a reader still uses (lmdb.h, MDB_NOLOCK), so calls must not overlap; the owner of an index makes one at a time.
 """
 
 from __future__ import annotations
@@ -136,20 +135,16 @@ class Index(Environment):
                 outcomes[place] = self._outcome_of_fetch(operation)
             else:
                 changes.append(place)
-        if changes:
-            for place, error in self._change([(place, operations[place]) for place in changes]):
-                outcomes[place] = Outcome(error)
+        if changes and self._commit([operations[place] for place in changes]) is not None:
+            for place in changes:
+                outcomes[place] = Outcome(self._change_alone(operations[place]))
         self._find_large_values(operations, outcomes)
         self._note_allocated()
         return outcomes
 
     def entries(self) -> Entries:
-        """Read all entries of an index that an earlier process has left.
-
-        Raises:
-            DamagedBytesError: entries are missing, or out of order.
-            lmdb.Error: its pages make no sense. Damage of some kinds ends the process instead (SIGSEGV, SIGBUS).
-        """
+        """Read all entries of an index that an earlier process has left. DamagedBytesError, lmdb.Error: they are
+        missing, or out of order, or make no sense. Damage of some kinds ends the process instead (SIGSEGV, SIGBUS)."""
         decoder = msgspec.msgpack.Decoder(Location)
         locations: dict[int, Location] = {}
         unreadable = set()
@@ -168,10 +163,8 @@ class Index(Environment):
         self.allocated_bytes = os.fstat(self.file.fileno()).st_blocks * 512
 
     def _check_values(self, looking: _Transaction, locations: dict[int, Location]) -> set[int]:
-        """Note where large values lie, and remove from `locations` records without their value; returns the keys.
-
-        Reads no value: a cursor of a transaction with buffers only tells where each lies.
-        """
+        """Note where large values lie, and remove from `locations` records without their value; returns the keys. Reads
+        no value: a cursor of a transaction with buffers only tells where each lies."""
         without = {key for key, location in locations.items() if location.segment is None}
         strays = set()
         for key, value in _pairs(looking, self._values):
@@ -198,16 +191,11 @@ class Index(Environment):
             return Outcome(error)
         return Outcome()
 
-    def _change(self, changes: Sequence[tuple[int, Operation]]) -> list[tuple[int, Exception | None]]:
-        if self._commit([operation for _, operation in changes]) is None:
-            return [(place, None) for place, _ in changes]
-        return [(place, self._change_alone(operation)) for place, operation in changes]
-
     def _change_alone(self, operation: Operation) -> Exception | None:
         """Do a change; returns why it failed. If the drive seems full but shows room, it is tried again."""
         for _ in range(_MOST_TRIES):
             error = self._commit([operation])
-            if error is None or not _may_find_room(error):
+            if error is None or not (may_be_short_write(error) or getattr(error, "code", None) == errno.ENOSPC):
                 break
             try:
                 has_room = self._has_room_for(operation)
@@ -291,11 +279,6 @@ def may_be_short_write(error: Exception) -> bool:
     page could be written, it says EIO for every later change too, and that is damage.)
     """
     return getattr(error, "code", None) == errno.EIO
-
-
-def _may_find_room(error: Exception) -> bool:
-    """Whether the drive refused all or a part of a write, and may take it when others have freed some space."""
-    return may_be_short_write(error) or getattr(error, "code", None) == errno.ENOSPC
 
 
 def _tells_of_damage(error: Exception) -> TypeGuard[lmdb.Error]:

@@ -87,7 +87,9 @@ class LocalDisk:
         self._directory = check_directory(directory)
         _refuse_negative("disk_bytes", disk_bytes, "give 0 or more bytes")
         _refuse_negative("inline_bytes", inline_bytes, "give 0 or more bytes, or None")
-        self._allowance = _allowance_of(max_write_bytes_per_day)
+        _refuse_negative("max_write_bytes_per_day", max_write_bytes_per_day, "give 0 or more bytes, or None")
+        limit = max_write_bytes_per_day
+        self._allowance = None if limit is None else WriteAllowance(limit, monotonic())
         self.scratch_bytes = 2 * num_at_once * SCRATCH_BYTES
         self._executor = executor
         self._closed_because: str | None = None
@@ -99,7 +101,13 @@ class LocalDisk:
             # Not where somebody has put an executor of their own before the store's: each transfer is theirs to see.
             uses_native = isinstance(executor, IoThreads) and is_native()
             self._native = NativeTransfers(num_at_once, self._policy.note_speed) if uses_native else None
-            found = self._open_home(disk_bytes)
+            try:
+                found = self._home.open(disk_bytes, self._mode)
+            except BaseException:
+                if self._native is not None:
+                    self._native.stop()
+                    self._native.close()  # no thread has started yet
+                raise
         self.session = found.session
         self.leases = found.leases
         self._index = found.index
@@ -121,15 +129,6 @@ class LocalDisk:
             turns=ScratchTurns(num_at_once, self._policy.clock),
             native=self._native,
         )
-
-    def _open_home(self, disk_bytes: int) -> Contents:
-        try:
-            return self._home.open(disk_bytes, self._mode)
-        except BaseException:
-            if self._native is not None:
-                self._native.stop()
-                self._native.close()  # no thread has started yet
-            raise
 
     async def write(self, key: int, source: memoryview, kind: Kind) -> Stored:
         self._check_open()
@@ -270,8 +269,3 @@ def _budget_with(disk_bytes: int, found: Contents) -> DiskBudget:
     value_bytes = sum(each.taken_bytes for each in found.locations.values() if each.segment is None)
     budget.take_up(extent_bytes, value_bytes, found.index.allocated_bytes)
     return budget
-
-
-def _allowance_of(day_bytes: int | None) -> WriteAllowance | None:
-    _refuse_negative("max_write_bytes_per_day", day_bytes, "give 0 or more bytes, or None")
-    return None if day_bytes is None else WriteAllowance(day_bytes, monotonic())

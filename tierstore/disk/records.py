@@ -109,12 +109,9 @@ def read_record(
 ) -> ReadReport:
     """Read, verify and decode one record into `destination`: writable uint8, of the record's own length.
 
-    `location`, its entry, may be damaged. `seed`: of its checksum; None: this store takes none. The entry does not
-    decide that.
-
-    Raises:
-        DamagedBytesError: not the bytes that were written under this seed; `destination` holds garbage.
-        OSError: the device failed; the record is still there, `destination` holds garbage.
+    `location`, its entry, may be damaged. `seed`: of its checksum; None: this store takes none. DamagedBytesError: not
+    the bytes that were written under this seed. OSError: the device failed; the record is still there. In both cases
+    `destination` holds garbage.
     """
     check_head(location, place)
     cpu_started = time.thread_time()

@@ -31,7 +31,7 @@ __all__ = [
 
 
 class IoMode(NamedTuple):
-    """How to read and write a file: with O_DIRECT or not, and in words: "O_DIRECT", or "buffered (reason)"."""
+    """How to read and write a file; in words: "O_DIRECT", or "buffered (reason)"."""
 
     direct: bool
     description: str
@@ -90,13 +90,10 @@ class SegmentFiles(Protocol):
     """Makes and removes segment files, with names or without."""
 
     def make_segment(self, number: int) -> int:
-        """Open a new file for reading and writing, close-on-exec; returns its descriptor. Raises OSError: there is
-        none."""
+        """Open a new file for reading and writing, close-on-exec; returns its descriptor."""
         ...
 
-    def remove_segment(self, number: int) -> None:
-        """Take the file's name away, if it has one. Raises nothing."""
-        ...
+    def remove_segment(self, number: int) -> None: ...
 
 
 def is_out_of_space(error: Exception) -> bool:

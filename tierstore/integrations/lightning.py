@@ -1,8 +1,7 @@
 """`TierStoreCallback`: offloading for the trainer of Lightning.
 
-Lightning calls a callback as a training begins and ends, and `on_exception` in place of `teardown` when it fails. The
-scope has to be around `training_step` and nothing else, for which callbacks have no pair of hooks. So the strategy's
-`training_step` is wrapped, through which every call of the module's goes. The module itself stays as it is.
+The scope has to be around `training_step` and nothing else, for which callbacks have no pair of hooks. So the
+strategy's `training_step` is wrapped, through which every call of the module's goes. The module itself stays as it is.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """A session with the daemon that outlives its connections. On one loop.
 
-Requests wait through a lost connection: the link connects again, resumes the session, shares its slabs again and
-sends again what was not answered (`messages.py`, rule 5: that does no harm). When that has not worked for
-`reconnect_seconds`, the requests fail, but the link keeps them: a slot that they name is the daemon's until it has
-answered (rule 3). `reconnecting.py` decides when to try.
+Requests wait through a lost connection: the link connects again, resumes the session, shares its slabs again and sends
+again what was not answered (`messages.py`, rule 5). When that has not worked for `reconnect_seconds`, the requests
+fail, but the link keeps them: a slot that they name is the daemon's until it has answered (rule 3).
 """
 
 from __future__ import annotations

@@ -8,8 +8,7 @@ import struct
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from ..base.address import SYSTEM_ADDRESS, trusted_uid
-from ..base.safe_folder import is_of_root_alone, unknown_owners
+from ..base.address import SYSTEM_ADDRESS, is_of_root_alone, trusted_uid, unknown_owners
 
 __all__ = ["check_daemon", "program_name", "uid_of_peer"]
 

@@ -1,8 +1,8 @@
 """Notices a daemon that hangs, and decides when a client that lost its connection tries to resume its session.
 
-At first attempts follow each other at growing pauses. When the daemon has not come back within `reconnect_seconds`,
-everybody who waits is told. From then on each new request causes one attempt, and now and then there is one that nobody
-has asked for, so a client that computes and asks for nothing is back before its lease ends.
+At first attempts follow each other at growing pauses. When the daemon has not come back within `reconnect_seconds`, all
+who wait are told. From then on each new request causes one attempt, and now and then there is one that nobody has asked
+for, so a client that computes and asks for nothing is back before its lease ends.
 """
 
 from __future__ import annotations

@@ -73,9 +73,7 @@ class SharedWindow:
 
     async def renew(self) -> None:
         """Have the slab move to a new memfd if it cannot be shared again, while nobody fills a slot. As its `renew`.
-
-        Slots that the daemon still reads or writes keep, there, the bytes that they had here. Not to be cancelled.
-        """
+        Slots that the daemon still reads or writes keep, there, the bytes that they had here. Not to be cancelled."""
         if not self._slab.needs_renewal:
             return
         renewal = self._renewal = asyncio.get_running_loop().create_future()

@@ -52,8 +52,8 @@ class Choice(NamedTuple):
 
 
 class Load(NamedTuple):
-    """The machine's load of late, without the store's own encoding: the share of the time that the disk would be busy
-    if nothing were encoded, 0 to 1, and how many cores nobody else used."""
+    """The machine's load of late, without the store's own encoding: the share of time that the disk would be busy if
+    nothing were encoded, and how many cores nobody else used."""
 
     demand: float
     free_cores: float

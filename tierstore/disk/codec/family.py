@@ -57,15 +57,13 @@ class CodecSetting(NamedTuple):
 
 
 class Family(NamedTuple):
-    """A family of codecs.
+    """A family of codecs. `name`: as in the `codec` option, in the index and on the wire.
 
     Attributes:
-        name: as in the `codec` option, in the index and on the wire.
         levels: the levels that the option may name, except 0; None: only "auto" uses the family, which has no levels.
         encode: writes block, uint8 of shape [n], to the front of the room, of the same length, and returns the bytes
             used. n or more, or None: the block is stored as it is, and the room may hold anything.
-        decode: undoes it: fills the block, uint8 of shape [n], from the payload. Raises `DamagedBytesError` if the
-            payload is not what `encode` makes of n bytes.
+        decode: undoes it: fills the block, uint8 of shape [n], from the payload, or raises `DamagedBytesError`.
     """
 
     name: str

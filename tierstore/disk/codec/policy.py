@@ -24,10 +24,8 @@ _METER_EVERY_SECONDS = 0.1
 
 
 class CodecPolicy:
-    """A fixed codec (None: "auto"), or the choice of one per kind of record. Lives on one loop; never blocks.
-
-    `clock`: takes the time of each transfer of unencoded bytes; None: the codec is fixed, so no speed is needed.
-    """
+    """A fixed codec (None: "auto"), or the choice of one per kind of record. Lives on one loop; never blocks. `clock`
+    times each transfer of unencoded bytes; None: the codec is fixed, so no speed is needed."""
 
     def __init__(self, fixed: Codec | None, num_at_once: int) -> None:
         self._fixed = fixed
