@@ -60,11 +60,9 @@ _DRAIN_SECONDS = 30.0
 def serve(settings: ServeSettings) -> None:
     """Run a daemon until it is told to end (SIGTERM, SIGINT). Blocks.
 
-    Raises:
-        ConfigError: an option cannot be used, a living daemon uses the directory or the socket, or the process has
-            greenlets in the place of threads.
-        StorageIOError: the drive or the system refused; or the index was found to be damaged, and all that was stored
-            was cleared.
+    ConfigError: an option cannot be used, a living daemon uses the directory or the socket, or the process has
+    greenlets in the place of threads. StorageIOError: the drive or the system refused; or the index was found to be
+    damaged, and all that was stored was cleared.
     """
     refuse_green_threads()
     runner = asyncio.Runner(loop_factory=new_event_loop)

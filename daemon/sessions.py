@@ -157,10 +157,8 @@ class Session:
     Attributes:
         records, being_written: by the client's keys; the keys of writes that are queued or run.
         disk_bytes: bytes taken on disk by records; those being written count with their full length.
-        lost_at: the loop's time at which its connection ended; None: it has one.
-        connection, expiry: that the client is on; and the end of the grace period, while it is on none.
+        lost_at, expiry: when its connection ended, by the loop; the end of the grace period. None: it has one.
         is_ended: the session is over; jobs that still run for it must leave nothing behind.
-        num_jobs: jobs, queued or running.
     """
 
     def __init__(

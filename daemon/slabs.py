@@ -25,9 +25,8 @@ class MappedSlab:
     for missing ones when they begin; one that takes them away during a job is not noticed. Else the memory is sealed,
     so that no page can be taken away, and can never be mapped again.
 
-    Raises:
-        ProtocolError: it is no memfd that is sealed against shrinking, has huge pages, is shorter than the client says,
-            has pages that are not allocated, or cannot be sealed.
+    ProtocolError: it is no memfd that is sealed against shrinking, has huge pages, is shorter than the client says, has
+    pages that are not allocated, or cannot be sealed.
     """
 
     def __init__(self, descriptor: int, num_bytes: int, peer: str, *, is_trusted: bool) -> None:

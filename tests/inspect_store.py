@@ -292,7 +292,7 @@ class InsideTier:
 
     def pretend_session(self, session: int) -> None:
         """From now on its checksums are those of another session."""
-        set_existing(self._tier._shelf, _session=session)
+        set_existing(self._tier._shelf, session=session)
 
 
 class InsideDrives:

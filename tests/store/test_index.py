@@ -204,6 +204,17 @@ async def test_commits_of_jobs_and_batches_do_not_overlap(index: Index) -> None:
     assert [fetch(index, key) for key in (1, 2)] == [b"abc", b"def"]
 
 
+async def test_commit_whose_waiter_gave_up_leaves_the_others_theirs(index: Index) -> None:
+    with ThreadPoolExecutor(1) as executor:
+        commits = Commits(index, executor)
+        waiters = [asyncio.ensure_future(commits.submit(Put(key, location(3), b"abc"))) for key in range(3)]
+        await asyncio.sleep(0)
+        waiters[0].cancel()
+        gave_up, *others = await asyncio.gather(*waiters, return_exceptions=True)
+    assert isinstance(gave_up, asyncio.CancelledError)
+    assert others == [Outcome()] * 2
+
+
 def test_commit_of_a_job_that_fails_is_its_outcome(index: Index) -> None:
     index.close()
     with ThreadPoolExecutor(1) as executor:

@@ -1,7 +1,7 @@
-"""The disk budget of a tier, and what segments and *values* (records that live in the index) take of it. Pure.
+"""The limits of a tier: the disk budget, of which segments and *values* (records that live in the index) take, and what
+may be written in a day. Pure.
 
-Segments are counted whole, and values at their peak, because LMDB keeps the space of deleted values for later ones. So
-the sum is the space that the file system has given, not only the space of live records.
+Segments are counted whole, and values at their peak, because LMDB keeps the space of deleted values for later ones.
 """
 
 from __future__ import annotations
@@ -79,10 +79,8 @@ class DiskBudget:
         return True
 
     def take_up(self, segment_bytes: int, value_bytes: int, index_bytes: int) -> None:
-        """Count the files that an earlier process left: segments, live values, and the index that holds the values.
-
-        They may be more than the limit, if that was lowered. Then nothing is added until enough is gone.
-        """
+        """Count the files that an earlier process left. They may be more than the limit, if that was lowered: then
+        nothing is added until enough is gone."""
         self.segment_bytes = segment_bytes
         self.value_bytes = value_bytes
         self.value_peak_bytes = max(value_bytes, min(index_bytes, self.limit_bytes - segment_bytes))
@@ -104,13 +102,11 @@ DAY_SECONDS = 86_400.0
 
 
 class WriteAllowance:
-    """Bytes that may be written now: writing wears a flash drive out. As `DiskBudget`; the time is passed in.
+    """Bytes that may be written now: writing wears a flash drive out. As `DiskBudget`; the time is passed in (`now`, of
+    any clock that does not go back).
 
     The allowance of a day refills evenly over 24 hours and may be spent at once: training comes in bursts, and only the
     long run counts. It begins full whenever a store or a daemon is opened.
-
-    `day_bytes`: the allowance of a day, and the most that is ever saved up. `now`: in seconds, by any clock that does
-    not go back; the same one in all calls.
     """
 
     def __init__(self, day_bytes: int, now: float) -> None:

@@ -123,14 +123,12 @@ class Drives:
 
     All coroutines belong to one loop and do not block it. Opened by `Drives.open`. A record goes to the drive on which
     it ends first, by the bytes that are queued there and the drive's measured speed; a large one is divided over all.
-    Drives without room, or that rest, are passed over while another one takes it. A drive that was full rests until
-    something on it is freed, for a second at most. One whose write failed rests for 10 seconds, twice as long after
-    each further failure, and not at all after a success. A refused write is made again on the other drives before it is
-    told as failed.
+    Drives without room, or that rest, are passed over while another one takes it: after it was full, a drive rests for
+    a second; after a write that failed, for 10 seconds, twice as long after each further failure. A refused write is
+    made again on the other drives before it is told as failed.
 
-    `divides`: divide large records. A daemon does not: its clients send them in parts, and after a kill an index that
-    has only some parts of a record could not be told from a whole one. `leases`: as the first drive, which alone keeps
-    leases, had them when it was opened.
+    `divides`: divide large records. A daemon does not: after a kill an index that has only some parts of a record could
+    not be told from a whole one. `leases`: as the first drive, which alone keeps leases, had them when it was opened.
     """
 
     def __init__(self, drives: Sequence[QueuedDrive], *, divides: bool) -> None:
@@ -148,13 +146,8 @@ class Drives:
     async def open(
         cls, openers: Mapping[str, Callable[[], LocalDisk]], *, num_jobs: int, divides: bool, keep: bool = False
     ) -> Self:
-        """Open the tier of each drive, and take up the records in them. If one of them raises, none is open.
-
-        Args:
-            openers: by directory; each opens a `LocalDisk`, which blocks for some milliseconds.
-            num_jobs: how many records of each direction a drive is given at once.
-            keep: if a drive cannot be opened, the records on the others stay for the next process.
-        """
+        """Open the tier of each drive, by directory, and take up the records in them. If one raises, none is open, and
+        with `keep` the records on the others stay for the next process. `num_jobs`: as `QueuedDrive`'s."""
         drives: list[QueuedDrive] = []
         try:
             for name, opener in openers.items():

@@ -28,9 +28,7 @@ _CARRY_BYTES = round_up(ENCODED_BLOCK_BYTES)  # room in front of a read for the 
 
 class ChunkWriter:
     """Collects encoded blocks in the scratch's chunk and writes them to an extent as it fills. Blocks: for jobs.
-
-    All methods that write raise OSError if that failed. `hasher` takes in what is written; None: there is no checksum.
-    """
+    `hasher` takes in what is written; None: there is no checksum."""
 
     def __init__(self, descriptor: int, offset: int, scratch: Scratch, hasher: xxhash.xxh3_64 | None) -> None:
         self._descriptor = descriptor

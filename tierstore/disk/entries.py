@@ -72,7 +72,8 @@ class Commits:
         except Exception as error:  # noqa: BLE001  (handed to everybody who waits for this batch)
             outcomes = [Outcome(error)] * len(batch)
         for (_, future), outcome in zip(batch, outcomes, strict=True):
-            future.set_result(outcome)
+            if not future.done():  # else cancelled
+                future.set_result(outcome)
 
     def _do(self, operations: Sequence[Operation]) -> list[Outcome]:
         with self._one_at_a_time:

@@ -230,7 +230,7 @@ class ExtentSpace:
             self._allocator.add_range(number * _SEGMENT_STRIDE, taken_bytes)
             self._note_empty(number)
             self._num_opened += 1
-        except (OSError, RuntimeError) as error:  # RuntimeError: the executor takes no more jobs
+        except Exception as error:  # noqa: BLE001 - raised by `take`, which would ask again without end
             # A refused segment that no record waits for only ends the growing ahead of need.
             self._grows_ahead = False
             self._refusal = _Refusal(least_bytes, error)

@@ -182,15 +182,13 @@ def populate(memory: memoryview) -> None:
 
 
 def move_pages(source: int, destination: int, num_bytes: int) -> None:
-    """Move the pages of private anonymous memory to another address; the source stays mapped, without pages.
+    """Move the pages of private anonymous memory to another address; the source stays mapped, without pages. Costs some
+    10 µs for 2 MiB in one huge page; each of the two ranges may become a mapping of its own, of which a process has
+    65,530.
 
-    What the destination held is lost. Costs some 10 µs for 2 MiB in one huge page, where clearing a fresh one takes
-    hundreds; each of the two ranges may become a mapping of its own, of which a process has 65,530 (mremap(2)).
-
-    Raises:
-        OSError: the kernel refused (before Linux 5.7 it does). The source is as it was. The destination must not be
-            touched any more: mremap unmaps it before it counts addresses, data or locked memory against their limits
-            (mm/mremap.c). It is then reserved if possible.
+    OSError: the kernel refused (before Linux 5.7 it does). The source is as it was. The destination must not be touched
+    any more: mremap unmaps it before it counts addresses, data or locked memory against their limits (mm/mremap.c). It
+    is then reserved if possible.
     """
     moved = _libc.mremap(source, num_bytes, num_bytes, _MREMAP_MAYMOVE_FIXED_DONTUNMAP, destination)
     if moved != destination:
@@ -219,8 +217,8 @@ def make_pages_huge(descriptor: int, num_bytes: int) -> None:
     they stay as they are.
 
     In most kernels' settings shared memory gets none by itself (shmem_enabled: never), but does when asked for it like
-    this (madvise(2), MADV_COLLAPSE; Linux 6.1). A page that is not next to its neighbours costs each transfer of the
-    device an entry of its own: O_DIRECT was 1.5 times as fast in writing, and twice in reading, from huge ones.
+    this (madvise(2), MADV_COLLAPSE; Linux 6.1). O_DIRECT was 1.5 times as fast in writing, and twice in reading, from
+    huge ones.
     """
     with mmap.mmap(-1, num_bytes + _HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as place:
         start = -(-address_of(memoryview(place)) // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES

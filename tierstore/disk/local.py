@@ -1,6 +1,6 @@
 """The disk tier on a directory of this machine: extents for what is large, LMDB for what is small.
 
-Start here::
+::
 
     write ─► codec ─► extent ─► one job: encode + checksum + write ─► index commit ─► Stored
                  └──► small: one value ─────────────────────────────────┘
@@ -51,22 +51,18 @@ class LocalDisk:
     that is cancelled ends when its job has ended, and a write then leaves no record. A record may have zero bytes.
 
     Args:
-        disk_bytes: the most that records may take; taken as it is needed.
-        inline_bytes: encoded records up to this length live in LMDB, longer ones in extents; None: all of up to
-            1 GiB do.
+        inline_bytes: encoded records up to this length live in LMDB, longer ones in extents; None: all of up to 1 GiB
+            do.
         executor: runs the jobs; not shut down before `close` has returned.
         num_at_once: how many records of each direction are at the device, encoded or decoded at once, at most.
         session: part of every checksum: a record of another session is refused. A home with names has its own.
         home: not opened yet; closed with the tier. None: under `directory`, without names.
-        max_write_bytes_per_day: as `WriteAllowance`'s; None: no limit.
-
-    Attributes:
-        leases: number -> bytes, as they were found when it was opened.
 
     Raises:
         ConfigError: an option is not usable.
         StorageIOError, StoreFullError: nothing can be opened there. In both cases nothing is left open but `home`,
-            which the caller closes; the records in it are still there.
+            which
+            the caller closes; the records in it are still there.
     """
 
     def __init__(

@@ -50,12 +50,9 @@ class _Ended(NamedTuple):
 
 
 class NativeTransfers:
-    """Writes and reads unencoded records. Lives on one loop; does not block it.
-
-    Its coroutines must not be cancelled: the threads use the buffers until a transfer has ended. `num_at_once`: how
-    many transfers of each direction are at the drive. `note_speed`: told how many bytes per second it was found to
-    move.
-    """
+    """Writes and reads unencoded records. Lives on one loop; does not block it. Its coroutines must not be cancelled:
+    the threads use the buffers until a transfer has ended. `num_at_once`: how many transfers of each direction are at
+    the drive. `note_speed`: told how many bytes per second it was found to move."""
 
     def __init__(self, num_at_once: int, note_speed: Callable[[Direction, float], None]) -> None:
         self._pool: Any = Pool(2 * (num_at_once + NUM_BESIDE_DEVICE), num_at_once, NICE, "ts-native")

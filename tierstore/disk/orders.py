@@ -33,16 +33,9 @@ class WriteOrder(NamedTuple):
 
 
 class Written(NamedTuple):
-    """How a write went.
-
-    Attributes:
-        codec: how the record was really encoded.
-        head_bytes: the unaligned head's length, of an unencoded record in an extent.
-        value: the encoded bytes, where they were small enough for the index (nothing was written then).
-        cpu_seconds: of this thread, for everything but the probe; encoding in vain included.
-        write_seconds: spent in the device.
-        lane_seconds: of an encoded record, from its first byte to its last, waits for a core included; else None.
-    """
+    """How a write went. `value`: the encoded bytes, where they were small enough for the index (nothing was written
+    then). `cpu_seconds`: of this thread, without the probe. `write_seconds`: in the device. `lane_seconds`: of an
+    encoded record, from its first byte to its last, waits for a core included; else None."""
 
     codec: Codec
     encoded_bytes: int

@@ -38,16 +38,11 @@ class DoesNotFitError(Exception):
 def write_record(
     place: FileRange, source: memoryview, order: WriteOrder, value_limit_bytes: int, pool: ScratchPool
 ) -> Written:
-    """Encode, checksum and write one record; or return its bytes, if it became small enough for the index.
+    """Encode, checksum and write one record (uint8, shape [n]); or return its bytes, if it became small enough for the
+    index (`value_limit_bytes`). `pool` lends the working memory, and the turn at the device.
 
-    Args:
-        source: uint8, shape [n].
-        value_limit_bytes: an encoded record up to this length is returned instead of written.
-        pool: lends the working memory, and the turn at the device.
-
-    Raises:
-        DoesNotFitError: the place is shorter than the record and encoding does not make up for it.
-        OSError: the device failed. In both cases nothing that counts was written.
+    DoesNotFitError: the place is shorter than the record and encoding does not make up for it. OSError: the device
+    failed. In both cases nothing that counts was written.
     """
     samples: tuple[Sample, ...] = ()
     cpu_started = time.thread_time()

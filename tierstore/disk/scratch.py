@@ -23,13 +23,8 @@ Timed = Callable[[int], AbstractContextManager[object]]
 
 
 class Scratch:
-    """One job's working memory.
-
-    Attributes:
-        side: a record's unaligned head and tail pass through here; 16 KiB.
-        chunk: bytes are collected here before a write, or read into it; all the rest, a multiple of 4096 bytes.
-        workspace: the codec's share.
-    """
+    """One job's working memory. `side`: a record's unaligned head and tail pass through here; 16 KiB. `chunk`: bytes
+    are collected here before a write, or read into it; a multiple of 4096 bytes. `workspace`: the codec's share."""
 
     def __init__(self) -> None:
         memory = mmap.mmap(-1, SCRATCH_BYTES)

@@ -54,8 +54,7 @@ class DiskUsage:
     """A snapshot of the contents of a disk tier.
 
     Attributes:
-        disk_bytes: bytes that live records take now, padding included.
-        allocated_bytes: bytes taken from the file system now (segments are taken whole).
+        disk_bytes, allocated_bytes: that live records take, padding included; taken from the file system.
         budget_bytes: the most that records may take.
         io_mode: "O_DIRECT", or "buffered (reason)".
         write_allowance_bytes: bytes that may still be written now; None: there is no limit, or the daemon keeps it.
@@ -74,7 +73,6 @@ class DriveUsage:
     """A snapshot of one drive of a disk tier, for those who watch it.
 
     Attributes:
-        place: its directory.
         written_bytes, read_bytes: moved since it was opened, as they are on disk.
         write_day_bytes: the write allowance of a day; None: there is no limit.
         write_bytes_per_second: while it had something to write; None: not measured.

@@ -37,7 +37,6 @@ class Channel:
     what it had sent before is still handed over.
 
     Args:
-        connection: connected; the channel closes it.
         kinds: the messages that the peer may send, as `FrameReader`'s.
         on_messages: called with each frame's messages, in order. If it raises, the connection ends; a ProtocolError
             goes

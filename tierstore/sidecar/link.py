@@ -46,12 +46,7 @@ class Request:
 
 
 class DaemonLink:
-    """The client's end of a session.
-
-    Args:
-        introduction: the message that opens the session.
-        reconnect_seconds: for how long a lost daemon is waited for.
-        daemon_uid: as `check_daemon`'s, which is asked at each connection.
+    """The client's end of a session, which the message `introduction` opens.
 
     Attributes:
         max_slab_bytes: the most that the daemon allows the session's slabs to have together.
@@ -299,19 +294,15 @@ class DaemonLink:
     async def _resume(self, seconds: float) -> None:
         """Connect again within `seconds`, and send again each request that is not answered; raises why that failed."""
         try:
-            await self._renew_slabs()
+            if self.renew_slabs is not None:
+                await self.renew_slabs()
+        except OSError as error:
+            raise ConnectionError(f"there is no memory to share with it: {error}") from error
+        try:
             await self._resume_on_new_connection(min(seconds, _LONGEST_HANDSHAKE_SECONDS))
         except Exception:
             self._drop()  # the session may be open on it already, without its slabs and requests
             raise
-
-    async def _renew_slabs(self) -> None:
-        if self.renew_slabs is None:
-            return
-        try:
-            await self.renew_slabs()
-        except OSError as error:
-            raise ConnectionError(f"there is no memory to share with it: {error}") from error
 
     async def _resume_on_new_connection(self, seconds: float) -> None:
         answer = await self._connect(messages.Resume(self.opened.session, self.opened.token), seconds)

@@ -109,13 +109,8 @@ class RemoteDisk:
         executor: Executor,
         daemon_uid: int | None = None,
     ) -> RemoteDisk:
-        """Begin a session with the daemon at `address`.
-
-        Args:
-            name, rank, pid: for people and metrics.
-            window_bytes: shared memory for records on their way.
-            reconnect_seconds: for how long a lost daemon is waited for.
-            executor: runs the copies; not shut down before `close` has returned.
+        """Begin a session with the daemon at `address`. `name`, `rank`, `pid`: for people and metrics. `executor` runs
+        the copies; it is not shut down before `close` has returned.
 
         Raises:
             ConfigError: the daemon does not allow so large a window.

@@ -95,14 +95,9 @@ def blocks_of(source: memoryview) -> Iterator[memoryview]:
 
 
 def encode_block(block: memoryview, out: memoryview, codec: Codec, itemsize_bytes: int, workspace: Workspace) -> int:
-    """Encode one block to the front of `out`; returns the bytes used.
-
-    Args:
-        block: uint8, shape [n], n at most BLOCK_BYTES.
-        out: writable uint8, shape [m], m at least ENCODED_BLOCK_BYTES.
-        codec: not "none".
-        workspace: not used by anyone else meanwhile.
-    """
+    """Encode one block (uint8, shape [n], n at most BLOCK_BYTES) to the front of `out` (writable uint8, at least
+    ENCODED_BLOCK_BYTES long); returns the bytes used. `codec`: not "none". `workspace`: not used by anyone else
+    meanwhile."""
     room = out[_HEADER_BYTES : _HEADER_BYTES + len(block)]
     setting = CodecSetting(codec.level, itemsize_bytes, workspace)
     length = FAMILIES[codec.family].encode(block, room, setting) or len(block)
