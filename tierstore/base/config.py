@@ -93,10 +93,9 @@ def parse_return_memory(value: str) -> Mode:
     allowed = f"give one of {', '.join(map(repr, MODES))}"
     if not isinstance(value, str):
         raise ConfigTypeError("return_memory", value, allowed)
-    for mode in MODES:
-        if value == mode:
-            return mode
-    raise ConfigError("return_memory", value, allowed)
+    if value not in MODES:
+        raise ConfigError("return_memory", value, allowed)
+    return value
 
 
 def format_bytes(nbytes: float) -> str:

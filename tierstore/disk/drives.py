@@ -93,14 +93,6 @@ def stored(receipts: Sequence[Stored]) -> Stored:
     )
 
 
-def loaded(receipts: Sequence[Loaded]) -> Loaded:
-    return Loaded(
-        sum(receipt.read_bytes for receipt in receipts),
-        drive_seconds=_longest(receipt.drive_seconds for receipt in receipts),
-        cpu_seconds=sum(receipt.cpu_seconds or 0.0 for receipt in receipts),
-    )
-
-
 def _longest(seconds: Iterable[float | None]) -> float | None:
     """The drives work at the same time, so their times do not add up."""
     return max((each for each in seconds if each is not None), default=None)
@@ -185,7 +177,12 @@ class Drives:
                 return await parts[0].drive.read(parts[0].key, destination)
             reads = (part.drive.read(part.key, piece) for part, piece in pieces(parts, destination))
             outcomes = await asyncio.gather(*reads, return_exceptions=True)  # ends when all have, even if cancelled
-            return loaded(results_of(outcomes))
+            receipts = results_of(outcomes)
+            return Loaded(
+                sum(receipt.read_bytes for receipt in receipts),
+                drive_seconds=_longest(receipt.drive_seconds for receipt in receipts),
+                cpu_seconds=sum(receipt.cpu_seconds or 0.0 for receipt in receipts),
+            )
         except CorruptDataError as error:
             raise CorruptDataError(key, error.place, error.expected, error.found) from error
 

@@ -49,6 +49,7 @@ class LocalDisk:
 
     All coroutines belong to one loop and do not block it; the constructor blocks for some milliseconds. A coroutine
     that is cancelled ends when its job has ended, and a write then leaves no record. A record may have zero bytes.
+    After `close` all calls raise StoreClosedError; a key in use or a wrong length is the caller's error (ValueError).
 
     Args:
         inline_bytes: encoded records up to this length live in LMDB, longer ones in extents; None: all of up to 1 GiB

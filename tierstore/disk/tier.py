@@ -134,7 +134,8 @@ class DiskTier(Protocol):
         ...
 
     async def discard(self, keys: Sequence[int]) -> None:
-        """Free the records. An unknown key is the caller's error (KeyError); nothing else can fail."""
+        """Free the records; no read of them may be in progress. An unknown key is the caller's error (KeyError);
+        nothing else can fail."""
         ...
 
     def usage(self) -> DiskUsage:

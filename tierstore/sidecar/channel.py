@@ -263,7 +263,10 @@ class Channel:
     def _write_some(self) -> None:
         outgoing = self._outgoing[0]
         # A peer that is gone must not kill this process, however SIGPIPE is handled here.
-        sent = self._connection.sendmsg([outgoing.frame], _rights(outgoing.descriptors), socket.MSG_NOSIGNAL)
+        rights = []
+        if outgoing.descriptors:
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", outgoing.descriptors))]
+        sent = self._connection.sendmsg([outgoing.frame], rights, socket.MSG_NOSIGNAL)
         self._outgoing[0] = _Outgoing(outgoing.frame[sent:], ())
         self._outgoing_bytes -= sent
         for descriptor in outgoing.descriptors:
@@ -302,10 +305,6 @@ def _received(connection: socket.socket) -> tuple[bytes, list[int], int]:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             descriptors.frombytes(content[: len(content) // descriptors.itemsize * descriptors.itemsize])
     return data, list(descriptors), flags
-
-
-def _rights(descriptors: Sequence[int]) -> list[tuple[int, int, array.array[int]]]:
-    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
 
 
 def _frames_of(messages: Sequence[msgspec.Raw]) -> list[bytes]:

@@ -176,10 +176,6 @@ class DaemonLink:
         finally:
             self._handshake = None
 
-    def _still_there(self) -> None:
-        if self._handshake is not None and not self._handshake.expired():
-            self._handshake.reschedule(asyncio.get_running_loop().time() + self._handshake_seconds)
-
     async def _introduce(self, message: messages.Open | messages.Resume) -> Any:
         loop = asyncio.get_running_loop()
         with not_while_forking:
@@ -242,8 +238,9 @@ class DaemonLink:
                 self._refused(message)
             elif isinstance(message, Answer):
                 self._answered(message)
-            elif isinstance(message, messages.Report):
-                self._still_there()
+            elif isinstance(message, messages.Report):  # it lives
+                if self._handshake is not None and not self._handshake.expired():
+                    self._handshake.reschedule(asyncio.get_running_loop().time() + self._handshake_seconds)
             elif self._greeting is not None and not self._greeting.done():
                 self._greeting.set_result(message)
             else:
