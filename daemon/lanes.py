@@ -1,8 +1,7 @@
 """Starts jobs at the drive: a fixed number at once each way, fairly between sessions, reads before writes. One loop.
 
-NOTE [Fair turns]
-Start-time fair queueing: all owners that wait get the same share of the service, measured by cost, whatever one item
-costs and however many they have queued. An owner that was idle gets no credit for that.
+NOTE [Fair turns] Start-time fair queueing: all owners that wait get the same share of the service, measured by cost,
+however many items they have queued. An owner that was idle gets no credit for that.
 """
 
 from __future__ import annotations

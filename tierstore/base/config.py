@@ -215,10 +215,8 @@ def available_host_bytes() -> int:
 
 
 def memory_cgroup_limits() -> list[tuple[int, int]]:
-    """(limit, use without reclaimable page cache) in bytes of every memory cgroup above this process.
-
-    Inactive page cache counts as free, active page cache by half, much as in the kernel's MemAvailable (mm/show_mem.c).
-    """
+    """(limit, use) in bytes of every memory cgroup above this process. Inactive page cache counts as free, active page
+    cache by half, much as in the kernel's MemAvailable (mm/show_mem.c)."""
     limits = []
     for folder, version in _cgroups_of_process("memory"):
         if version == 2:
@@ -249,10 +247,8 @@ def quota_cores() -> float | None:
 
 
 def _cgroups_of_process(controller: str) -> Iterator[tuple[Path, int]]:
-    """The cgroups of this process and all above it, of both versions, each with its version.
-
-    Where a container's own cgroup is mounted as the root, /proc may still show the host's path, which is missing then.
-    """
+    """The cgroups of this process and all above it, each with its version. Where a container's own cgroup is mounted as
+    the root, /proc may still show the host's path, which is missing then."""
     for version, name, root in ((2, "", _CGROUP), (1, controller, _CGROUP / controller)):
         yield root, version
         for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():

@@ -44,11 +44,8 @@ def split_at(head_bytes: int, num_bytes: int, alignment_bytes: int) -> RawLayout
 
 def write_raw(descriptor: int, offset: int, source: memoryview, alignment_bytes: int, scratch: Scratch) -> int:
     """Write a record (uint8, shape [n], any address) into its extent of n rounded up to 4096; returns its head's
-    length.
-
-    `alignment_bytes`: what the descriptor asks of memory: 4096 (O_DIRECT), or 1 (buffered). OSError: nothing that
-    counts was written; the caller still owns the bytes.
-    """
+    length. `alignment_bytes`: what the descriptor asks of memory: 4096 (O_DIRECT), or 1 (buffered). On OSError the
+    caller still owns the bytes."""
     layout = lay_out(address_of(source), len(source), alignment_bytes)
     tail = source[len(source) - layout.tail_bytes :]
     side = _side_block(layout, alignment_bytes, scratch)

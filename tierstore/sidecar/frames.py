@@ -31,11 +31,8 @@ def encoded(message: ClientMessage | DaemonMessage) -> msgspec.Raw:
 
 def frame_of(messages: Sequence[ClientMessage | DaemonMessage | msgspec.Raw]) -> bytes:
     """One frame of all the messages. The caller keeps the limits of their fields; the peer refuses longer ones.
-
-    Raises:
-        ValueError: it would be longer than a peer accepts, or a text is not Unicode (a lone surrogate).
-        OverflowError: an integer has more than 64 bits.
-    """
+    ValueError: it would be longer than a peer accepts, or a text is not Unicode. OverflowError: an integer has more
+    than 64 bits."""
     frame = bytearray(_LENGTH.size)
     _encoder.encode_into(messages, frame, _LENGTH.size)
     num_bytes = len(frame) - _LENGTH.size

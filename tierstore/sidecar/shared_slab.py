@@ -60,9 +60,7 @@ class SharedSlab:
 
     def renew(self) -> None:
         """Move the bytes to a new memfd, at the same address. Nobody may write to them meanwhile; reading is allowed.
-
-        Blocks. Until it returns, there is memory for both. On OSError, as the constructor's, nothing has changed.
-        """
+        Blocks, and takes memory for both. On OSError, as the constructor's, nothing has changed."""
         descriptor, inode = self._new_file()
         try:
             written = 0
