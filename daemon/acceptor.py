@@ -26,11 +26,9 @@ _BACKLOG = 128
 
 
 def listen(path: Path, group: str | None) -> socket.socket:
-    """Make a listening, non-blocking socket at `path`. A socket on which nobody listens any more is replaced.
-
-    A missing folder is made for the user alone (mode 0700), or for the group too (0750). The socket gets mode 0600, or
-    0660. ConfigError: a living daemon or something that is no socket is there, or others could replace the socket.
-    """
+    """Make a listening, non-blocking socket at `path`, of mode 0600, or 0660 for a group; its folder too, 0700 or 0750.
+    A socket on which nobody listens any more is replaced. ConfigError: a living daemon or something that is no socket
+    is there, or others could replace the socket."""
     try:
         gid = None if group is None else grp.getgrnam(group).gr_gid
     except KeyError:

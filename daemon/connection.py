@@ -57,12 +57,9 @@ class Shared:
 
 
 class Connection:
-    """A client's connection, with what it may do now. Lives on the daemon's loop; nothing blocks.
-
-    It owns the `accepted` socket, and the slabs that came over it: the client shares them again over the next one.
-    `uid`: the client's user, as the kernel says. `on_end` is called with this connection when it is over, perhaps
-    twice.
-    """
+    """A client's connection, with what it may do now. Lives on the daemon's loop; nothing blocks. It owns the
+    `accepted` socket, and the slabs that came over it: the client shares them again over the next one. `uid`: the
+    client's user, as the kernel says. `on_end` is called with this connection when it is over, perhaps twice."""
 
     def __init__(self, accepted: socket.socket, uid: int, shared: Shared, on_end: Callable[[Connection], None]) -> None:
         self.session: Session | None = None

@@ -124,10 +124,10 @@ class DriveWay:
 class Lanes:
     """Starts as many jobs at once as keep the drive busy: `num_each` each way, as tasks, by `start`.
 
-    Reads go first: backward stands still for a read, forward only for a full window. A write that begins therefore owes
-    the reads a multiple of its cost. While reads wait, no other write begins until reads worth that much have begun. So
-    reads that are queued without end still leave writes a share, and no two writes begin in a row. `seconds`: how long
-    requests have stayed where, those of all sessions added up.
+    Reads go first: backward stands still for a read, forward only for a full window. A write that begins owes the reads
+    a multiple of its cost; while reads wait, no other write begins until reads worth that much have begun. So reads
+    that are queued without end still leave writes a share. `seconds`: how long all requests have stayed where, added
+    up.
     """
 
     def __init__(self, start: Callable[[Coroutine[Any, Any, None]], None], num_each: int) -> None:

@@ -1,10 +1,9 @@
 """A small HTTP server for those who watch the daemon: probes, Prometheus, browsers. It runs on the daemon's loop, so
 `/healthz` shows whether that loop still runs. There is nothing but GET and HEAD.
 
-Anybody on this host may ask, but no site that is open in a browser there. The browser does not let another site read
-answers, unless that site's name points to this host by then (DNS rebinding). So every request is refused that names the
-host otherwise than by an address or as localhost. A request may leave the name out, as probes in HTTP/1.0 do: no
-browser does.
+Anybody on this host may ask, but no site that is open in a browser there: one whose name points to this host by now
+(DNS rebinding) could read the answers. So every request is refused that names the host otherwise than by an address or
+as localhost. A request may leave the name out, as probes in HTTP/1.0 do: no browser does.
 """
 
 from __future__ import annotations

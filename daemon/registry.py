@@ -29,11 +29,8 @@ _log = logging.getLogger("tierstore.daemon")
 
 
 class Registry:
-    """Sessions by number. Its coroutines wait for commits to the index and for jobs; nothing blocks the loop.
-
-    A session whose client is lost is kept for the grace period; then it ends, and what it stored is freed.
-    `num_opened`, `ended_totals`: sessions opened, and totals of those that have ended, since the start.
-    """
+    """Sessions by number. Its coroutines wait for commits to the index and for jobs; nothing blocks the loop. A session
+    whose client is lost is kept for the grace period; then it ends, and what it stored is freed."""
 
     def __init__(
         self, disk: LocalTier, records: Records, lanes: Lanes, tasks: Tasks, stage: Stage, limits: ServerLimits

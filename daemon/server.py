@@ -1,11 +1,11 @@
 """The daemon: puts its parts together, runs them, and ends them.
 
-Start here::
+::
 
     listener ─► Acceptor ─► Connection (phases, requests) ─► Lanes (whose turn) ─► Records ─► LocalDisk ─► answers
                                 └► Registry (sessions) ◄── Reporter ◄── page, `Inspect`
 
-One loop runs all of it; jobs of the disk tier run on its I/O threads. Nothing here knows tensors.
+One loop runs all of it; jobs of the disk tier run on its I/O threads.
 """
 
 from __future__ import annotations

@@ -82,11 +82,9 @@ _TOKEN_BYTES = 32
 
 
 class Lease(msgspec.Struct, frozen=True):
-    """The part of a session that survives a kill of the daemon: it is kept in the index.
-
-    `number` is never used again while the directory holds anything. `token_hash`: SHA-256 of the secret that resumes
-    the session, which only the client has. `uid`: as the kernel says; the rest is as the client said.
-    """
+    """The part of a session that survives a kill of the daemon: it is kept in the index. `number` is never used again
+    while the directory holds anything. `token_hash`: SHA-256 of the secret that resumes the session, which only the
+    client has."""
 
     number: int
     token_hash: bytes

@@ -35,11 +35,8 @@ _log = logging.getLogger("tierstore.daemon")
 
 
 class Tasks:
-    """Starts coroutines as tasks that do not affect each other. `after_each` is called after each.
-
-    A connection catches the bugs of the requests that it starts, because its client has to be told. This class catches
-    the others, such as a bug at the end of a session whose client is gone.
-    """
+    """Starts coroutines as tasks that do not affect each other. `after_each` is called after each. A connection catches
+    the bugs of the requests that it starts, because its client has to be told; this class catches the others."""
 
     def __init__(self, after_each: Callable[[], None]) -> None:
         self.num_internal_errors = 0

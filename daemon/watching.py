@@ -1,8 +1,5 @@
-"""What the daemon's page tells: the live page for people, metrics, and whether it lives and is ready. For one loop.
-
-The live page is a file for browsers, `live.html`, and the figures that it shows: the newest report, and curves of the
-last minutes. It comes with a policy: the browser runs the script of that file alone, and fetches only the figures.
-"""
+"""What the daemon's page tells: the live page for people, metrics, and whether it lives and is ready. For one loop. The
+live page comes with a policy: the browser runs the script of that file alone, and fetches only its figures."""
 
 from __future__ import annotations
 
@@ -38,11 +35,9 @@ _MOST_REPORT_BYTES = 256 * 2**10
 
 
 class _Curves(msgspec.Struct):
-    """Figures over time, the oldest first. Those of drives have the drive's number behind a dot: `written_bytes.0`.
-
-    `at`: in seconds since the daemon was started. `rates`: growth of each count per second, since the moment before.
-    `levels`: what goes up and down. `fastest`: the highest rate of each count since the daemon was started.
-    """
+    """Figures over time, the oldest first; those of drives have the drive's number behind a dot: `written_bytes.0`.
+    `at`: in seconds since the start. `rates`: growth per second since the moment before. `fastest`: the highest since
+    the start."""
 
     at: deque[float]
     rates: defaultdict[str, deque[float]]

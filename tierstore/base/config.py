@@ -269,6 +269,6 @@ def _limit_of(folder: Path, limit_name: str, used_name: str, cache_key: str) -> 
         statistics = (folder / "memory.stat").read_text()
     except (OSError, ValueError):
         return []  # this level has no memory controller, or may not be read: no limit is known
-    statistic = dict(line.split(" ", 1) for line in statistics.splitlines())
+    statistic = dict(line.partition(" ")[::2] for line in statistics.splitlines())
     idle, in_use = (int(statistic.get(key, 0)) for key in (cache_key, cache_key.replace("inactive", "active")))
     return [(int(limit), used - idle - in_use // 2)]

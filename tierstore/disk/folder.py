@@ -75,8 +75,8 @@ class LockedFolder:
 
     def lengthen(self, name: str) -> None:
         """Make a file one byte longer, or make it; the byte is a hole, so a full file system has room for it too."""
-        with self._opened(name, "ab", os.O_WRONLY | os.O_CREAT) as file:
-            file.truncate(os.fstat(file.fileno()).st_size + 1)
+        with self._opened(name, "wb", os.O_WRONLY | os.O_CREAT) as file:
+            os.ftruncate(file.fileno(), os.fstat(file.fileno()).st_size + 1)
 
     def remove(self, name: str) -> None:
         with suppress(FileNotFoundError):

@@ -55,11 +55,8 @@ class FrameReader:
         return bool(self._buffer)
 
     def feed(self, data: bytes | memoryview) -> list[list[ClientMessage | DaemonMessage]]:
-        """Take in the next bytes; returns the frames that are complete now, each as its messages.
-
-        ProtocolError: a frame is too long, or is not an array of messages that the peer may send. Frames before it in
-        the same call are lost: the connection is over.
-        """
+        """Take in the next bytes; returns the frames that are complete now, each as its messages. ProtocolError: a
+        frame is too long, or is not an array of messages that the peer may send; the connection is over."""
         self._buffer += data
         try:
             return self._complete_frames()

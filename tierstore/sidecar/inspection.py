@@ -23,13 +23,11 @@ _RECEIVE_BYTES = 256 * 2**10
 
 
 def inspect_daemon(address: str | PathLike[str], *, seconds: float = 5.0, daemon_uid: int | None = None) -> bytes:
-    """The report of the daemon that listens at `address`, in JSON (`daemon/report.py` says what is in it). Waits for
-    `seconds` at most, all in all. `daemon_uid`: as `check_daemon`'s.
+    """The report of the daemon that listens at `address`, in JSON. Waits for `seconds` at most, all in all.
+    `daemon_uid`: as `check_daemon`'s.
 
-    Raises:
-        DaemonUnavailableError: nobody listens there, or it does not answer in time. If it or the system refuses, or it
-            is a daemon of a user who is not trusted, the cause is a PermissionError.
-        ProtocolError: it speaks something else.
+    DaemonUnavailableError: nobody listens there, or it does not answer in time; if it or the system refuses, or it is a
+    daemon of a user who is not trusted, the cause is a PermissionError. ProtocolError: it speaks something else.
     """
     began_at = time.monotonic()
     name = os.fspath(address)

@@ -162,11 +162,9 @@ class DaemonLink:
     # --- one connection -------------------------------------------------------------------------------------------
 
     async def _connect(self, message: messages.Open | messages.Resume, seconds: float) -> Any:
-        """Connect, greet, and send the message; returns its answer. The session is open on that connection then.
-
-        This takes longer than `seconds` only if the daemon shows in each such span that it lives: before it resumes a
-        session it ends all jobs of the previous connection (rule 4), on a drive that may be slow.
-        """
+        """Connect, greet, and send the message; returns its answer. It takes longer than `seconds` only if the daemon
+        shows in each such span that it lives: before it resumes a session it ends all jobs of the previous connection
+        (rule 4)."""
         self._handshake_seconds = seconds
         try:
             async with asyncio.timeout(seconds) as self._handshake:

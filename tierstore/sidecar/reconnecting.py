@@ -92,10 +92,8 @@ class Reconnecting:
         resume: makes one attempt within the seconds that it is given; raises why it failed.
         tell: called with the reason and the seconds waited, when those who wait are to be told.
 
-    Attributes:
-        patience_seconds: the longest that a daemon which owes an answer may be silent, or take to resume the session.
-        lost_because: why the connection was lost, or the last attempt failed, in words.
-        ended_because: why the session is over for good; None: it is not.
+    `patience_seconds`: the longest that a daemon which owes an answer may be silent, or take to resume the session.
+    `lost_because`, `ended_because`: why the last attempt failed, and why the session is over for good, in words.
     """
 
     def __init__(

@@ -74,8 +74,8 @@ class RemoteDisk:
     """Keeps records with a daemon. A `DiskTier`; `open` makes one. Link and slab are closed with it.
 
     All coroutines belong to one loop and do not block it. They raise what `DiskTier` says, and DaemonUnavailableError
-    if the daemon is lost and has not come back in time. Its records are there again when it is back; the source of a
-    write is still the caller's.
+    if the daemon has not come back in time: its records are there again when it is; a write's source is still the
+    caller's.
     """
 
     def __init__(self, link: DaemonLink, slab: SharedSlab, executor: Executor, name: str) -> None:

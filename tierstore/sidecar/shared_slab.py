@@ -1,11 +1,9 @@
 """Memory that a store and the daemon share: a memfd, of fixed size and with all its pages before it is shared.
 
-NOTE [Seals]
-Whoever touches a page that is not there pays for it: a process that could take pages out of its slab could have the
-daemon fill the daemon's own memory limit. F_SEAL_FUTURE_WRITE forbids that (memfd_create(2), fallocate(2)), and new
+NOTE [Seals] A process that could take pages out of its slab could have the daemon fill the daemon's own memory limit:
+whoever touches a missing page pays for it. F_SEAL_FUTURE_WRITE forbids that (memfd_create(2), fallocate(2)), and new
 writable mappings with it. So the daemon maps the slab first and then sets the seal, unless it trusts the client
-(`daemon/slabs.py`), and no other connection can map that slab again. A client that resumes its session moves the bytes
-to a new memfd then.
+(`daemon/slabs.py`). A client that resumes its session moves the bytes to a new memfd then.
 """
 
 from __future__ import annotations
@@ -31,12 +29,8 @@ F_SEAL_FUTURE_WRITE = 0x10  # Linux 5.1
 
 class SharedSlab:
     """The client's side of one slab. The constructor blocks: every page is allocated here, and counted to this process.
-
-    `number`: its name on both sides. `num_bytes` is rounded up to whole pages. `inodes`: the files that a forked child
-    has to give up, this one's among them for as long as it is open; None: a child keeps it.
-
-    OSError: there is not enough memory (ENOMEM, ENOSPC), or no descriptor is left.
-    """
+    `inodes`: the files that a forked child has to give up, this one's among them while it is open; None: a child keeps
+    it. OSError: there is not enough memory (ENOMEM, ENOSPC), or no descriptor is left."""
 
     def __init__(self, number: int, num_bytes: int, inodes: set[Inode] | None = None) -> None:
         self.number = number
