@@ -26,15 +26,13 @@ _BACKLOG = 128
 
 
 def listen(path: Path, group: str | None) -> socket.socket:
-    """Make a listening, non-blocking socket at `path`.
-
-    A missing folder is made for the user alone (mode 0700), or for the group too (0750). The socket gets mode 0600, or
-    0660. A socket on which nobody listens any more is replaced.
-
-    Raises:
-        ConfigError: a living daemon or something that is no socket is there, or others could replace the socket.
-    """
-    gid = None if group is None else _gid_of(group)
+    """Make a listening, non-blocking socket at `path`, of mode 0600, or 0660 for a group; its folder too, 0700 or 0750.
+    A socket on which nobody listens any more is replaced. ConfigError: a living daemon or something that is no socket
+    is there, or others could replace the socket."""
+    try:
+        gid = None if group is None else grp.getgrnam(group).gr_gid
+    except KeyError:
+        raise ConfigError("socket_group", group, "give a group of this system") from None
     _make_folder(path.parent, gid)
     _clear_stale(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
@@ -61,13 +59,6 @@ def stop_listening(listener: socket.socket, path: Path) -> None:
     with contextlib.suppress(OSError):
         if stat.S_ISSOCK(path.lstat().st_mode) and not _is_listened_on(path):  # its folder may be another by now
             path.unlink()
-
-
-def _gid_of(group: str) -> int:
-    try:
-        return grp.getgrnam(group).gr_gid
-    except KeyError:
-        raise ConfigError("socket_group", group, "give a group of this system") from None
 
 
 def _make_folder(folder: Path, gid: int | None) -> None:

@@ -1,8 +1,4 @@
-"""One client's connection: which messages it may send now, and when each request runs. For one loop.
-
-It owns the slabs that came over it: when it is lost they are forgotten, and the client shares them again over the next
-one.
-"""
+"""One client's connection: which messages it may send now, and when each request runs. For one loop."""
 
 from __future__ import annotations
 
@@ -61,11 +57,9 @@ class Shared:
 
 
 class Connection:
-    """A client's connection, with what it may do now. Lives on the daemon's loop; nothing blocks.
-
-    It owns the `accepted` socket. `uid`: the client's user, as the kernel says. `on_end` is called with this connection
-    when it is over, and may be called again.
-    """
+    """A client's connection, with what it may do now. Lives on the daemon's loop; nothing blocks. It owns the
+    `accepted` socket, and the slabs that came over it: the client shares them again over the next one. `uid`: the
+    client's user, as the kernel says. `on_end` is called with this connection when it is over, perhaps twice."""
 
     def __init__(self, accepted: socket.socket, uid: int, shared: Shared, on_end: Callable[[Connection], None]) -> None:
         self.session: Session | None = None
@@ -88,13 +82,12 @@ class Connection:
             frame_seconds=shared.limits.handshake_seconds,
         )
         seconds = shared.limits.handshake_seconds
-        self._hello_timer = asyncio.get_running_loop().call_later(seconds, self._greeted_too_late)
+        too_late = partial(self.refuse, f"no Hello within {seconds:g} s", is_final=False)
+        self._hello_timer = asyncio.get_running_loop().call_later(seconds, too_late)
 
     @property
     def peer(self) -> str:
-        if self.session is None:
-            return self._channel.peer
-        return self.session.peer
+        return self._channel.peer if self.session is None else self.session.peer
 
     @property
     def is_in_lobby(self) -> bool:
@@ -133,14 +126,10 @@ class Connection:
         self._channel.close()
 
     def give_up_session(self) -> None:
-        """End the connection: the client has resumed its session on another one."""
         self.session = None
         self._ended(None)
 
     # --- what happens to it ---------------------------------------------------------------------------------------
-
-    def _greeted_too_late(self) -> None:
-        self.refuse(f"no Hello within {self._shared.limits.handshake_seconds:g} s", is_final=False)
 
     def _ended(self, error: Exception | None) -> None:
         if error is not None:

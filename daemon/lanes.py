@@ -1,8 +1,7 @@
 """Starts jobs at the drive: a fixed number at once each way, fairly between sessions, reads before writes. One loop.
 
-NOTE [Fair turns]
-Start-time fair queueing: all owners that wait get the same share of the service, measured by cost, whatever one item
-costs and however many they have queued. An owner that was idle gets no credit for that.
+NOTE [Fair turns] Start-time fair queueing: all owners that wait get the same share of the service, measured by cost,
+however many items they have queued. An owner that was idle gets no credit for that.
 """
 
 from __future__ import annotations
@@ -50,7 +49,6 @@ class FairQueue(Generic[T]):
         self._num_items += 1
 
     def pop(self) -> T:
-        """Take the next item of the owner that was served least; among equals, of the one that has waited longest."""
         waiting = [owner for owner, line in self._lines.items() if line.items]
         if not waiting:
             raise IndexError("nothing is queued")
@@ -124,18 +122,12 @@ class DriveWay:
 
 
 class Lanes:
-    """Starts as many jobs at once as keep the drive busy.
+    """Starts as many jobs at once as keep the drive busy: `num_each` each way, as tasks, by `start`.
 
-    Reads go first: backward stands still for a read, forward only for a full window. A write that begins therefore
-    owes the reads a multiple of its cost. While reads wait, no other write begins until reads worth that much have
-    begun. So reads that are queued without end still leave writes a share, and no two writes begin in a row.
-
-    Args:
-        start: runs a coroutine as a task.
-        num_each: how many jobs run at once, each way.
-
-    Attributes:
-        seconds: how long requests have stayed where, those of all sessions added up.
+    Reads go first: backward stands still for a read, forward only for a full window. A write that begins owes the reads
+    a multiple of its cost; while reads wait, no other write begins until reads worth that much have begun. So reads
+    that are queued without end still leave writes a share. `seconds`: how long all requests have stayed where, added
+    up.
     """
 
     def __init__(self, start: Callable[[Coroutine[Any, Any, None]], None], num_each: int) -> None:
@@ -151,7 +143,7 @@ class Lanes:
         self._push(self.reads, session, num_bytes, job)
 
     def write(self, session: int, num_bytes: int, job: Job, asked_at: float | None = None) -> None:
-        """Queue a job that writes; `asked_at`: when its client asked (`time.perf_counter`), if it was held back."""
+        """`asked_at`: when its client asked (`time.perf_counter`), if it was held back."""
         self._push(self.writes, session, num_bytes, job)
         if asked_at is not None:
             self._count(session, "write_held", time.perf_counter() - asked_at)
@@ -160,7 +152,7 @@ class Lanes:
         return self._seconds_of.get(session, _NO_SECONDS)
 
     def forget(self, session: int) -> None:
-        """Forget a session that has no jobs and never will have any again."""
+        """Of a session that has no jobs and never will have any again."""
         self._seconds_of.pop(session, None)
         for way in (self.reads, self.writes):
             way.queue.forget(session)

@@ -35,9 +35,9 @@ def set_up_logging(level: str, form: str) -> None:
 class CauseFilter(logging.Filter):
     """Lets one line per cause and minute pass, and a hundred per kind of message and user.
 
-    A cause is the message before its figures are filled in, together with the client (name, rank, user) and its
-    session. Clients choose their names, and may open sessions without end, so the lines of all of a user's causes are
-    bounded too. A line says how many like it were dropped since the one before (`not_logged`).
+    A cause is the message before its figures are filled in, together with the client and its session. Clients choose
+    their names, and may open sessions without end, so the lines of all of a user's causes are bounded too. A line says
+    how many like it were dropped before (`not_logged`).
     """
 
     def __init__(self, seconds: float = _SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
@@ -106,7 +106,7 @@ def _time_of(record: logging.LogRecord) -> str:
 
 
 def _fields_of(record: logging.LogRecord) -> dict[str, Any]:
-    """The fields that were given as `extra`, then the traceback if there is one."""
+    """What was given as `extra`, then the traceback if there is one."""
     fields = {name: value for name, value in vars(record).items() if name not in _OWN_FIELDS and value is not None}
     if record.exc_info:
         fields["traceback"] = logging.Formatter().formatException(record.exc_info)

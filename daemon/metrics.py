@@ -1,9 +1,7 @@
 """A daemon's report as metrics for Prometheus. Imported only if there is a page for them.
 
-The names of sessions' series begin with `tierstore_`. The daemon's totals outlive sessions; their names begin with
-`tierstore_daemon_`. A session's series are labelled by its number, client and rank, and end with the session.
-
-The lines are written here, since thousands of objects of the library take seconds.
+Sessions' series (`tierstore_…`) end with the session; the daemon's totals (`tierstore_daemon_…`) outlive them. The
+lines are written here, since thousands of objects of the library take seconds.
 """
 
 from __future__ import annotations
@@ -156,10 +154,6 @@ def _of_sessions(sessions: Sequence[SessionState]) -> Iterator[str]:
     stays = (_stays(each.stays, f"{its[1:-1]},") for each, its in zip(sessions, labels, strict=True))
     words = "Total seconds that the session's requests spent in each place (label stay)"
     yield from _family("tierstore_request_seconds_total", words, chain.from_iterable(stays))
-
-
-def _totals(prefix: str, whose: str) -> _Figures:
-    return [(f"{prefix}{name}_total", f"totals.{name}", words + whose) for name, words in _TOTALS.items()]
 
 
 def _family(name: str, words: str, samples: Iterable[tuple[str, float]]) -> Iterator[str]:

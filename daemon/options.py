@@ -1,8 +1,5 @@
-"""The options of `tierstore serve`: what each is, and how it is read from all places where it may be given.
-
-The order is: command line, environment (`TIERSTORE_DISK_BYTES`), file (`disk_bytes = "1TiB"`), default. The first that
-gives an option counts. An error names the place where the option was given.
-"""
+"""The options of `tierstore serve`: what each is, and how it is read from command line, environment
+(`TIERSTORE_DISK_BYTES`) and file (`disk_bytes = "1TiB"`). The first of these that gives an option counts."""
 
 from __future__ import annotations
 
@@ -16,6 +13,7 @@ from typing import Any, NamedTuple
 
 from tierstore.base.address import SYSTEM_ADDRESS
 from tierstore.base.config import parse_size
+from tierstore.base.toml_file import read_toml
 from tierstore.errors import ConfigError
 
 from .settings import ServerLimits, ServeSettings
@@ -51,17 +49,13 @@ class Option(NamedTuple):
 
 
 def settings_of(line: Mapping[str, Given], environment: Mapping[str, str]) -> ServeSettings:
-    """The settings from a command line (names with underscores), an environment, and the file that they name.
-
-    An empty variable counts as not set.
-
-    Raises:
-        ConfigError: an option or the file cannot be used; names the option, and where it was given.
-    """
+    """The settings from a command line (names with underscores), an environment, and the file that they name. An empty
+    variable counts as not set. ConfigError names the option or the file, and where it was given."""
     given: dict[str, tuple[Given, str]] = {}
-    config, source = _config_of(line, environment)
-    if config is not None:
-        given |= _read_file(Path(config), source)
+    if "config" in line:
+        given |= _read_file(Path(str(line["config"])), "--config")
+    elif config := environment.get("TIERSTORE_CONFIG"):
+        given |= _read_file(Path(config), "TIERSTORE_CONFIG")
     for name, option in OPTIONS.items():
         if text := environment.get(variable := f"TIERSTORE_{name.upper()}"):
             given[name] = (text.split(option.separator) if option.separator else text, variable)
@@ -76,23 +70,9 @@ def settings_of(line: Mapping[str, Given], environment: Mapping[str, str]) -> Se
     return ServeSettings(**found, limits=ServerLimits(**limits))
 
 
-def _config_of(line: Mapping[str, Given], environment: Mapping[str, str]) -> tuple[str | None, str]:
-    if "config" in line:
-        return str(line["config"]), "--config"
-    return environment.get("TIERSTORE_CONFIG") or None, "TIERSTORE_CONFIG"
-
-
 def _read_file(file: Path, source: str) -> dict[str, tuple[Given, str]]:
-    import tomllib
-
-    try:
-        values = tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(source, str(file), f"cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:  # no UTF-8, no TOML, or brackets without end
-        raise ConfigError(source, str(file), f"it is not valid TOML: {error}") from error
     found: dict[str, tuple[Given, str]] = {}
-    for name, value in values.items():
+    for name, value in read_toml(file, source).items():
         source = f"{file}: {name}"
         found[name] = value, source
         if name not in OPTIONS:
@@ -116,10 +96,6 @@ def _paths(value: Given, source: str) -> tuple[Path, ...]:
     if not texts or not all(isinstance(text, str) for text in texts):
         raise ConfigError(source, value, "give the path of at least one directory")
     return tuple(_path(str(text), source) for text in texts)
-
-
-def _text(text: str, source: str) -> str:
-    return text
 
 
 def _count(value: int | str, source: str) -> int:
@@ -253,7 +229,8 @@ OPTIONS: dict[str, Option] = {
         setting="allowed_uids",
     ),
     "socket_group": Option(
-        *(_text, *_TEXT, "GROUP"), "Group that can open the socket. Default: only the daemon's user can."
+        *(lambda text, source: text, *_TEXT, "GROUP"),
+        "Group that can open the socket. Default: only the daemon's user can.",
     ),
     "codec": Option(
         *(_codec, *_TEXT, "CODEC"),

@@ -1,13 +1,9 @@
-"""A small HTTP server for those who watch the daemon: probes, Prometheus, browsers. It runs on the daemon's loop.
+"""A small HTTP server for those who watch the daemon: probes, Prometheus, browsers. It runs on the daemon's loop, so
+`/healthz` shows whether that loop still runs. There is nothing but GET and HEAD.
 
-So `/healthz` shows whether that loop still runs: if it stands still, the probe times out. A request's length and time
-are limited, and so is the number of requests at once: the oldest makes room for the newest, so silent visitors do not
-keep others out. Everything is only read, so there is nothing but GET and HEAD.
-
-Anybody on this host may ask, but no site that is open in a browser there. The browser does not let another site read
-answers, unless that site's name points to this host by then (DNS rebinding). So every request is refused that names the
-host otherwise than by an address or as localhost; no exception is made for probes. A request may leave the name out,
-as probes in HTTP/1.0 do: no browser does.
+Anybody on this host may ask, but no site that is open in a browser there: one whose name points to this host by now
+(DNS rebinding) could read the answers. So every request is refused that names the host otherwise than by an address or
+as localhost. A request may leave the name out, as probes in HTTP/1.0 do: no browser does.
 """
 
 from __future__ import annotations
@@ -54,11 +50,9 @@ Routes = Mapping[str, Callable[[], Awaitable[PageAnswer]]]
 
 
 class Page:
-    """Listens from `bind` on, answers from `serve` on. Requests in between wait.
-
-    Attributes:
-        address: host and port, the real one where 0 was asked for.
-    """
+    """Listens from `bind` on, answers from `serve` on. Requests in between wait. A request's length and time are
+    limited, and so is their number at once: the oldest makes room for the newest. `address`: the real one where port 0
+    was asked for."""
 
     def __init__(self, listener: socket.socket) -> None:
         host, port = listener.getsockname()[:2]
@@ -70,11 +64,8 @@ class Page:
 
     @classmethod
     def bind(cls, host: str, port: int) -> Self:
-        """Take the port of an address of the loopback device; 0: any that is free.
-
-        Raises:
-            ConfigError: it is taken, or this process may not take it.
-        """
+        """Take the port of an address of the loopback device; 0: any that is free. ConfigError: this process cannot
+        have it."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
@@ -88,11 +79,9 @@ class Page:
 
     @property
     def num_visits(self) -> int:
-        """Connections that wait for an answer, or for the rest of one."""
         return len(self._visits)
 
     async def serve(self, routes: Routes) -> None:
-        """Answer from now on, each path by its route."""
         self._routes = routes
         self._server = await asyncio.start_server(self._receive, sock=self._listener, limit=_MOST_BYTES)
 
@@ -105,7 +94,6 @@ class Page:
             writer.transport.abort()
 
     async def _receive(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One request and its answer. A body is ignored."""
         self._visits[writer] = None
         if len(self._visits) > _MOST_VISITS:
             self._visits.pop(oldest := next(iter(self._visits)))

@@ -15,7 +15,8 @@ _DISCARD_AT_ONCE = 4096
 
 
 class Records:
-    """The records of all sessions, on one disk tier. Lives on the daemon's loop; its coroutines do not block it."""
+    """The records of all sessions, on one disk tier: takes a message, returns the answer to the client. Lives on the
+    daemon's loop; does not block it."""
 
     def __init__(self, disk: LocalTier) -> None:
         self.disk = disk
@@ -23,7 +24,7 @@ class Records:
     async def write(
         self, session: Session, message: messages.Write, memory: memoryview
     ) -> messages.Stored | messages.Full | messages.Failed:
-        """Store the bytes in `memory`, unless that was done before; the answer to the client."""
+        """Store the bytes in `memory`, unless that was done before."""
         try:
             record = session.records.get(message.key)  # rule 5 of messages.py: it may be sent twice
             if record is None:
@@ -41,7 +42,7 @@ class Records:
     async def read(
         self, session: Session, message: messages.Read, memory: memoryview
     ) -> messages.Loaded | messages.Bad | messages.Failed:
-        """Fill `memory` with a record; the answer to the client. ProtocolError: the record was never stored."""
+        """Fill `memory` with a record. ProtocolError: it was never stored."""
         record = session.records.get(message.key)
         if record is None and session.was_taken_up:  # it was stored: its entry was dropped as damaged, or was cleared
             session.totals["corrupt_records"] += 1

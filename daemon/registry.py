@@ -1,7 +1,4 @@
-"""The sessions that a daemon has, and which connection each session's client is on. For one loop.
-
-A session whose client is lost is kept for the grace period; then it ends, and what it stored is freed.
-"""
+"""The sessions that a daemon has, and which connection each session's client is on. For one loop."""
 
 from __future__ import annotations
 
@@ -14,7 +11,6 @@ import msgspec
 
 from tierstore.disk.codec.codec import NO_CODEC
 from tierstore.disk.drives import LocalTier
-from tierstore.disk.location import Location
 from tierstore.errors import StorageIOError
 from tierstore.sidecar import messages
 
@@ -33,12 +29,8 @@ _log = logging.getLogger("tierstore.daemon")
 
 
 class Registry:
-    """Sessions by number. Its coroutines wait for commits to the index and for jobs; nothing blocks the loop.
-
-    Attributes:
-        num_opened: sessions that were opened since the start.
-        ended_totals: of all sessions that have ended since the start.
-    """
+    """Sessions by number. Its coroutines wait for commits to the index and for jobs; nothing blocks the loop. A session
+    whose client is lost is kept for the grace period; then it ends, and what it stored is freed."""
 
     def __init__(
         self, disk: LocalTier, records: Records, lanes: Lanes, tasks: Tasks, stage: Stage, limits: ServerLimits
@@ -58,7 +50,6 @@ class Registry:
     # --- questions ------------------------------------------------------------------------------------------------
 
     def find(self, message: messages.Resume, uid: int) -> Session | None:
-        """The session that this token resumes; None: there is none."""
         session = self.sessions.get(message.session)
         if session is None or not session.lease.is_resumed_by(message.token, uid):
             return None
@@ -77,11 +68,8 @@ class Registry:
     # --- the life of a session ------------------------------------------------------------------------------------
 
     async def take_up(self) -> None:
-        """Continue the sessions of an earlier daemon; each waits for its client. Called once, before anything else.
-
-        Raises:
-            StoreFullError, StorageIOError: the index does not take a change; what was there still is.
-        """
+        """Continue the sessions of an earlier daemon; each waits for its client. Called once, before anything else. On
+        StoreFullError or StorageIOError (the index does not take a change) what was there still is."""
         found = kept_leases(self._disk.leases)
         self._next_session = found.next_number
         for number in found.damaged:
@@ -96,17 +84,16 @@ class Registry:
             if session is None:
                 nobodys.append(disk_key)
             else:
-                session.take_up(disk_key & (1 << KEY_BITS) - 1, _record_at(location))
+                checksum = location.checksum if location.codec == NO_CODEC.family else None
+                kept = KeptRecord(location.logical_bytes, location.taken_bytes, location.codec, "", checksum)
+                session.take_up(disk_key & (1 << KEY_BITS) - 1, kept)
         await self._disk.discard(nobodys)
         for session in self.sessions.values():
             self._start_grace(session)
 
     async def open(self, message: messages.Open, uid: int) -> tuple[Session, bytes]:
         """Make a new session, which `why_not` allows, and enter it in the index; returns it and its token.
-
-        Raises:
-            StoreFullError, StorageIOError: the index does not take it, or there is no number for it.
-        """
+        StoreFullError or StorageIOError: the index does not take it, or there is no number for it."""
         lease, token = new_lease(self._unused_number(), uid, message.name, message.rank, message.pid)
         self._next_session = lease.number + 1
         self._num_of_user[uid] += 1
@@ -189,8 +176,3 @@ class Registry:
 
     def _expire(self, session: Session) -> None:
         self._tasks.start(self.end(session, f"its client did not come back within {self.limits.grace_seconds:g} s"))
-
-
-def _record_at(location: Location) -> KeptRecord:
-    checksum = location.checksum if location.codec == NO_CODEC.family else None
-    return KeptRecord(location.logical_bytes, location.taken_bytes, location.codec, "", checksum)

@@ -1,7 +1,7 @@
 """The report: a record of what a daemon holds and has done, for `tierstore stat`, `tierstore top` and the metrics.
 
-`reporting.py` takes it. Fields with disk, written or read in their names count bytes as they are on
-disk; the others count them as the clients gave them.
+Fields with disk, written or read in their names count bytes as they are on disk; the others count them as the clients
+gave them.
 """
 
 from __future__ import annotations
@@ -81,14 +81,11 @@ class DriveState(DiskState, frozen=True, kw_only=True):
 
 
 class Stays(msgspec.Struct, frozen=True):
-    """How long requests have stayed where, in seconds, added up. A request is counted when it moves on.
+    """How long requests have stayed where, in seconds, added up. A request is counted when it moves on, so the growth
+    of a field in a second is how many requests were there on average.
 
-    The growth of a field in a second is how many requests were there on average.
-
-    Attributes:
-        read_queued, read_at_drive: reads that waited for the drive, and that were there.
-        write_held: writes that were held back by their session's quota of queued bytes.
-        write_queued, write_at_drive: writes that waited for the drive, and that were there.
+    `read_queued`, `write_queued`: waited for the drive; `read_at_drive`, `write_at_drive`: were there; `write_held`:
+    held back by their session's quota of queued bytes.
     """
 
     read_queued: float = 0.0

@@ -1,7 +1,5 @@
-"""Takes reports of the daemon for all who ask: clients, the page, its curves. For one loop; nothing blocks.
-
-A report of very many sessions is taken in pieces, between which everybody else has a turn.
-"""
+"""Takes reports of the daemon for all who ask: clients, the page, its curves. For one loop. One of very many sessions
+is taken in pieces, between which everybody else has a turn."""
 
 from __future__ import annotations
 
@@ -10,6 +8,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -53,9 +52,7 @@ _SESSIONS_AT_ONCE = 64
 
 class Reports:
     """A report is made when somebody asks, and rests follow. Nothing blocks the loop but what `make` does on it.
-
-    Everybody gets one that was begun after they had asked. All who ask before it begins get the same.
-    """
+    Everybody gets one that was begun after they had asked; all who ask before it begins get the same."""
 
     def __init__(
         self, make: Callable[[], Awaitable[DaemonReport]], clock: Callable[[], float] = time.perf_counter
@@ -87,27 +84,21 @@ class Reports:
                 self.rest_for(self._clock() - began_at)
 
 
+@dataclass(eq=False)
 class Reporter:
     """Asks the parts of the daemon what they hold and have done."""
 
-    def __init__(
-        self,
-        settings: ServeSettings,
-        program: str,
-        metrics_address: str | None,
-        *,
-        started_at: float,
-        stage: Stage,
-        registry: Registry,
-        disk: LocalTier,
-        lanes: Lanes,
-        tasks: Tasks,
-    ) -> None:
-        self._settings = settings
-        self._program = program
-        self._metrics_address = metrics_address
-        self._stage, self._registry, self._disk, self._lanes, self._tasks = stage, registry, disk, lanes, tasks
-        self._started_at = started_at
+    settings: ServeSettings
+    program: str
+    metrics_address: str | None
+    started_at: float
+    stage: Stage
+    registry: Registry
+    disk: LocalTier
+    lanes: Lanes
+    tasks: Tasks
+
+    def __post_init__(self) -> None:
         self.reports = Reports(self._take)
         self._asking: set[Connection] = set()
         self._answer_of: tuple[DaemonReport, msgspec.Raw] | None = None  # to the newest, encoded once for all
@@ -116,7 +107,7 @@ class Reporter:
         """Answer with the next report; one answer for all questions that are unanswered by then."""
         if asker not in self._asking:
             self._asking.add(asker)
-            self._tasks.start(self._answer(asker))
+            self.tasks.start(self._answer(asker))
 
     async def _answer(self, asker: Connection) -> None:
         try:
@@ -128,7 +119,7 @@ class Reporter:
         asker.answer(self._answer_of[1])
 
     async def _take(self) -> DaemonReport:
-        registry, usage = self._registry, self._disk.usage()
+        registry, usage = self.registry, self.disk.usage()
         sessions, states, totals = list(registry.sessions.values()), [], Counter(registry.ended_totals)
         for first in range(0, len(sessions), _SESSIONS_AT_ONCE):
             if first:
@@ -138,30 +129,30 @@ class Reporter:
                 states.append(self._session_state(session, now))
                 totals.update(session.totals)
         return DaemonReport(
-            program=self._program,
+            program=self.program,
             pid=os.getpid(),
-            path=unicode_text(self._settings.place),
-            socket=unicode_text(str(self._settings.socket)),
-            metrics=self._metrics_address,
-            uptime_seconds=round(time.monotonic() - self._started_at, 3),
-            is_ending=self._stage.is_ending,
+            path=unicode_text(self.settings.place),
+            socket=unicode_text(str(self.settings.socket)),
+            metrics=self.metrics_address,
+            uptime_seconds=round(time.monotonic() - self.started_at, 3),
+            is_ending=self.stage.is_ending,
             disk=DiskState(**{name: getattr(usage, name) for name in DiskState.__struct_fields__}),
-            jobs=Jobs(_job_times(self._lanes.reads), _job_times(self._lanes.writes)),
+            jobs=Jobs(_job_times(self.lanes.reads), _job_times(self.lanes.writes)),
             totals=_totals(totals),
             num_sessions=len(sessions),
             num_sessions_opened=registry.num_opened,
             sessions=states,
-            codec_choices={kind: dict(counts) for kind, counts in self._disk.codec_choices().items()},
-            internal_errors=self._tasks.num_internal_errors,
-            drives=[_drive_state(each) for each in self._disk.drives()],
-            stays=_stays(self._lanes.seconds),
+            codec_choices={kind: dict(counts) for kind, counts in self.disk.codec_choices().items()},
+            internal_errors=self.tasks.num_internal_errors,
+            drives=[_drive_state(each) for each in self.disk.drives()],
+            stays=_stays(self.lanes.seconds),
         )
 
     def _session_state(self, session: Session, now: float) -> SessionState:
         lease = session.lease
         lease_seconds = None
         if session.lost_at is not None:
-            lease_seconds = round(max(0.0, session.lost_at + self._settings.limits.grace_seconds - now), 3)
+            lease_seconds = round(max(0.0, session.lost_at + self.settings.limits.grace_seconds - now), 3)
         return SessionState(
             session=lease.number,
             client=lease.name,
@@ -179,7 +170,7 @@ class Reporter:
             queued_quota_bytes=session.writes.most_bytes,
             held_bytes=session.writes.held_bytes,
             totals=_totals(session.totals),
-            stays=_stays(self._lanes.seconds_of(lease.number)),
+            stays=_stays(self.lanes.seconds_of(lease.number)),
         )
 
 

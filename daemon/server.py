@@ -1,11 +1,11 @@
 """The daemon: puts its parts together, runs them, and ends them.
 
-Start here::
+::
 
     listener ─► Acceptor ─► Connection (phases, requests) ─► Lanes (whose turn) ─► Records ─► LocalDisk ─► answers
                                 └► Registry (sessions) ◄── Reporter ◄── page, `Inspect`
 
-One loop runs all of it; jobs of the disk tier run on its I/O threads. Nothing here knows tensors.
+One loop runs all of it; jobs of the disk tier run on its I/O threads.
 """
 
 from __future__ import annotations
@@ -60,11 +60,9 @@ _DRAIN_SECONDS = 30.0
 def serve(settings: ServeSettings) -> None:
     """Run a daemon until it is told to end (SIGTERM, SIGINT). Blocks.
 
-    Raises:
-        ConfigError: an option cannot be used, a living daemon uses the directory or the socket, or the process has
-            greenlets in the place of threads.
-        StorageIOError: the drive or the system refused; or the index was found to be damaged, and all that was stored
-            was cleared.
+    ConfigError: an option cannot be used, a living daemon uses the directory or the socket, or the process has
+    greenlets in the place of threads. StorageIOError: the drive or the system refused; or the index was found to be
+    damaged, and all that was stored was cleared.
     """
     refuse_green_threads()
     runner = asyncio.Runner(loop_factory=new_event_loop)
@@ -88,7 +86,6 @@ class Daemon:
         self._was_open = False
 
     async def run(self) -> None:
-        """Serve until a signal ends it; raises as `serve`."""
         settings = self.settings
         for number in (signal.SIGTERM, signal.SIGINT):  # first: whoever can connect can already end it in good order
             asyncio.get_running_loop().add_signal_handler(number, self._stage.signalled)
@@ -156,14 +153,16 @@ class Daemon:
                 accepting = group.create_task(acceptor.accept(listener))
                 stage.is_open = self._was_open = True
                 _log.info("ready", extra=self._about(homes, registry, watch))
-                await stage.wait_for_end()
+                await stage.ending.wait()
                 accepting.cancel()
                 await self._drain(registry, acceptor, disk)
                 stage.is_open = False
             await disk.close(keep=bool(registry.sessions))
-            self._complain_of_damage(disk)
+            for place, damage in disk.damaged_indexes.items():
+                kept = "what was stored there was cleared; start the daemon again"
+                raise StorageIOError("write", f"the index under {place}", str(damage), kept) from damage
         finally:
-            threads.shutdown(wait=not stage.is_ending_at_once)
+            threads.shutdown(wait=not stage.ending_at_once.is_set())
 
     async def _open_disk(self, homes: Sequence[NamedHome], threads: Executor) -> LocalTier:
         budgets = self._budgets(homes)
@@ -198,13 +197,11 @@ class Daemon:
 
     def _about(self, homes: Sequence[NamedHome], registry: Registry, watch: Watch | None) -> dict[str, object]:
         page = None if watch is None else f"http://{watch.address}/metrics"
+        found = homes[0].found
+        if len(homes) > 1:
+            found = "; ".join(f"{path}: {home.found}" for path, home in zip(self.settings.paths, homes, strict=True))
         where = {"path": self.settings.place, "socket": str(self.settings.socket), "metrics": page}
-        return where | {"found": self._found(homes), "sessions": len(registry.sessions)}
-
-    def _found(self, homes: Sequence[NamedHome]) -> str:
-        if len(homes) == 1:
-            return homes[0].found
-        return "; ".join(f"{path}: {home.found}" for path, home in zip(self.settings.paths, homes, strict=True))
+        return where | {"found": found, "sessions": len(registry.sessions)}
 
     # --- the end --------------------------------------------------------------------------------------------------
 
@@ -214,12 +211,7 @@ class Daemon:
             return
         for place, damage in disk.damaged_indexes.items():
             _log.error("the index under %s is damaged (%s): this daemon ends and clears it", place, damage)
-            self._stage.end()
-
-    def _complain_of_damage(self, disk: LocalTier) -> None:
-        for place, damage in disk.damaged_indexes.items():
-            kept = "what was stored there was cleared; start the daemon again"
-            raise StorageIOError("write", f"the index under {place}", str(damage), kept) from damage
+            self._stage.ending.set()
 
     async def _drain(self, registry: Registry, acceptor: Acceptor, disk: LocalTier) -> None:
         """Take no more, finish and answer what was taken, then close every connection: clients come back later."""
@@ -227,7 +219,7 @@ class Daemon:
         registry.stop_timers()
         acceptor.stop_listening()
         quiet = asyncio.ensure_future(registry.wait_for_jobs())
-        at_once = asyncio.ensure_future(self._stage.wait_for_end_at_once())
+        at_once = asyncio.ensure_future(self._stage.ending_at_once.wait())
         done, _ = await asyncio.wait((quiet, at_once), timeout=_DRAIN_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         at_once.cancel()
         if quiet not in done:

@@ -37,10 +37,8 @@ class _HeldBack(NamedTuple):
 
 
 class WriteQueue:
-    """Writes of one session: those that are queued or at the drive, and those that are held back.
-
-    `most_bytes`: the most that may be queued or at the drive. A longer write goes alone. None: no limit.
-    """
+    """Writes of one session: those that are queued or at the drive (`queued_bytes`), and those that are held back. At
+    most `most_bytes` are queued or at the drive (None: no limit), but a longer write goes alone."""
 
     def __init__(self, most_bytes: int | None) -> None:
         self.most_bytes = most_bytes
@@ -84,13 +82,9 @@ _TOKEN_BYTES = 32
 
 
 class Lease(msgspec.Struct, frozen=True):
-    """The part of a session that survives a kill of the daemon: it is kept in the index.
-
-    Attributes:
-        number: the session's; never used again while the directory holds anything.
-        token_hash: SHA-256 of the secret that resumes the session. Only the client has the secret itself.
-        uid: the user whose process opened it, as the kernel says; the rest is as the client said.
-    """
+    """The part of a session that survives a kill of the daemon: it is kept in the index. `number` is never used again
+    while the directory holds anything. `token_hash`: SHA-256 of the secret that resumes the session, which only the
+    client has."""
 
     number: int
     token_hash: bytes
@@ -144,10 +138,8 @@ def _decoded(blob: bytes, kind: type[_T]) -> _T | None:
 
 
 class KeptRecord(msgspec.Struct, frozen=True, gc=False):
-    """A stored record, with the disk tier's receipt. One flat object, which the garbage collector leaves alone.
-
-    `num_bytes`: its length, as the client gave it; the rest as in `tierstore.disk.Stored`.
-    """
+    """A stored record, with the disk tier's receipt; `num_bytes`: its length. One flat object, which the garbage
+    collector leaves alone."""
 
     num_bytes: int
     stored_bytes: int
@@ -157,20 +149,14 @@ class KeptRecord(msgspec.Struct, frozen=True, gc=False):
 
 
 class Session:
-    """One client's records, and the jobs that run for it.
-
-    Args:
-        most_queued_bytes: the most bytes of writes that may be queued or at the drive; None: no limit.
-        was_taken_up: an earlier daemon opened it, and may have stored records whose entries are lost since.
+    """One client's records, and the jobs that run for it. `was_taken_up`: an earlier daemon opened it, and may have
+    stored records whose entries are lost since.
 
     Attributes:
-        records: by the client's keys.
-        being_written: keys of writes that are queued or run.
+        records, being_written: by the client's keys; the keys of writes that are queued or run.
         disk_bytes: bytes taken on disk by records; those being written count with their full length.
-        lost_at: the loop's time at which its connection ended; None: it has one.
-        connection, expiry: that the client is on; and the end of the grace period, while it is on none.
+        lost_at, expiry: when its connection ended, by the loop; the end of the grace period. None: it has one.
         is_ended: the session is over; jobs that still run for it must leave nothing behind.
-        num_jobs: jobs, queued or running.
     """
 
     def __init__(

@@ -1,8 +1,6 @@
-"""The daemon's side of a client's slab, mapped only if all its pages are allocated and it cannot be cut short.
-
-A page that is missing is allocated by whoever touches it, at their expense. So no page may be missing when a job reads
-or writes a slab. NOTE [Seals] in `tierstore/sidecar/shared_slab.py` says how a client is kept from taking pages away.
-"""
+"""The daemon's side of a client's slab, mapped only if all its pages are allocated and it cannot be cut short: a page
+that is missing is allocated by whoever touches it, at their expense. See NOTE [Seals],
+`tierstore/sidecar/shared_slab.py`."""
 
 from __future__ import annotations
 
@@ -19,18 +17,11 @@ __all__ = ["MappedSlab"]
 
 
 class MappedSlab:
-    """A mapping of a client's shared memory.
+    """A mapping of a client's shared memory. `descriptor`, the memfd, is owned, whatever happens.
 
-    Args:
-        descriptor: the memfd, as it came; owned, whatever happens.
-        num_bytes: the slab's length, as the client says.
-        is_trusted: the client may share the memory again over another connection. It could take pages away, so jobs
-            look for missing ones when they begin; one that takes them away during a job is not noticed. False: the
-            memory is sealed, so that no page can be taken away, and can never be mapped again.
-
-    Raises:
-        ProtocolError: it is no memfd that is sealed against shrinking, has huge pages, is shorter than the client says,
-            has pages that are not allocated, or cannot be sealed.
+    `is_trusted`: the client may share the memory again over another connection, and could take pages away: jobs look
+    for missing ones only when they begin. Else the memory is sealed: no page can be taken away, and it can never be
+    mapped again. ProtocolError: it is no memfd that is sealed against shrinking, is not all there, or cannot be sealed.
     """
 
     def __init__(self, descriptor: int, num_bytes: int, peer: str, *, is_trusted: bool) -> None:
@@ -55,9 +46,7 @@ class MappedSlab:
 
     def range(self, offset: int, num_bytes: int) -> memoryview:
         """The bytes from `offset` on, writable, for a job that begins now; the mapping lives while they are used.
-
-        Raises ProtocolError if the client has taken some of their pages away.
-        """
+        ProtocolError: the client has taken some of their pages away."""
         if self._is_trusted:
             self._check_pages(offset, num_bytes)
         return self._memory[offset : offset + num_bytes]

@@ -11,52 +11,32 @@ __all__ = ["Stage", "Tasks"]
 
 
 class Stage:
-    """The daemon's stage, which others ask about, and the ways to ask it to end.
-
-    `is_open`: the disk tier is there, and clients are served. Set by the daemon alone.
-    """
+    """The daemon's stage, and the ways to ask it to end. `is_open`: clients are served; set by the daemon alone."""
 
     def __init__(self) -> None:
         self.is_open = False
-        self._ending = asyncio.Event()
-        self._ending_at_once = asyncio.Event()
-        self._num_signals = 0
+        self.ending = asyncio.Event()
+        self.ending_at_once = asyncio.Event()
+        self._is_signalled = False
 
     @property
     def is_ending(self) -> bool:
-        return self._ending.is_set()
-
-    @property
-    def is_ending_at_once(self) -> bool:
-        return self._ending_at_once.is_set()
-
-    def end(self) -> None:
-        """Ask the daemon to finish its work and end; idempotent."""
-        self._ending.set()
+        return self.ending.is_set()
 
     def signalled(self) -> None:
         """The first signal lets the daemon finish its work, the second does not."""
-        self._num_signals += 1
-        self._ending.set()
-        if self._num_signals > 1:
-            self._ending_at_once.set()
-
-    async def wait_for_end(self) -> None:
-        await self._ending.wait()
-
-    async def wait_for_end_at_once(self) -> None:
-        await self._ending_at_once.wait()
+        if self._is_signalled:
+            self.ending_at_once.set()
+        self._is_signalled = True
+        self.ending.set()
 
 
 _log = logging.getLogger("tierstore.daemon")
 
 
 class Tasks:
-    """Starts coroutines as tasks that do not affect each other.
-
-    A connection catches the bugs of the requests that it starts, because its client has to be told. This class catches
-    the others, such as a bug at the end of a session whose client is gone. `after_each` is called after each task.
-    """
+    """Starts coroutines as tasks that do not affect each other. `after_each` is called after each. A connection catches
+    the bugs of the requests that it starts, because its client has to be told; this class catches the others."""
 
     def __init__(self, after_each: Callable[[], None]) -> None:
         self.num_internal_errors = 0

@@ -288,11 +288,11 @@ class InsideTier:
         self._tier = tier
         self.locations = tier._shelf.locations
         self.index, self.space = tier._index, tier._space
-        self.turns = tier._shelf._turns
+        self.turns = tier._shelf.turns
 
     def pretend_session(self, session: int) -> None:
         """From now on its checksums are those of another session."""
-        set_existing(self._tier._shelf, _session=session)
+        set_existing(self._tier._shelf, session=session)
 
 
 class InsideDrives:

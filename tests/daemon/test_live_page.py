@@ -23,12 +23,11 @@ from tests.waiting import until
 from tierstore import TierStore
 from tierstore.commands.views import decode_report
 from tierstore.daemon import page as page_module
-from tierstore.daemon.live import Live
 from tierstore.daemon.page import Page, PageAnswer
 from tierstore.daemon.report import DaemonReport, DiskState, DriveState, Jobs, JobTimes, Spread, Stays, Totals
 from tierstore.daemon.reporting import Reports
 from tierstore.daemon.tasks import Stage
-from tierstore.daemon.watching import Watch
+from tierstore.daemon.watching import Live, Watch
 
 MIB = 2**20
 SECONDS = 30.0
@@ -120,7 +119,7 @@ async def test_status_says_that_the_daemon_starts_or_ends() -> None:
     for words in ("starting", "ending"):
         answer = await asyncio.to_thread(ask, page.address, "/status.json")
         assert (answer.status, answer.text) == (503, f"{words}\n")
-        stage.end()
+        stage.ending.set()
     page.close()
 
 

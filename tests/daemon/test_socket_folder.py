@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tierstore.base.safe_folder import unknown_owners, who_could_replace
+from tierstore.base.address import unknown_owners, who_could_replace
 from tierstore.daemon.acceptor import listen, stop_listening
 from tierstore.errors import ConfigError
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.conftest import MakeStore
 from tests.hooks.programs import assert_same_gradients, training
 from tierstore import ConfigError, StoreFullError, TierStore, tiered_offload
-from tierstore.disk.endurance import DAY_SECONDS, WriteAllowance
+from tierstore.disk.budget import DAY_SECONDS, WriteAllowance
 
 MIB = 2**20
 HOUR_SECONDS = 3600.0

@@ -126,7 +126,7 @@ def test_map_is_never_filled_by_what_the_budget_allows(tmp_path: Path, size: int
 def test_map_begins_small_and_grows_as_values_come(tmp_path: Path) -> None:
     index = Index.without_name(tmp_path, map_bytes_for(2**40))
     try:
-        first_bytes = index._environment.map_bytes
+        first_bytes = index.map_bytes
         assert first_bytes <= 2**27
         value = os.urandom(2**20)
         for key in range(200):
@@ -134,7 +134,7 @@ def test_map_begins_small_and_grows_as_values_come(tmp_path: Path) -> None:
             assert outcome.error is None
             assert outcome.value_offset is not None
             assert os.pread(index.file.fileno(), len(value), outcome.value_offset) == value
-        assert 200 * 2**20 < index._environment.map_bytes < 2**30
+        assert 200 * 2**20 < index.map_bytes < 2**30
         assert fetch(index, 0) == fetch(index, 199) == value
         maps = Path("/proc/self/smaps").read_text().split(str(tmp_path))
         assert " dc " in maps[-1].partition("VmFlags:")[2].partition("\n")[0], "left out of forked children"
@@ -200,6 +200,17 @@ async def test_commits_of_jobs_and_batches_do_not_overlap(index: Index) -> None:
         assert (await of_job).error is None
     assert most_at_once == [1, 1]
     assert [fetch(index, key) for key in (1, 2)] == [b"abc", b"def"]
+
+
+async def test_commit_whose_waiter_gave_up_leaves_the_others_theirs(index: Index) -> None:
+    with ThreadPoolExecutor(1) as executor:
+        commits = Commits(index, executor)
+        waiters = [asyncio.ensure_future(commits.submit(Put(key, location(3), b"abc"))) for key in range(3)]
+        await asyncio.sleep(0)
+        waiters[0].cancel()
+        gave_up, *others = await asyncio.gather(*waiters, return_exceptions=True)
+    assert isinstance(gave_up, asyncio.CancelledError)
+    assert others == [Outcome()] * 2
 
 
 def test_commit_of_a_job_that_fails_is_its_outcome(index: Index) -> None:

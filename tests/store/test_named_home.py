@@ -398,7 +398,7 @@ def lost_entries(folder: Path) -> None:
 
 def short_key(folder: Path) -> None:
     def damage(index: Index) -> None:
-        with index._environment.begin(write=True) as transaction:
+        with index.begin(write=True) as transaction:
             transaction.put(b"short", msgspec.msgpack.encode(location(1)), db=index._locations)
 
     change_index(folder, damage)
@@ -535,7 +535,7 @@ async def test_entry_that_makes_no_sense_and_values_that_are_not_theirs_are_drop
     await fill(directory)
 
     def damage(index: Index) -> None:
-        with index._environment.begin(write=True) as transaction:
+        with index.begin(write=True) as transaction:
             transaction.put((1).to_bytes(8, "big"), b"\xc1 no msgpack", db=index._locations)
             transaction.delete((3).to_bytes(8, "big"), db=index._values)
             transaction.put((5).to_bytes(8, "big"), b"short", db=index._values)

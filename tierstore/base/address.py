@@ -1,35 +1,38 @@
-"""Where a daemon of this host listens, and where its clients look for it, if nobody names an address.
+"""Where a daemon of this host listens, where its clients look for it if nobody names an address, and who could replace
+it.
 
 A daemon of root listens at `SYSTEM_ADDRESS`. A daemon of another user listens at `tierstore/tierstore.sock` in the
-directory that `XDG_RUNTIME_DIR` names. If that variable is not set, or names a directory that does not exist or that
-others could change, the daemon listens at `/tmp/tierstore-UID/tierstore.sock`.
-
-Clients use the variable `TIERSTORE_SOCKET` if it is set, as the daemon does. Otherwise they look where a daemon of
-their own user listens, and then at `SYSTEM_ADDRESS`, where a daemon for all users of the host may be.
+directory that `XDG_RUNTIME_DIR` names; if that is not set, does not exist, or could be changed by others, at
+`/tmp/tierstore-UID/tierstore.sock`. Clients and daemon use the variable `TIERSTORE_SOCKET` if it is set. Otherwise
+clients look where a daemon of their own user listens, and then at `SYSTEM_ADDRESS`.
 
 Everybody can make a folder in /tmp. So the folder there counts only if it belongs to the user and only the user can
-write to it: somebody else's daemon must not get the tensors. All this depends on the user and the environment, so it is
-found out anew at each use. Whose daemon it is that answers is checked at each connection (`sidecar/peer.py`).
+write to it: somebody else's daemon must not get the tensors. Whose daemon it is that answers is checked at each
+connection (`sidecar/peer.py`).
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 from ..errors import ConfigError, ConfigTypeError, DaemonUnavailableError
-from .safe_folder import who_could_replace
 
 __all__ = [
     "SYSTEM_ADDRESS",
     "check_folder",
     "default_address",
     "find_address",
+    "is_of_root_alone",
     "places_to_look",
     "start_line",
     "trusted_uid",
+    "unknown_owners",
+    "who_could_replace",
 ]
 
 SYSTEM_ADDRESS = "/run/tierstore/tierstore.sock"
@@ -40,6 +43,8 @@ _UID_VARIABLE = "TIERSTORE_DAEMON_UID"
 _TEMPORARY = Path("/tmp")
 _NAME = "tierstore.sock"
 _UIDS = range(2**32 - 1)
+_MOST_LINKS = 40  # as the kernel follows
+_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _WHICH_UID = "give the number of the daemon's user"
 
 
@@ -59,10 +64,7 @@ def places_to_look() -> tuple[str, ...]:
 
 def find_address() -> str:
     """The address of the daemon to use, if nobody names one. Whether a daemon answers there is not tried.
-
-    Raises:
-        DaemonUnavailableError: there is no socket in any of the places.
-    """
+    DaemonUnavailableError: there is no socket in any of the places."""
     if named := os.environ.get(_VARIABLE):
         return named
     places = places_to_look()
@@ -85,9 +87,7 @@ def start_line(address: str) -> str:
 
 def trusted_uid(daemon_uid: int | None) -> int | None:
     """The user whose daemon a client trusts beside its own user's and root's: `daemon_uid`, else by the environment.
-
-    Raises ConfigError: it is no number of a user.
-    """
+    ConfigError: it is no number of a user."""
     if daemon_uid is not None:
         if type(daemon_uid) is not int:
             raise ConfigTypeError("daemon_uid", daemon_uid, _WHICH_UID)
@@ -103,12 +103,8 @@ def trusted_uid(daemon_uid: int | None) -> int | None:
 
 
 def check_folder(folder: Path) -> None:
-    """Check that nobody but this user and root can replace a socket in a folder.
-
-    Raises:
-        ConfigError: somebody could, or the folder does not exist. Clients would not use the one in /tmp either if it is
-            not this user's alone.
-    """
+    """Check that nobody but this user and root can replace a socket in a folder. ConfigError: somebody could, or the
+    folder does not exist. Clients would not use the one in /tmp either if it is not this user's alone."""
     if not _may_be_used(folder):
         allowed = "it belongs to another user, or others can write to it: remove it, or give another address"
         raise ConfigError("socket", str(folder), allowed)
@@ -141,7 +137,7 @@ def _is_private(folder: Path) -> bool:
     except OSError:
         return False
     is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
-    return is_own and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return is_own and not status.st_mode & _WRITABLE_BY_OTHERS
 
 
 def _exists(address: str) -> bool:
@@ -153,3 +149,65 @@ def _exists(address: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def who_could_replace(folder: Path) -> str:
+    """How another user could replace what this user has in `folder`, in words; "" if only root could.
+
+    As sshd does for its keys, it looks at every folder and link from / on. Each has to belong to this user or to root.
+    Others may write to none of them, unless it is sticky, like /tmp: there only the owner of what is in it, or of the
+    folder itself, can replace it. In a user namespace root of the host is trusted, which looks like others there.
+    OSError: one of them does not exist, or may not be looked at.
+    """
+    trusted = {0, os.geteuid()} | unknown_owners()
+    for place, status in _way_to(folder):
+        mode = stat.S_IMODE(status.st_mode)
+        if status.st_uid not in trusted:
+            return f"{place} belongs to another user ({status.st_uid}, mode {mode:04o})"
+        if not stat.S_ISLNK(status.st_mode) and mode & _WRITABLE_BY_OTHERS and not mode & stat.S_ISVTX:
+            return f"others can write to {place} (of user {status.st_uid}, mode {mode:04o})"
+    return ""
+
+
+def is_of_root_alone(folder: Path) -> bool:
+    """Whether only root can make or replace anything in `folder`. False also where that cannot be told."""
+    try:
+        return all(
+            status.st_uid == 0 and (stat.S_ISLNK(status.st_mode) or not status.st_mode & _WRITABLE_BY_OTHERS)
+            for _, status in _way_to(folder)
+        )
+    except OSError:
+        return False
+
+
+def unknown_owners() -> set[int]:
+    """The user that stands for all who are not in this user namespace (user_namespaces(7)), such as root of the host.
+    Nothing if all users are in it, or if that number is a user's of its own here."""
+    try:
+        lines = Path("/proc/self/uid_map").read_text().splitlines()
+        unknown = int(Path("/proc/sys/fs/overflowuid").read_text())
+    except OSError:
+        return set()
+    ranges = [range(first, first + count) for first, _, count in (map(int, line.split()) for line in lines)]
+    return set() if any(unknown in each for each in ranges) else {unknown}
+
+
+def _way_to(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """Each folder and link from / on, links followed, with its own status (lstat)."""
+    place = Path("/")
+    left = list((Path.cwd() / folder).parts)
+    num_links = 0
+    while left:
+        name = left.pop(0)
+        if name == "..":  # of a folder, never of a link
+            place = place.parent
+            continue
+        status = (place / name).lstat()
+        yield place / name, status
+        if not stat.S_ISLNK(status.st_mode):
+            place /= name
+            continue
+        num_links += 1
+        if num_links > _MOST_LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(folder))
+        left[:0] = Path(os.readlink(place / name)).parts

@@ -1,5 +1,4 @@
-"""Sizes and options: what a caller may write, turned into numbers or a clear `ConfigError`; and what the machine
-has."""
+"""Sizes and options: what a caller may write, made numbers or a clear `ConfigError`; and what the machine has."""
 
 from __future__ import annotations
 
@@ -62,11 +61,7 @@ _ALLOWED_SIZE = 'give a number of bytes (0 or more) or a string such as "8GiB", 
 
 def parse_size(value: SizeLike, option: str) -> int:
     """Turn a size, in bytes or as a string with a binary ("KiB") or decimal ("kB") unit of any case, into bytes.
-
-    Raises:
-        ConfigError: not a size; names the option, what was given and what is allowed. ConfigTypeError: neither a number
-            nor a string.
-    """
+    ConfigError: it is no size. ConfigTypeError: it is neither a number nor a string."""
     if isinstance(value, bool) or not isinstance(value, (int, str)):
         raise ConfigTypeError(option, value, _ALLOWED_SIZE)
     num_bytes = -1
@@ -98,10 +93,9 @@ def parse_return_memory(value: str) -> Mode:
     allowed = f"give one of {', '.join(map(repr, MODES))}"
     if not isinstance(value, str):
         raise ConfigTypeError("return_memory", value, allowed)
-    for mode in MODES:
-        if value == mode:
-            return mode
-    raise ConfigError("return_memory", value, allowed)
+    if value not in MODES:
+        raise ConfigError("return_memory", value, allowed)
+    return value
 
 
 def format_bytes(nbytes: float) -> str:
@@ -114,12 +108,8 @@ def format_bytes(nbytes: float) -> str:
 
 
 def check_directory(path: object) -> Path:
-    """Return `path` if a store can live there.
-
-    Raises:
-        ConfigError: it is no path, does not exist, is not a directory, or cannot be written to. None is created:
-            an unmounted drive must not fill the system disk.
-    """
+    """Return `path` if a store can live there. ConfigError: it is no path, does not exist, is not a directory, or
+    cannot be written to. None is created: an unmounted drive must not fill the system disk."""
     if not isinstance(path, (str, os.PathLike)):
         raise ConfigTypeError("path", path, "give the path of an existing directory")
     directory = Path(path)
@@ -139,10 +129,8 @@ def check_directory(path: object) -> Path:
 
 
 def check_directories(path: object) -> tuple[Path, ...]:
-    """The directories of a store: `path` itself, or those in the list `path`, each checked like `check_directory`.
-
-    Raises ConfigError also if the list is empty, or names a directory twice.
-    """
+    """The directories of a store: `path` itself, or those in the list `path`, each checked like `check_directory`. The
+    list may not be empty, nor name a directory twice."""
     if not isinstance(path, (list, tuple)):
         return (check_directory(path),)
     if not path:
@@ -180,9 +168,7 @@ def _file_system_of(directory: Path) -> os.statvfs_result:
 
 def local_world_size(environment: Mapping[str, str] = os.environ) -> int:
     """How many trainers of this host share its memory and its drive (torchrun's LOCAL_WORLD_SIZE), at least 1.
-
-    Raises ConfigError: the variable is set to something that is not a positive number.
-    """
+    ConfigError: the variable is set to something that is not a positive number."""
     text = environment.get("LOCAL_WORLD_SIZE", "1")
     if not _is_number(text) or int(text) < 1:
         raise ConfigError("LOCAL_WORLD_SIZE", text, "the environment variable must be a positive number")
@@ -214,12 +200,8 @@ def allowed_cores() -> set[int]:
 
 
 def available_host_bytes() -> int:
-    """Bytes of memory that this process may still take: the least that the kernel, a memory cgroup or `ulimit -v`
-    leaves.
-
-    Against the address limit (RLIMIT_AS) all mapped memory counts as taken. Reads MemAvailable of /proc/meminfo
-    (proc(5)).
-    """
+    """Bytes of memory that this process may still take: the least that the kernel (MemAvailable of /proc/meminfo), a
+    memory cgroup or `ulimit -v` leaves. Against that limit (RLIMIT_AS) all mapped memory counts as taken."""
     meminfo = Path("/proc/meminfo").read_text(encoding="ascii")
     match = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo, re.MULTILINE)
     available = int(match[1]) * 1024 if match else os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -233,10 +215,8 @@ def available_host_bytes() -> int:
 
 
 def memory_cgroup_limits() -> list[tuple[int, int]]:
-    """(limit, use without reclaimable page cache) in bytes of every memory cgroup above this process.
-
-    Inactive page cache counts as free, active page cache by half, much as in the kernel's MemAvailable (mm/show_mem.c).
-    """
+    """(limit, use) in bytes of every memory cgroup above this process. Inactive page cache counts as free, active page
+    cache by half, much as in the kernel's MemAvailable (mm/show_mem.c)."""
     limits = []
     for folder, version in _cgroups_of_process("memory"):
         if version == 2:
@@ -267,10 +247,8 @@ def quota_cores() -> float | None:
 
 
 def _cgroups_of_process(controller: str) -> Iterator[tuple[Path, int]]:
-    """The cgroups of this process and all above it, of both versions, each with its version.
-
-    Where a container's own cgroup is mounted as the root, /proc may still show the host's path, which is missing then.
-    """
+    """The cgroups of this process and all above it, each with its version. Where a container's own cgroup is mounted as
+    the root, /proc may still show the host's path, which is missing then."""
     for version, name, root in ((2, "", _CGROUP), (1, controller, _CGROUP / controller)):
         yield root, version
         for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
@@ -291,10 +269,6 @@ def _limit_of(folder: Path, limit_name: str, used_name: str, cache_key: str) -> 
         statistics = (folder / "memory.stat").read_text()
     except (OSError, ValueError):
         return []  # this level has no memory controller, or may not be read: no limit is known
-    idle, in_use = (_statistic(statistics, key) for key in (cache_key, cache_key.replace("inactive", "active")))
+    statistic = dict(line.partition(" ")[::2] for line in statistics.splitlines())
+    idle, in_use = (int(statistic.get(key, 0)) for key in (cache_key, cache_key.replace("inactive", "active")))
     return [(int(limit), used - idle - in_use // 2)]
-
-
-def _statistic(statistics: str, key: str) -> int:
-    found = re.search(rf"^{key} (\d+)", statistics, re.MULTILINE)
-    return int(found[1]) if found else 0

@@ -10,8 +10,8 @@
     [offload]
     min_bytes = "1MiB"
 
-`TierStore.from_config` reads the first table, `tiered_offload.from_config` the second. The keys are the arguments of
-these two, which also check the values. An error names the file and the key.
+The keys are the arguments of `TierStore` and `tiered_offload`, which also check the values. An error names the file and
+the key.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ class _Document(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class FileOptions:
-    """Arguments, and the place where each was found. `values`: the arguments by name."""
+    """Arguments by name (`values`), and the place where each was found. Those in `changes`, the caller's, come before
+    those in `table` of `source`."""
 
     def __init__(self, values: dict[str, Any], table: str, source: str, changes: Mapping[str, Any]) -> None:
-        """`values`: the arguments in `table` of `source`. `changes`: the caller's arguments, which come before them."""
         self.values = {**values, **changes}
         self._where = {name: f"{source}: {table}.{name}" for name in values if name not in changes}
 
@@ -93,13 +93,10 @@ class FileOptions:
 def store_options(config: ConfigSource, changes: Mapping[str, Any]) -> FileOptions:
     """The arguments for a store. Blocks for the file.
 
-    Args:
-        config: see `ConfigSource`.
-        changes: arguments that replace those of the file. `path` replaces the file's `connect` too, and the reverse.
+    `changes` replace arguments of the file; `path` replaces the file's `connect` too, and the reverse.
 
-    Raises:
-        ConfigError: the file cannot be read, has an unknown key or a value of the wrong type, or does not give exactly
-            one of `path` and `connect`. Nothing was opened.
+    ConfigError: the file cannot be read, has an unknown key or a value of the wrong type, or does not give exactly one
+    of `path` and `connect`. Nothing was opened.
     """
     document, source = _read(config)
     found = _given(document.store)
@@ -121,7 +118,6 @@ def offload_options(config: ConfigSource, changes: Mapping[str, Any]) -> FileOpt
 
 
 def _read(config: ConfigSource) -> tuple[_Document, str]:
-    """The parsed tables, and the name of their source for messages."""
     if isinstance(config, (str, os.PathLike)):
         file = Path(config)
         return typed(read_toml(file, "config"), _Document, str(file)), str(file)

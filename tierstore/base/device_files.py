@@ -19,9 +19,7 @@ _FOLDER = Path("/dev")
 
 
 def has_driver(kind: str | None = None) -> bool:
-    """Whether the driver of an accelerator has made its device files. Without them, torch finds no such device.
-
-    `kind`: PyTorch's name of the type of device, such as "cuda"; None: of any accelerator.
-    """
+    """Whether the driver of an accelerator has made its device files; without them, torch finds no such device. `kind`:
+    PyTorch's name of the type of device, such as "cuda"; None: of any accelerator."""
     files = DEVICE_FILES if kind is None else _FILES_OF_TYPE.get(kind, DEVICE_FILES)
     return any((_FOLDER / name).exists() for name in files)

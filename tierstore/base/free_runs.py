@@ -20,7 +20,6 @@ class FreeRuns:
 
     @property
     def longest_bytes(self) -> int:
-        """Length of the longest run; 0: there is none."""
         return self._by_length[-1][0] if self._by_length else 0
 
     def best_fit(self, num_bytes: int) -> int:
@@ -58,7 +57,6 @@ class FreeRuns:
         self._insert(start, end - start)
 
     def length_before(self, end: int) -> int:
-        """Length of the run that ends at `end`; 0: none does."""
         place = bisect_left(self.starts, end)
         if place and self._end_of(start := self.starts[place - 1]) == end:
             return end - start

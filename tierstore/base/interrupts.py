@@ -1,8 +1,8 @@
 """Interrupts between two of our own lines: Ctrl-C, and any other exception of a signal handler.
 
 CPython runs signal handlers on the main thread between any two instructions, even in the middle of a change of the
-store's books (module signal, "Execution of Python signal handlers"). Their exceptions pass through our code like errors
-of our own. This module tells the two apart, and whether a change was left half done.
+store's books, and their exceptions pass through our code like errors of our own. This module tells the two apart, and
+whether a change was left half done.
 """
 
 from __future__ import annotations
@@ -57,11 +57,9 @@ it after the last. It costs nothing, belongs to one call alone, and keeps its va
 
 
 def is_half_changed(traceback: TracebackType | None, modules: Collection[str]) -> bool:
-    """Whether the interrupt with this traceback may have left a change of the books half done.
-
-    It may if a function in the traceback has the local variable `is_changing`, and it is true. All changes begin in
-    methods of `modules`. If the first of them in the traceback has no such variable, it counts as changing throughout.
-    """
+    """Whether the interrupt with this traceback may have left a change of the books half done: a function in the
+    traceback has the local variable `is_changing`, and it is true. All changes begin in methods of `modules`. If the
+    first of them in the traceback has no such variable, it counts as changing throughout."""
     has_begun = False
     while traceback is not None:
         frame = traceback.tb_frame

@@ -12,10 +12,8 @@ __all__ = ["in_unicode", "json_text"]
 
 
 def json_text(value: object) -> str:
-    """Plain values or records as JSON, indented; neither a terminal nor a strict reader stumbles over any of it.
-
-    What is not printable is escaped. A byte of a path that is no UTF-8 is written as in `unicode_text`.
-    """
+    """Plain values or records as JSON, indented; neither a terminal nor a strict reader stumbles over any of it: what
+    is not printable is escaped, and a byte of a path that is no UTF-8 is written as in `unicode_text`."""
     try:
         encoded = msgspec.json.encode(value)
     except UnicodeEncodeError:

@@ -31,11 +31,8 @@ def check_folder(option: str, file: Path) -> None:
 
 
 def check_distinct(read: Mapping[str, Path | None], written: Mapping[str, Path | None]) -> None:
-    """Check that no file that is read is written too, and that none is written twice, whatever its names.
-
-    `read` and `written`: files by the option or other name that gives them; None: not given. Raises ConfigError, which
-    names the option that would write it.
-    """
+    """Check that no file that is read is written too, and that none is written twice, whatever its names: `read` and
+    `written` are by the option or other name that gives them. The ConfigError names the option that would write it."""
     known = {name: file for name, file in read.items() if file is not None}
     for option, file in written.items():
         if file is None:

@@ -29,8 +29,8 @@ T = TypeVar("T")
 class Remains(weakref.ref[T]):
     """A weak reference that goes into a queue when its object dies, with the data for the work that follows.
 
-    A call returns the object; None once it is dead. Unlike other weak references it is compared by identity.
-    `note_death` is called with the remains; it must be a function of C, like `deque.append`: see NOTE [No finalizers].
+    Unlike other weak references it is compared by identity. `note_death` is called with the remains; it must be a
+    function of C, like `deque.append`: see NOTE [No finalizers].
     """
 
     __slots__ = ()

@@ -1,9 +1,6 @@
-"""The start of every thread of a store, and the I/O threads that run the jobs of the engine's loop.
-
-They are daemon threads; their owner ends them (in `TierStore.close`, after the last reference to a store has gone, or
-at interpreter exit). `concurrent.futures.ThreadPoolExecutor` would refuse work once the interpreter begins to exit,
-while a backward may still be running; hence an executor of our own.
-"""
+"""The start of every thread of a store, and the I/O threads that run the jobs of the engine's loop. Their owner ends
+them (in `TierStore.close`, after the last reference to a store has gone, or at interpreter exit).
+`concurrent.futures.ThreadPoolExecutor` would refuse work once the interpreter begins to exit, when backward may run."""
 
 from __future__ import annotations
 
@@ -41,17 +38,15 @@ class _StoreThread(threading.Thread): ...
 
 
 def is_thread_of_store() -> bool:
-    """Whether the caller runs on a thread that a store has started. Such a thread must not wait for the end of a store:
-    it could be its own. A finalizer may run there, because garbage may be collected on any thread."""
+    """Whether the caller runs on a thread that a store has started: it must not wait for the end of a store, which
+    could be its own. A finalizer may run there, because garbage may be collected on any thread."""
     return isinstance(threading.current_thread(), _StoreThread)
 
 
 def refuse_to_wait(store: str) -> None:
-    """Raise StoreBusyError if this thread may not wait for what `store` does, or for whoever uses it.
-
-    A store's own thread may not, whichever store it belongs to: the bytes or the room could have to come from this very
-    thread, or from another store whose thread waits for this one in the same way.
-    """
+    """Raise StoreBusyError if this thread may not wait for what `store` does, or for whoever uses it: a store's own
+    thread may not, because the bytes or the room could have to come from this very thread, or from another store's that
+    waits for it."""
     if is_thread_of_store():
         raise StoreBusyError(store, "on a thread of a store, which must not wait for one")
 
@@ -70,12 +65,8 @@ def refuse_green_threads() -> None:
 
 
 def start_thread(target: Callable[[], None], name: str, *, nice: int = NICE) -> threading.Thread:
-    """Start a daemon thread whose priority is lower than the process's by `nice`, as far as the system allows.
-
-    Raises:
-        OSError: the system allows the process, its user or its control group no more threads.
-        ConfigError: see `refuse_green_threads`.
-    """
+    """Start a daemon thread whose priority is lower than the process's by `nice`, as far as the system allows. OSError:
+    it allows the process, its user or its control group no more threads. ConfigError: see `refuse_green_threads`."""
     refuse_green_threads()
 
     def run() -> None:
@@ -98,12 +89,11 @@ def start_thread(target: Callable[[], None], name: str, *, nice: int = NICE) -> 
 
 class IoThreads(Executor):
     """A fixed number of threads that run blocking jobs, first come first served, for the coroutines of one loop.
+    OSError: not all can be started; those that were have ended.
 
     The loop gets the results in batches: one wake-up takes all that are ready by then. So `submit` returns a future of
-    the loop, not of `concurrent.futures`, whose locks would cost more than many jobs do. The class is still an
-    `Executor`, for `loop.run_in_executor`: `asyncio.wrap_future` returns a future of the loop unchanged.
-
-    Raises OSError: not all threads can be started; those that were have ended.
+    the loop, not of `concurrent.futures`, whose locks would cost more than many jobs do. It is still an `Executor`, for
+    `loop.run_in_executor`: `asyncio.wrap_future` returns a future of the loop unchanged.
     """
 
     def __init__(self, num_threads: int, name: str) -> None:

@@ -26,11 +26,8 @@ _STEP = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
 
 
 def read_toml(file: Path, option: str) -> dict[str, Any]:
-    """Read a TOML file as a plain dictionary. Blocks.
-
-    Raises:
-        ConfigError: it cannot be read, or is not TOML; names the option that named it.
-    """
+    """Read a TOML file as a plain dictionary. Blocks. ConfigError, which names the option that named it: it cannot be
+    read, or is not TOML."""
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
@@ -42,12 +39,9 @@ def read_toml(file: Path, option: str) -> dict[str, Any]:
 def typed(values: Mapping[str, Any], kind: type[T], source: str) -> T:
     """Convert `values`, as `read_toml` returns them, to a record of type `kind`.
 
-    `kind` should have `forbid_unknown_fields`, so that a misspelt key is refused. `source`: the file's name, for the
-    message.
-
-    Raises:
-        ConfigError: a key is missing, unknown, or has a value of another type or range. The error's `option` is
-            "source: key", such as "hw.toml: drive.writes[2].depth"; the error says what is allowed.
+    `kind` should have `forbid_unknown_fields`, so that a misspelt key is refused. `source`: the file's name.
+    ConfigError: a key is missing, unknown, or has a value of another type or range; its `option` is "source: key", such
+    as "hw.toml: drive.writes[2].depth".
     """
     try:
         return msgspec.convert(values, kind)

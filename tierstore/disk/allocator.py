@@ -1,8 +1,7 @@
 """Allocates extents on a line of bytes that consists of ranges. Pure bookkeeping, no files.
 
 An extent is taken from the oldest range that has room: the best fit, and among equals the lowest address. So extents
-gather in few ranges, and the others become empty when use falls. Ranges are added and removed as segment files come and
-go. Free runs of two ranges are never joined, so every extent lies in one file.
+gather in few ranges, and the others become empty when use falls. Free runs of two ranges are never joined.
 """
 
 from __future__ import annotations
@@ -34,9 +33,6 @@ class _Range(FreeRuns):
     def is_unused(self) -> bool:
         return self.length_at.get(self.start) == self.end - self.start
 
-    def is_handed_out(self, start: int, end: int) -> bool:
-        return end <= self.end and not self.has_free_in(start, end)
-
 
 class ExtentAllocator:
     """Hands out and takes back aligned extents. Never blocks; not thread-safe (its owner is one loop).
@@ -55,7 +51,7 @@ class ExtentAllocator:
         return max((each.longest_bytes for each in self._ranges), default=0)
 
     def allocate(self, num_bytes: int) -> int | None:
-        """Take the best fit of the oldest range that has one; its start, or None where no free run is long enough."""
+        """Take the best fit of the oldest range that has one; returns its start, or None."""
         _check_aligned(num_bytes)
         for each in self._by_age.values():
             if each.longest_bytes >= num_bytes:
@@ -64,15 +60,11 @@ class ExtentAllocator:
         return None
 
     def free(self, start: int, num_bytes: int) -> None:
-        """Take back an extent, or any aligned part of one (trimming a tail is freeing it).
-
-        Raises:
-            ValueError: part of it is free already or was never in a range; nothing changed.
-        """
+        """Take back an extent, or any aligned part of one. ValueError: part of it is not handed out."""
         _check_aligned(num_bytes)
         end = start + num_bytes
         place = bisect_right(self._ranges, start, key=attrgetter("start")) - 1
-        if place < 0 or not self._ranges[place].is_handed_out(start, end):
+        if place < 0 or end > self._ranges[place].end or self._ranges[place].has_free_in(start, end):
             raise ValueError(f"[{start}, {end}) is not handed out")
         self._ranges[place].free(start, num_bytes)
         self.free_bytes += num_bytes
@@ -81,9 +73,7 @@ class ExtentAllocator:
         """Make [start, start + num_bytes) available, except for the extents that are `taken`: (start, length), by
         address.
 
-        Raises:
-            ValueError: it overlaps or touches a range that is there, or an extent overlaps another or the range's end;
-                nothing changed.
+        ValueError: it overlaps or touches a range that is there, or an extent overlaps another or the range's end.
         """
         _check_aligned(num_bytes)
         end = start + num_bytes
@@ -99,7 +89,6 @@ class ExtentAllocator:
         self.free_bytes += sum(added.length_at.values())
 
     def remove_range(self, start: int, num_bytes: int) -> None:
-        """Withdraw a range. Raises ValueError: it is none, or some of it is handed out; nothing changed."""
         if not self.is_unused(start, num_bytes):
             raise ValueError(f"[{start}, {start + num_bytes}) is not an unused range")
         self._ranges.remove(self._by_age.pop(start))
@@ -112,7 +101,6 @@ class ExtentAllocator:
         return found is not None and found.end == start + num_bytes and found.is_unused
 
     def free_runs(self) -> list[tuple[int, int]]:
-        """(start, length) of every free run, by address."""
         return [(start, each.length_at[start]) for each in self._ranges for start in each.starts]
 
 

@@ -36,12 +36,8 @@ def translated(
 ) -> Iterator[None]:
     """Around a block: raise this package's errors in place of those of files and of LMDB.
 
-    Args:
-        operation: "write", "read", "open", ...
-        place: where, in words.
-        data: where the record's bytes are if the operation fails, in words.
-        key, num_bytes: the record's.
-        usage: for `StoreFullError`.
+    `operation`: "write", "open", ...; `place`, and `data` (where the record's bytes are if it fails): in words; the
+    rest: the record's, and for `StoreFullError`.
 
     Raises:
         CorruptDataError: the bytes are not those that were written.
@@ -59,12 +55,8 @@ def translated(
 
 
 def naming_the_limit(full: StoreFullError, directory: Path) -> StoreFullError:
-    """The same error; if the drive, a quota on it or `ulimit -v` is the limit, not a budget, it says so. Blocks.
-
-    Args:
-        full: its cause tells what has refused the bytes; None: a budget.
-        directory: on the drive.
-    """
+    """The same error; if the drive, a quota on it or `ulimit -v` is the limit, not a budget (its cause tells), it says
+    so. Blocks. `directory`: on the drive."""
     cause = full.__cause__
     number = getattr(cause, "errno", None) or getattr(cause, "code", None)
     advice = "free space there, use another drive, or raise host_bytes"
@@ -72,16 +64,13 @@ def naming_the_limit(full: StoreFullError, directory: Path) -> StoreFullError:
     if number == errno.EDQUOT:
         told = replace(full, reason=f"your quota on the drive of {directory} is used up: {cause}", advice=advice)
     elif number == errno.ENOSPC or isinstance(cause, lmdb.DiskError):
-        reason = f"the drive is full: {os.strerror(errno.ENOSPC)}, {_free_space(directory)} free under {directory}"
+        try:
+            free = f"{format_bytes(free_disk_bytes(directory))} are"
+        except ConfigError:
+            free = "nothing tells how much is"
+        reason = f"the drive is full: {os.strerror(errno.ENOSPC)}, {free} free under {directory}"
         told = replace(full, reason=reason, advice=advice)
     elif isinstance(cause, lmdb.MapFullError):
         told = replace(full, advice="raise `ulimit -v` or host_bytes")
     told.__cause__ = cause
     return told
-
-
-def _free_space(directory: Path) -> str:
-    try:
-        return f"{format_bytes(free_disk_bytes(directory))} are"
-    except ConfigError:
-        return "nothing tells how much is"

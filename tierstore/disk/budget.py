@@ -1,17 +1,26 @@
-"""The disk budget of a tier, and what segments and *values* (records that live in the index) take of it. Pure.
+"""The limits of a tier: the disk budget, of which segments and *values* (records that live in the index) take, and what
+may be written in a day. Pure.
 
-Segments are counted whole, and values at their peak, because LMDB keeps the space of deleted values for later ones. So
-the sum is the space that the file system has given, not only the space of live records.
+Segments are counted whole, and values at their peak, because LMDB keeps the space of deleted values for later ones.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 
 from .allocator import ALIGNMENT_BYTES, round_up
 
-__all__ = ["MAP_SPARE_BYTES", "DiskBudget", "divided_budget", "map_bytes_for", "value_charge_bytes"]
+__all__ = [
+    "DAY_SECONDS",
+    "MAP_SPARE_BYTES",
+    "DiskBudget",
+    "WriteAllowance",
+    "divided_budget",
+    "map_bytes_for",
+    "value_charge_bytes",
+]
 
 MAP_SPARE_BYTES = 64 * 2**20
 """Room in a map for tables, free lists, and the copies that one transaction makes of the pages that it changes."""
@@ -32,8 +41,8 @@ def value_charge_bytes(num_bytes: int) -> int:
 def map_bytes_for(disk_bytes: int) -> int:
     """The size of a map that records charged against `disk_bytes` cannot fill. (On a full map even deletes fail.)
 
-    It is address space, not memory or disk. There is room for twice the budget, because LMDB looks for contiguous
-    pages for values, and for the entries if all of the budget is extents of 4 KiB.
+    Address space, not memory or disk: twice the budget, because LMDB looks for contiguous pages for values, and the
+    entries if all of the budget is extents of 4 KiB.
     """
     return min(round_up(2 * disk_bytes + disk_bytes // 4096 * 2 * _ENTRY_BYTES + MAP_SPARE_BYTES), _MOST_MAP_BYTES)
 
@@ -44,10 +53,7 @@ _VALUES_SHARE = 2  # a half of the limit: the index never gives back the space t
 class DiskBudget:
     """Counts bytes against one limit. Never blocks; not thread-safe (its owner is one loop).
 
-    Attributes:
-        limit_bytes: the most that segments and values may take together.
-        segment_bytes, value_bytes: what they take now.
-        value_peak_bytes: the most that values ever took.
+    `segment_bytes`, `value_bytes`: what they take now. `value_peak_bytes`: the most that values ever took.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -58,14 +64,11 @@ class DiskBudget:
 
     @property
     def room_bytes(self) -> int:
-        """The most that a new segment may take."""
         return max(0, self.limit_bytes - self.segment_bytes - self.value_peak_bytes)
 
     def add_value(self, num_bytes: int, *, has_other_home: bool) -> bool:
-        """Count a value; False, and nothing is counted, if the limit does not allow it.
-
-        `has_other_home`: it may live in an extent instead, and is refused here if values would exceed their share.
-        """
+        """Count a value; False, and nothing is counted, if the limit does not allow it. `has_other_home`: it may live
+        in an extent instead, and is refused here if values would exceed their share."""
         growth = max(0, self.value_bytes + num_bytes - self.value_peak_bytes)
         if growth > self.room_bytes:
             return False
@@ -76,16 +79,13 @@ class DiskBudget:
         return True
 
     def take_up(self, segment_bytes: int, value_bytes: int, index_bytes: int) -> None:
-        """Count the files that an earlier process left: segments, live values, and the index that holds the values.
-
-        They may be more than the limit, if that was lowered. Then nothing is added until enough is gone.
-        """
+        """Count the files that an earlier process left. They may be more than the limit, if that was lowered: then
+        nothing is added until enough is gone."""
         self.segment_bytes = segment_bytes
         self.value_bytes = value_bytes
         self.value_peak_bytes = max(value_bytes, min(index_bytes, self.limit_bytes - segment_bytes))
 
     def remove_value(self, num_bytes: int) -> None:
-        """Uncount a value that is gone; its space is kept for other values."""
         self.value_bytes -= num_bytes
 
 
@@ -96,3 +96,56 @@ def divided_budget(disk_bytes: int, capacities: Sequence[int]) -> list[int]:
     ends = [disk_bytes * each // sum(capacities) for each in itertools.accumulate(capacities)]
     ends = [*(end // ALIGNMENT_BYTES * ALIGNMENT_BYTES for end in ends[:-1]), disk_bytes]
     return [end - start for start, end in itertools.pairwise([0, *ends])]
+
+
+DAY_SECONDS = 86_400.0
+
+
+class WriteAllowance:
+    """Bytes that may be written now: writing wears a flash drive out. As `DiskBudget`; the time is passed in (`now`, of
+    any clock that does not go back).
+
+    The allowance of a day refills evenly over 24 hours and may be spent at once: training comes in bursts, and only the
+    long run counts. It begins full whenever a store or a daemon is opened.
+    """
+
+    def __init__(self, day_bytes: int, now: float) -> None:
+        self.day_bytes = day_bytes
+        self._left_bytes = float(day_bytes)
+        self._known_at = now
+
+    def left_bytes(self, now: float) -> int:
+        return math.floor(self._refilled(now))
+
+    def take(self, num_bytes: int, now: float) -> bool:
+        """Count a write that is about to begin; False, and nothing is counted, if it is more than is left."""
+        self._left_bytes = self._refilled(now)
+        self._known_at = now
+        if num_bytes > self._left_bytes:
+            return False
+        self._left_bytes -= num_bytes
+        return True
+
+    def give_back(self, num_bytes: int) -> None:
+        """`num_bytes` less were written than taken. Below 0: more."""
+        self._left_bytes = min(self._left_bytes + num_bytes, float(self.day_bytes))
+
+    def seconds_until(self, num_bytes: int, now: float) -> float:
+        missing_bytes = num_bytes - self._refilled(now)
+        if missing_bytes <= 0:
+            return 0.0
+        if num_bytes > self.day_bytes:
+            return math.inf
+        return missing_bytes * DAY_SECONDS / self.day_bytes
+
+    def refusal(self, num_bytes: int, now: float) -> str:
+        spent = f"the write allowance of {self.day_bytes} bytes a day is spent"
+        seconds = self.seconds_until(num_bytes, now)
+        if math.isinf(seconds):
+            return f"{spent}: {num_bytes} bytes are more than a day's"
+        left_bytes = self.left_bytes(now)
+        return f"{spent}: {left_bytes} bytes of it are left, and {num_bytes} will be in {math.ceil(seconds)} s"
+
+    def _refilled(self, now: float) -> float:
+        grown_bytes = (now - self._known_at) * self.day_bytes / DAY_SECONDS
+        return min(self._left_bytes + grown_bytes, float(self.day_bytes))

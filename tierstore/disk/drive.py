@@ -26,10 +26,8 @@ _SPARE_BYTES = 2**20  # of a drive's room, for its index and for rounding
 
 
 class DriveSpeed:
-    """Bytes per second that a drive writes while it has something to write; newer writes weigh more. Pure.
-
-    The time in which the drive has no write does not count, so a drive that is seldom used is not taken for a slow one.
-    """
+    """Bytes per second that a drive writes while it has something to write; newer writes weigh more. Pure. Idle time
+    does not count, so a drive that is seldom used is not taken for a slow one."""
 
     def __init__(self) -> None:
         self.measured_at = 0.0
@@ -62,9 +60,8 @@ class DriveSpeed:
 class QueuedDrive:
     """A directory's disk tier, with what has to be known to choose between several. For one loop; does not block it.
 
-    `num_jobs` records of each direction are given to it at once. The others wait here, so that those that wait for a
-    slow drive take no thread from the others. `queued_bytes`: of writes that it was given and that have not ended.
-    `speed`: measured over its writes.
+    `num_jobs` records of each direction are given to it at once; the others wait here, and take no thread from other
+    drives. `queued_bytes`: of writes that it was given and that have not ended. Errors name the drive.
     """
 
     def __init__(self, name: str, disk: LocalDisk, num_jobs: int, clock: Callable[[], float] = monotonic) -> None:
@@ -78,7 +75,6 @@ class QueuedDrive:
         self._failed_seconds = _FIRST_FAILED_SECONDS  # the length of the next rest
 
     def is_resting(self) -> bool:
-        """Whether it is passed over for now: it was found full, or its last write has failed."""
         return self._clock() < max(self._full_until, self._failed_until)
 
     def room_bytes(self) -> int:
@@ -88,7 +84,6 @@ class QueuedDrive:
         return room_bytes if usage.write_allowance_bytes is None else min(room_bytes, usage.write_allowance_bytes)
 
     async def write(self, key: int, source: memoryview, kind: Kind) -> Stored:
-        """Errors name the drive. After one it rests."""
         num_bytes = len(source)
         self.queued_bytes += num_bytes
         try:
@@ -108,7 +103,6 @@ class QueuedDrive:
         return stored
 
     async def read(self, key: int, destination: memoryview) -> Loaded:
-        """Errors name the drive."""
         async with self._reads:
             with self._naming_errors():
                 return await self.disk.read(key, destination)
@@ -149,8 +143,8 @@ def divided(num_bytes: int, drives: Sequence[QueuedDrive]) -> list[tuple[QueuedD
     """Divide a record as the speeds of the drives are, so that all its parts take equally long; all bytes are given.
 
     All parts but the last are multiples of 4096 bytes, so each begins at the same address modulo 4096 as the record. A
-    drive whose part would be short gets none; one that has no room for its part gets what fits, if the others have room
-    for the rest. Queues do not count: a record that is divided by them would be read back at the speed of one drive.
+    drive whose part would be short gets none; one without room gets what fits, if the others have room for the rest.
+    Queues do not count: a record that is divided by them would be read back at the speed of one drive.
     """
     speeds, chosen = _speeds(drives), list(drives)
     while len(chosen) > 1:
@@ -183,11 +177,9 @@ def _within_rooms(num_bytes: int, speeds: Mapping[QueuedDrive, float]) -> dict[Q
 
 
 def _speeds(drives: Sequence[QueuedDrive]) -> dict[QueuedDrive, float]:
-    """The speed of each. One of which nothing is known is taken for the fastest, and so is soon measured.
-
-    What is known of a drive is forgotten when others were measured for some seconds and it was not: a drive that was
-    slow once would otherwise be passed over for ever.
-    """
+    """The speed of each. One of which nothing is known is taken for the fastest, and so is soon measured. What is known
+    is forgotten when others were measured for some seconds and it was not: else a slow one would be passed over for
+    ever."""
     newest = max(drive.speed.measured_at for drive in drives)
     for drive in drives:
         if not drive.queued_bytes and drive.speed.measured_at < newest - _MOST_SILENT_SECONDS:

@@ -5,8 +5,6 @@
     write ─► which drives? (ready, with room; queue and measured speed) ─► `LocalDisk.write` on one, or a part on each
                 └── refused: the parts are discarded, and the other drives are asked; none is left: the error is raised
     read  ─► the drives that have it, at once
-
-Each directory has a whole `LocalDisk`. A drive that fails or is full takes nothing down but its own records.
 """
 
 from __future__ import annotations
@@ -44,7 +42,6 @@ Parts = tuple[Part, ...]
 
 
 def length_of(parts: Parts) -> int:
-    """The record's length."""
     return sum(part.num_bytes for part in parts)
 
 
@@ -76,11 +73,8 @@ async def is_sound(part: Part) -> bool:
 
 
 def results_of(outcomes: Sequence[_T | BaseException]) -> list[_T]:
-    """The results of calls that all have ended.
-
-    Raises:
-        What the first of them raised; CorruptDataError before all others, because it says that the record is lost.
-    """
+    """The results of calls that all have ended, or what the first of them raised; CorruptDataError before all others,
+    because it says that the record is lost."""
     errors = [each for each in outcomes if isinstance(each, BaseException)]
     if errors:
         raise next((each for each in errors if isinstance(each, CorruptDataError)), errors[0])
@@ -94,15 +88,6 @@ def stored(receipts: Sequence[Stored]) -> Stored:
         max(receipts, key=lambda receipt: receipt.stored_bytes).codec,
         receipts[0].kind,
         checksum=None,
-        drive_seconds=_longest(receipt.drive_seconds for receipt in receipts),
-        cpu_seconds=sum(receipt.cpu_seconds or 0.0 for receipt in receipts),
-    )
-
-
-def loaded(receipts: Sequence[Loaded]) -> Loaded:
-    """The receipt of a read, from those of the parts."""
-    return Loaded(
-        sum(receipt.read_bytes for receipt in receipts),
         drive_seconds=_longest(receipt.drive_seconds for receipt in receipts),
         cpu_seconds=sum(receipt.cpu_seconds or 0.0 for receipt in receipts),
     )
@@ -129,15 +114,13 @@ class Drives:
     """Keeps records on several drives. A `DiskTier`, and what the daemon needs of a `LocalDisk` beside that.
 
     All coroutines belong to one loop and do not block it. Opened by `Drives.open`. A record goes to the drive on which
-    it ends first, by the bytes that are queued there and the drive's measured speed. A large one is divided over all
-    drives. Drives that have no room for the record, or that rest, are passed over while another one takes it. A drive
-    that was full rests until something on it is freed, for a second at most. One whose write failed rests for 10
-    seconds, twice as long after each further failure, and not at all after a success. A refused write is made again on
-    the other drives before it is told as failed: its bytes are still in memory.
+    it ends first, by the bytes that are queued there and the drive's measured speed; a large one is divided over all.
+    Drives without room, or that rest, are passed over while another one takes it: after it was full, a drive rests for
+    a second; after a write that failed, for 10 seconds, twice as long after each further failure. A refused write is
+    made again on the other drives before it is told as failed.
 
-    `divides`: divide large records. A daemon does not: its clients send them in parts, and after a kill an index that
-    has only some parts of a record could not be told from a whole one. `leases`: number -> bytes, as the first drive
-    had them when it was opened. It alone keeps leases.
+    `divides`: divide large records. A daemon does not: after a kill an index that has only some parts of a record could
+    not be told from a whole one. `leases`: as the first drive, which alone keeps leases, had them when it was opened.
     """
 
     def __init__(self, drives: Sequence[QueuedDrive], *, divides: bool) -> None:
@@ -155,14 +138,8 @@ class Drives:
     async def open(
         cls, openers: Mapping[str, Callable[[], LocalDisk]], *, num_jobs: int, divides: bool, keep: bool = False
     ) -> Self:
-        """Open the tier of each drive, and take up the records in them. If one of them raises, none is open.
-
-        Args:
-            openers: by directory; each opens a `LocalDisk`, which blocks for some milliseconds.
-            num_jobs: how many records of each direction a drive is given at once.
-            divides: as the class's.
-            keep: if a drive cannot be opened, the records on the others stay for the next process.
-        """
+        """Open the tier of each drive, by directory, and take up the records in them. If one raises, none is open, and
+        with `keep` the records on the others stay for the next process. `num_jobs`: as `QueuedDrive`'s."""
         drives: list[QueuedDrive] = []
         try:
             for name, opener in openers.items():
@@ -200,7 +177,12 @@ class Drives:
                 return await parts[0].drive.read(parts[0].key, destination)
             reads = (part.drive.read(part.key, piece) for part, piece in pieces(parts, destination))
             outcomes = await asyncio.gather(*reads, return_exceptions=True)  # ends when all have, even if cancelled
-            return loaded(results_of(outcomes))
+            receipts = results_of(outcomes)
+            return Loaded(
+                sum(receipt.read_bytes for receipt in receipts),
+                drive_seconds=_longest(receipt.drive_seconds for receipt in receipts),
+                cpu_seconds=sum(receipt.cpu_seconds or 0.0 for receipt in receipts),
+            )
         except CorruptDataError as error:
             raise CorruptDataError(key, error.place, error.expected, error.found) from error
 
@@ -218,7 +200,6 @@ class Drives:
         await free(itertools.chain.from_iterable(found.values()))
 
     def usage(self) -> DiskUsage:
-        """The sums over the drives; the io_mode of each, if they differ."""
         usages = [drive.disk.usage() for drive in self._drives]
         modes = {usage.io_mode for usage in usages}
         named = (f"{usage.io_mode} at {drive.name}" for drive, usage in zip(self._drives, usages, strict=True))
@@ -233,7 +214,6 @@ class Drives:
         )
 
     def codec_choices(self) -> Mapping[str, Mapping[str, int]]:
-        """How many records and parts were stored with each codec, by kind."""
         choices: dict[str, Counter[str]] = {}
         for drive in self._drives:
             for kind, counts in drive.disk.codec_choices().items():
@@ -288,11 +268,8 @@ class Drives:
         await self._first.delete_lease(number)
 
     async def _take_up(self) -> None:
-        """Note where the records lie that were found. One found on two drives is kept on the first that can read it.
-
-        A damaged index can claim a record of another drive; the checksum tells, because the key is part of it.
-        Leases on another drive than the first are deleted: they are from a time when that one was the first.
-        """
+        """Note where the records lie that were found. One found on two drives is kept on the first that can read it: a
+        damaged index can claim a record of another drive. Leases on another drive than the first are deleted."""
         for drive in self._drives:
             if drive.disk is not self._first:
                 for number in drive.disk.leases:

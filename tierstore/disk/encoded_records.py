@@ -28,9 +28,7 @@ _CARRY_BYTES = round_up(ENCODED_BLOCK_BYTES)  # room in front of a read for the 
 
 class ChunkWriter:
     """Collects encoded blocks in the scratch's chunk and writes them to an extent as it fills. Blocks: for jobs.
-
-    All methods that write raise OSError if that failed. `hasher` takes in what is written; None: there is no checksum.
-    """
+    `hasher` takes in what is written; None: there is no checksum."""
 
     def __init__(self, descriptor: int, offset: int, scratch: Scratch, hasher: xxhash.xxh3_64 | None) -> None:
         self._descriptor = descriptor
@@ -46,7 +44,6 @@ class ChunkWriter:
         return self._flushed_bytes + self._filled_bytes
 
     def room(self) -> memoryview:
-        """Writable memory for one more block."""
         if len(self._chunk) - self._filled_bytes < ENCODED_BLOCK_BYTES:
             whole = self._filled_bytes // ALIGNMENT_BYTES * ALIGNMENT_BYTES
             self._flush(whole)
@@ -67,7 +64,6 @@ class ChunkWriter:
         return None if self._flushed_bytes else bytes(self._chunk[: self._filled_bytes])
 
     def finish(self) -> None:
-        """Write the rest, padded to a block."""
         self._flush(round_up(self._filled_bytes))
 
     def _flush(self, num_bytes: int) -> None:
@@ -80,11 +76,7 @@ class ChunkWriter:
 def encode_record(
     source: memoryview, order: WriteOrder, writer: ChunkWriter, limit_bytes: int, scratch: Scratch
 ) -> bool:
-    """Encode into `writer`; False, as early as possible, if it does not shrink enough or exceeds the limit.
-
-    Raises:
-        OSError: the device failed; the caller still owns the bytes.
-    """
+    """Encode into `writer`; False, as early as possible, if it does not shrink enough or exceeds the limit."""
     done = 0
     for block in blocks_of(source):
         writer.take(encode_block(block, writer.room(), order.codec, order.itemsize_bytes, scratch.workspace))
@@ -114,11 +106,7 @@ def _is_worth_it(encoded_bytes: int, raw_bytes: int, order: WriteOrder) -> bool:
 def decode_value(
     value: memoryview, destination: memoryview, codec: Codec, itemsize_bytes: int, scratch: Scratch
 ) -> None:
-    """Decode what `encode_value` made.
-
-    Raises:
-        DamagedBytesError: these are not its bytes; `destination` holds garbage.
-    """
+    """Decode what `encode_value` made. DamagedBytesError: these are not its bytes; `destination` holds garbage."""
     decoder = BlockDecoder(destination, codec, itemsize_bytes, scratch.workspace)
     used = decoder.feed(value)
     if not decoder.is_complete or used != len(value):
@@ -137,11 +125,7 @@ def read_encoded(
     """Read, checksum and decode a record chunk by chunk; returns the seconds spent in the device.
 
     `descriptor` is O_DIRECT unless `alignment_bytes`, to which lengths of reads are rounded up, is 1; `offset` is a
-    multiple of it. `hasher` takes every encoded byte in order; None: there is no checksum.
-
-    Raises:
-        DamagedBytesError: the bytes do not decode; the destination holds garbage.
-        OSError: the device failed; the record is still there, the destination holds garbage.
+    multiple of it. `hasher` takes every encoded byte in order. Raises as `read_record`.
     """
     chunk, carried_bytes, done, seconds = scratch.chunk, 0, 0, 0.0
     while done < encoded_bytes:

@@ -1,8 +1,7 @@
 """The entries of a tier in its index: made and removed in batches, and tried again when the index refuses.
 
-One batch is in flight; operations that come meanwhile form the next. An index refuses changes while the file system is
-full, deletions included. Empty segments may fill it, or space that is just being freed, so a refused change is tried
-again when there is news.
+An index refuses changes while the file system is full, deletions included. Empty segments may fill it, or space that is
+just being freed, so a refused change is tried again when there is news.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ _BATCH_OPERATIONS = 4096
 
 
 class Commits:
-    """The only way to an index that is in use. Lives on one loop and never blocks it; `commit_now` is for jobs.
+    """The only way to an index that is in use. Lives on one loop and never blocks it; `commit_now` is for jobs. One
+    batch is in flight; operations that come meanwhile form the next.
 
-    A submitted operation that fails has its error in its outcome. RuntimeError: the executor takes no more jobs, and
-    nothing was done.
+    An operation that fails has its error in its outcome, also where the executor takes no more jobs (RuntimeError).
     """
 
     def __init__(self, index: Index, executor: Executor) -> None:
@@ -41,15 +40,13 @@ class Commits:
         self._flight: asyncio.Task[None] | None = None
 
     def commit_now(self, operation: Operation) -> Outcome:
-        """Do an operation now; returns its outcome. Blocks, also while a batch is in flight: only in a job."""
+        """Blocks, also while a batch is in flight: only in a job."""
         return self._do((operation,))[0]
 
     async def submit(self, operation: Operation) -> Outcome:
-        """Do an operation with the next batch; returns its outcome."""
         return (await self.submit_all((operation,)))[0]
 
     async def submit_all(self, operations: Iterable[Operation]) -> list[Outcome]:
-        """Do several operations with the next batches; returns the outcome of each."""
         loop = asyncio.get_running_loop()
         operations = list(operations)
         futures = [loop.create_future() for _ in operations]
@@ -59,7 +56,6 @@ class Commits:
         return await asyncio.gather(*futures) if len(futures) > 1 else [await future for future in futures]
 
     async def settle(self) -> None:
-        """Return when nothing is queued or in flight."""
         while self._flight is not None:
             await asyncio.wait((self._flight,))
 
@@ -76,7 +72,8 @@ class Commits:
         except Exception as error:  # noqa: BLE001  (handed to everybody who waits for this batch)
             outcomes = [Outcome(error)] * len(batch)
         for (_, future), outcome in zip(batch, outcomes, strict=True):
-            future.set_result(outcome)
+            if not future.done():  # else cancelled
+                future.set_result(outcome)
 
     def _do(self, operations: Sequence[Operation]) -> list[Outcome]:
         with self._one_at_a_time:
@@ -118,15 +115,12 @@ class IndexEntries(Commits):
         return bool(self._undeleted or self._undeleted_leases)
 
     def is_for(self, location: Location) -> bool:
-        """Whether a record at this place is entered. Extents that no later process looks for are not."""
         return location.segment is None or self._has_extents
 
     async def put(self, put: Put | PutLease, outcome: Outcome | None = None) -> Outcome:
-        """Enter a record or a lease; returns the outcome, with an error only if that failed for good.
-
-        If empty segments, or one that is being made, fill the file system, this waits until they give space back.
-        `outcome`: of a first try, if there was one.
-        """
+        """Enter a record or a lease; returns the outcome, with an error only if that failed for good. If empty
+        segments, or one that is being made, fill the file system, it waits until they give space back. `outcome`: of a
+        first try."""
         if outcome is None:
             outcome = await self.submit(put)
         is_last_try = False
@@ -145,15 +139,15 @@ class IndexEntries(Commits):
                 raise outcome.error
 
     async def delete_lease(self, number: int) -> None:
-        """Forget the bytes of that number, if there are any; if the index refuses, a later `delete` tries again."""
+        """Returns when it is committed; if the index refuses, a later `delete` tries again."""
         self._undeleted_leases.add(number)
         await self.delete({})
 
     async def delete(self, locations: dict[int, Location]) -> None:
         """Remove records from the index and free what they took, once that is committed.
 
-        A record that the index refuses to delete (a full file system) keeps its space until a later call succeeds. Each
-        call also tries again what was refused before: records and leases.
+        A record that the index refuses to delete (a full file system) keeps its space until a later call succeeds: each
+        also tries again what was refused before, records and leases.
         """
         locations = self._undeleted | locations
         leases = sorted(self._undeleted_leases)

@@ -1,8 +1,6 @@
 """The LMDB environment of an index: opened in a file of its own, with a map that grows. Blocking calls.
 
-The map begins small, because a map for all of the disk budget breaks `ulimit -v`. Forked children do not get it, and
-LMDB's descriptors are closed in programs that the process starts.
-
+The map begins small, because a map for all of the disk budget breaks `ulimit -v`. Forked children do not get it.
 `writemap` is never used: on a full disk it ends the process with SIGBUS. With `sync=False` a commit survives the
 process: its pages go to the page cache, the one that makes it valid last. It does not survive a power loss.
 """
@@ -18,7 +16,7 @@ import lmdb
 from .allocator import round_up
 from .budget import MAP_SPARE_BYTES
 from .codec.codec import DamagedBytesError
-from .forking import Inode, descriptors_of, inode_of
+from .forking import descriptors_of, inode_of
 from .linux import address_of, dont_fork, has_addresses_for, mapping_around
 
 __all__ = ["Environment"]
@@ -35,10 +33,9 @@ class Environment:
     address space that the map may take. `tables`: their names; they are made if they were not there.
 
     Attributes:
-        begin: begins a transaction, as `lmdb.Environment.begin`.
         map_start: the address at which the map begins; None: it could not be found out.
-        damage: the error by which LMDB reported damaged pages, or the loss of its map; None: there was none. After it,
-            some or all changes fail for as long as this file is used. The index sets it too.
+        damage: LMDB's error about damaged pages, or about the loss of its map: after it, changes fail as long as the
+            file is used. The index sets it too.
 
     Raises:
         lmdb.Error, DamagedBytesError: the file is damaged, or the map cannot be made.
@@ -47,8 +44,8 @@ class Environment:
 
     def __init__(self, file: io.FileIO, map_bytes: int, tables: Sequence[bytes]) -> None:
         self.damage: lmdb.Error | None = None
-        self._file = file
-        self._inode = inode_of(file.fileno())
+        self.file = file
+        self.inode = inode_of(file.fileno())
         self._most_map_bytes = map_bytes
         try:
             first_bytes = max(_FIRST_MAP_BYTES, 2 * round_up(os.fstat(file.fileno()).st_size))
@@ -77,31 +74,18 @@ class Environment:
             raise
 
     @property
-    def inode(self) -> Inode:
-        return self._inode
-
-    @property
     def map_bytes(self) -> int:
         return int(self._lmdb.info()["map_size"])
 
     def try_to_write(self) -> None:
-        """Commit an empty change, which takes pages from the list of free ones.
-
-        Raises:
-            lmdb.Error, OSError: that list is damaged, or there is no room; nothing changed.
-        """
+        """Commit an empty change, which takes pages from the list of free ones. If it raises, nothing changed."""
         with self.begin(write=True) as transaction:
             transaction.put(b"format", _FORMAT)
 
     def grow(self, *, frees: bool) -> bool:
-        """Make the map longer; False: it has room for all of the budget already.
-
-        `frees`: the change only deletes. It may take the last addresses, which other changes leave free.
-
-        Raises:
-            lmdb.Error: the process has no addresses for it; the map is as it was.
-            OSError: the map has grown, and forked children will have it too.
-        """
+        """Make the map longer; False: it has room for all of the budget already. `frees`: the change only deletes; it
+        may take the last addresses, which other changes leave free. lmdb.Error: the process has no addresses for it;
+        the map is as it was. OSError: it has grown, and forked children will have it too."""
         map_bytes = self.map_bytes
         if map_bytes >= self._most_map_bytes:
             return False
@@ -115,25 +99,20 @@ class Environment:
         raise lmdb.MapFullError(f"{needed}; raise `ulimit -v`")
 
     def descriptors(self) -> list[int]:
-        """Every descriptor of this process that refers to the file, LMDB's own included."""
-        return descriptors_of({self._inode})
+        return descriptors_of({self.inode})
 
     def close(self) -> None:
-        """Idempotent. Without a name, the file is gone."""
         self._lmdb.close()
-        self._file.close()
+        self.file.close()
 
     def _cover_pages(self) -> None:
-        """Make the file as long as the pages it claims: a page of zeros is an error, a page beyond the end a SIGBUS.
-
-        LMDB itself leaves the file shorter if the last pages were never written.
-        """
+        """Make the file as long as the pages it claims: a page of zeros is an error, a page beyond the end a SIGBUS."""
         page_bytes = self._lmdb.stat()["psize"]
         claimed_bytes = (self._lmdb.info()["last_pgno"] + 1) * page_bytes
         if claimed_bytes > self._most_map_bytes:
             raise DamagedBytesError(f"at most {self._most_map_bytes} bytes", f"{claimed_bytes}")
-        if os.fstat(self._file.fileno()).st_size < claimed_bytes:
-            os.ftruncate(self._file.fileno(), claimed_bytes)
+        if os.fstat(self.file.fileno()).st_size < claimed_bytes:
+            os.ftruncate(self.file.fileno(), claimed_bytes)
 
     def _keep_from_children(self) -> int | None:
         """Leave the map out of forked children; returns where it starts, None if that cannot be found out."""

@@ -1,11 +1,9 @@
 """Extents: ranges of segment files, allocated as they are needed and never beyond the budget.
 
 Segments have about 1 GiB: growing one file under direct writes stalls, and preallocating all of a drive would take
-space from others. The next segment is allocated off the loop before the current ones are full. No holes are punched.
-
-A training step empties the store, and the next one fills it again. The first write to a segment runs at half the speed,
-because the file system converts blocks that were only reserved. So empty segments are kept. All but one are closed when
-they have been empty for minutes, or at once where their space is needed.
+space from others. The next one is allocated off the loop before the current ones are full. The first write to a segment
+runs at half the speed, because the file system converts blocks that were only reserved. So empty segments are kept. All
+but one are closed when they have been empty for minutes, or at once where their space is needed.
 """
 
 from __future__ import annotations
@@ -60,9 +58,8 @@ class _Refusal(NamedTuple):
 class ExtentSpace:
     """The segments of one tier. Lives on one loop; only its coroutines wait.
 
-    Segments are counted against `budget` as they come and go. `executor`: runs the jobs that make and close them.
-    `idle_seconds`: how long an empty segment is kept. `inodes`: those of all segments that are open, or just being
-    opened or closed.
+    They are counted against `budget` as they come and go. `executor`: runs the jobs that make and close them.
+    `idle_seconds`: how long an empty segment is kept. `inodes`: of all segments that are open, being opened or closed.
     """
 
     def __init__(
@@ -97,12 +94,10 @@ class ExtentSpace:
         return self._allocator.total_bytes - self._allocator.free_bytes
 
     def usage(self) -> Usage:
-        """Bytes that extents and values take now, and the most that they may."""
         return self.used_bytes + self._budget.value_bytes, self._budget.limit_bytes
 
     @property
     def largest_free_bytes(self) -> int:
-        """The length of the longest free extent in the present segments."""
         return self._allocator.largest_free_bytes
 
     @property
@@ -110,12 +105,10 @@ class ExtentSpace:
         return self._closing is not None
 
     def take_up(self, segments: Iterable[Segment], extents: Mapping[int, Mapping[int, int]]) -> None:
-        """Continue with segments that hold records. Called once, before any `take`; the caller counts the budget.
+        """Continue with segments that hold records, which this space closes. Once, before any `take`; the caller counts
+        the budget.
 
-        `segments`: open; this space closes them. `extents`: those in use, by segment: offset -> length.
-
-        Raises:
-            ValueError: extents overlap, or lie outside their segment.
+        `extents`: those in use, by segment: offset -> length. Raises ValueError if they overlap, or lie outside.
         """
         for segment in segments:
             start = segment.number * _SEGMENT_STRIDE
@@ -133,13 +126,9 @@ class ExtentSpace:
         return [segment.file for segment in self._segments.values()]
 
     async def take(self, num_bytes: int) -> Extent:
-        """Take an extent of `num_bytes`, rounded up to 4096.
-
-        Raises:
-            StoreFullError: neither the budget nor the file system has room, not even after all promised space has
-                come back; nothing was taken.
-            OSError: the device failed; nothing was taken.
-        """
+        """Take an extent of `num_bytes`, rounded up to 4096. StoreFullError: neither the budget nor the file system has
+        room, not even after all promised space has come back. OSError: the device failed. In both cases nothing was
+        taken."""
         num_bytes = max(round_up(num_bytes), ALIGNMENT_BYTES)
         while (start := self._allocator.allocate(num_bytes)) is None:
             if self._may_grow_for(num_bytes):
@@ -190,8 +179,7 @@ class ExtentSpace:
         return True
 
     async def close(self, *, keep: bool = False) -> None:
-        """Close every segment; with `keep`, files that have a name stay. No extent may be in use by a job.
-        Idempotent."""
+        """With `keep`, files that have a name stay. No extent may be in use by a job. Idempotent."""
         self._stop_idle_timer()
         while pending := [task for task in (self._growth, self._closing) if task is not None]:
             await asyncio.wait(pending)
@@ -242,7 +230,7 @@ class ExtentSpace:
             self._allocator.add_range(number * _SEGMENT_STRIDE, taken_bytes)
             self._note_empty(number)
             self._num_opened += 1
-        except (OSError, RuntimeError) as error:  # RuntimeError: the executor takes no more jobs
+        except Exception as error:  # noqa: BLE001 - raised by `take`, which would ask again without end
             # A refused segment that no record waits for only ends the growing ahead of need.
             self._grows_ahead = False
             self._refusal = _Refusal(least_bytes, error)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import io
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
+from typing import cast
 
 from ..errors import ConfigError
 from .forking import Inode, inode_of
@@ -22,18 +25,14 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 class LockedFolder:
     """A folder of mode 0700 that is made or found, belongs to this user, and is locked until it is closed.
 
-    All files are reached through the folder's descriptor, so a user who may rename the folder cannot redirect them.
-    The lock belongs to the open file. The kernel releases it when the last thread of a killed process has ended: no
-    write of that process comes later. All methods raise OSError if the system refuses.
+    All files are reached through the folder's descriptor, so a user who may rename the folder cannot redirect them. The
+    kernel releases the lock when the last thread of a killed process has ended: no write of that process comes later.
+    All methods raise OSError if the system refuses.
     """
 
     def __init__(self, parent: Path, name: str) -> None:
-        """Make or find `name` in the existing directory `parent`, and lock it.
-
-        Raises:
-            ConfigError: another process has it, it is a link or belongs to somebody else, or others may use it.
-            OSError: it cannot be made or opened. In both cases nothing is left open, and nothing was changed in it.
-        """
+        """Make or find `name` in the existing directory `parent`, and lock it. ConfigError: another process has it, it
+        is a link or belongs to somebody else, or others may use it. Then nothing is left open or changed in it."""
         self.path = parent / name
         self._folder = self._lock = -1
         for _ in range(_MOST_TRIES):
@@ -43,15 +42,13 @@ class LockedFolder:
 
     @property
     def inodes(self) -> set[Inode]:
-        """The folder and its lock, which a forked child must give up."""
         return {inode_of(self._folder), inode_of(self._lock)} if self._folder >= 0 else set()
 
     def names(self) -> list[str]:
-        """Sorted, without the lock."""
         return sorted(name for name in os.listdir(self._folder) if name != _LOCK)
 
     def open(self, name: str, flags: int) -> int:
-        """Open a file in it, close-on-exec, never through a link; a new one has mode 0600. Returns the descriptor."""
+        """Open a file in it, never through a link; a new one has mode 0600. Returns the descriptor, close-on-exec."""
         return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self._folder)
 
     def num_bytes(self, name: str) -> int:
@@ -65,43 +62,29 @@ class LockedFolder:
         return 0 if status is None else status.st_blocks * _BLOCK_BYTES
 
     def read(self, name: str, most_bytes: int) -> bytes | None:
-        """The first bytes of a file; None if there is none."""
         try:
-            descriptor = self.open(name, os.O_RDONLY | os.O_NONBLOCK)
+            with self._opened(name, "rb", os.O_RDONLY | os.O_NONBLOCK) as file:
+                return file.read(most_bytes)
         except FileNotFoundError:
             return None
-        try:
-            return os.read(descriptor, most_bytes)
-        finally:
-            os.close(descriptor)
 
     def write(self, name: str, content: bytes) -> None:
-        """Make a small file of this content, in place of one of that name. If it fails, it may hold a part of the
-        content."""
-        descriptor = self.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        try:
-            os.write(descriptor, content)
-        finally:
-            os.close(descriptor)
+        """Make a small file, in place of one of that name. If it fails, it may hold a part of the content."""
+        with self._opened(name, "wb", os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as file:
+            file.write(content)
 
     def lengthen(self, name: str) -> None:
         """Make a file one byte longer, or make it; the byte is a hole, so a full file system has room for it too."""
-        descriptor = self.open(name, os.O_WRONLY | os.O_CREAT)
-        try:
-            os.ftruncate(descriptor, os.fstat(descriptor).st_size + 1)
-        finally:
-            os.close(descriptor)
+        with self._opened(name, "wb", os.O_WRONLY | os.O_CREAT) as file:
+            os.ftruncate(file.fileno(), os.fstat(file.fileno()).st_size + 1)
 
     def remove(self, name: str) -> None:
-        """Take a file's name away; nothing happens if there is none."""
-        try:
+        with suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self._folder)
-        except FileNotFoundError:
-            pass
 
     def close(self, *, remove: bool) -> None:
-        """Unlock it, also if it cannot be removed; before, remove it if `remove` and nothing but the lock lies in it.
-        Idempotent."""
+        """Unlock it. Before, remove it if `remove` and nothing but the lock lies in it. Idempotent; unlocked also on
+        OSError."""
         if self._folder < 0:
             return
         try:
@@ -112,6 +95,9 @@ class LockedFolder:
             os.close(self._folder)
             os.close(self._lock)
             self._folder = self._lock = -1
+
+    def _opened(self, name: str, mode: str, flags: int) -> io.FileIO:
+        return cast(io.FileIO, open(name, mode, buffering=0, opener=lambda name, _: self.open(name, flags)))
 
     def _status(self, name: str) -> os.stat_result | None:
         try:
@@ -152,10 +138,8 @@ class LockedFolder:
         return is_ours
 
     def _open_folder(self) -> int:
-        try:
+        with suppress(FileExistsError):
             os.mkdir(self.path, 0o700)
-        except FileExistsError:
-            pass
         try:
             return os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except NotADirectoryError as error:
@@ -174,10 +158,8 @@ class LockedFolder:
         try:
             return self.open(_LOCK, os.O_RDWR | os.O_CREAT)
         except OSError:
-            try:
+            with suppress(OSError):
                 self._remove_folder()  # empty if just made: it may have taken the file system's last inode
-            except OSError:
-                pass
             raise
 
     def _take_lock(self) -> None:
@@ -189,10 +171,8 @@ class LockedFolder:
             reason = f"{owner} holds {self.path}: a daemon is using this directory; stop it, or give another"
             raise ConfigError("path", str(self.path.parent), reason) from error
         os.ftruncate(self._lock, 0)
-        try:
+        with suppress(OSError):  # a full file system; the number is for messages only
             os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
-        except OSError:
-            pass  # a full file system; the number is for messages only
 
     def _still_has_its_name(self) -> bool:
         by_name = os.stat(self.path, follow_symlinks=False), os.stat(_LOCK, dir_fd=self._folder, follow_symlinks=False)

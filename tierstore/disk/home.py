@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Annotated
 
 import lmdb
 import msgspec
@@ -39,7 +39,7 @@ from .forking import Inode
 from .index import Delete, Index, may_be_short_write
 from .linux import open_unnamed
 from .location import Location
-from .segments import IoMode, Segment, SegmentFiles, close_segments, reopen_segment
+from .segments import IoMode, Segment, close_segments, reopen_segment
 from .soundness import Spans, drop_unsound
 
 __all__ = ["FOLDER_NAME", "Contents", "Home", "NamedHome", "UnnamedHome"]
@@ -59,15 +59,8 @@ _PASSING = (
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """The contents of a home that was opened; the receiver closes them.
-
-    Attributes:
-        session: part of every checksum.
-        index, segments: open; only segments that hold records.
-        locations: key -> where the record lies.
-        leases: number -> bytes.
-        spans: the ranges in use, by segment.
-    """
+    """What was in a home that was opened; the receiver closes it. `session`: part of every checksum. `leases`: number
+    -> bytes. `segments`: open, only those that hold records. `spans`: the ranges in use, by segment."""
 
     session: int
     index: Index
@@ -77,49 +70,15 @@ class Contents:
     spans: Spans
 
 
-class Home(SegmentFiles, Protocol):
-    """Where the files of one tier live. All calls block.
-
-    Attributes:
-        directory: the files are made in it.
-        outlives: whether the next process finds the files again. Then every record must be entered in the index.
-        found: the files that were there when it was opened, and what was done with them, in words.
-    """
-
-    directory: Path
-    outlives: bool
-    found: str
-
-    @property
-    def inodes(self) -> set[Inode]:
-        """The files that the home itself keeps open."""
-        ...
-
-    def open(self, disk_bytes: int, mode: IoMode) -> Contents:
-        """Open the files that are there, or make new ones. Called once. `disk_bytes`: the tier's budget.
-
-        Raises:
-            lmdb.Error, OSError: it cannot be opened; nothing is left open. The files are as they were.
-        """
-        ...
-
-    def close(self, *, keep: bool) -> None:
-        """Leave the home after all files were closed; idempotent. Without `keep`, no file stays. Raises nothing."""
-        ...
-
-
 class UnnamedHome:
-    """Files without names: nobody sees them, and no kill leaves them behind. A `Home`."""
+    """Files without names: nobody sees them, and no kill leaves them behind. Its calls are those of `NamedHome`."""
+
+    outlives = False  # the next process does not find the files again
 
     def __init__(self, directory: Path, session: int = 0) -> None:
         self.directory = directory
-        self.outlives = False
-        self.found = "nothing"
+        self.inodes: set[Inode] = set()  # of files that the home itself keeps open
         self._session = session
-
-    @property
-    def inodes(self) -> set[Inode]:
-        return set()
 
     def open(self, disk_bytes: int, mode: IoMode) -> Contents:
         return _empty(self._session, Index.without_name(self.directory, map_bytes_for(disk_bytes)))
@@ -144,27 +103,25 @@ class _Format(msgspec.Struct, frozen=True):
 
 
 class NamedHome:
-    """Files with names, in the folder `tierstore-daemon` of a directory, which survive the process. A `Home`.
+    """Files with names, in the folder `tierstore-daemon` of a directory, which survive a kill, not a power loss.
 
-    They survive a kill, not a power loss: nothing is synced. So files from before the last boot are not read, nor files
-    of another version, nor an index whose reading ended the process at two starts in a row. All of these are removed;
-    other files in the folder stay.
+    Nothing is synced. So files from before the last boot are not read, nor files of another version, nor an index whose
+    reading ended the process at two starts in a row. All of these are removed; other files in the folder stay.
     """
 
+    outlives = True  # so every record must be entered in the index
+
     def __init__(self, directory: Path, new_seed: int | None = None) -> None:
-        """Lock the folder; make it, if it is not there. Reads nothing yet. `close` unlocks it.
+        """Lock the folder; make it, if it is not there. Reads nothing yet. ConfigError: the directory or the folder
+        cannot be used, or another process uses it. OSError: it cannot be made or opened. In both cases nothing was
+        changed.
 
         `new_seed`: of 63 bits, for the checksums, if no files are kept that have one; None: a random one.
-
-        Raises:
-            ConfigError: the directory or the folder cannot be used, or another process uses it; the message names it.
-            OSError: the folder cannot be made or opened. In both cases nothing was changed.
         """
         self._folder = LockedFolder(check_directory(directory), FOLDER_NAME)
         self.directory = self._folder.path
         self._new_seed = secrets.randbits(63) if new_seed is None else new_seed
-        self.outlives = True
-        self.found = "nothing"
+        self.found = "nothing"  # when it was opened, and what was done with it, in words
 
     @property
     def inodes(self) -> set[Inode]:
@@ -172,11 +129,15 @@ class NamedHome:
 
     @property
     def taken_bytes(self) -> int:
-        """The space that its files take on the drive; before `open`, of the files that it will find or clear."""
+        """The space of its files on the drive; before `open`, of those that it will find or clear."""
         return sum(self._folder.taken_bytes(name) for name in self._own_names())
 
     def open(self, disk_bytes: int, mode: IoMode) -> Contents:
-        """As `Home.open`; files that must not or cannot be read are cleared first."""
+        """Open the files that are there, or make new ones; those that must not or cannot be read are cleared first.
+        Called once. `disk_bytes`: the tier's budget.
+
+        On lmdb.Error and OSError nothing is left open, and the files are as they were.
+        """
         format_ = self._read_format()
         reason = self._reason_to_clear(format_)
         if format_ is not None and reason is None:
@@ -202,7 +163,8 @@ class NamedHome:
             pass
 
     def close(self, *, keep: bool) -> None:
-        """Also unlocks the folder, and removes it if it is empty."""
+        """Leave the home after all files were closed, and unlock it; idempotent. Without `keep`, no file stays; an
+        empty folder does not either. Raises nothing."""
         try:
             if not keep:
                 self._clear()
@@ -255,7 +217,9 @@ class NamedHome:
         contents = _empty(seed, self._open_index(disk_bytes))
         try:
             locations, leases, unreadable = contents.index.entries()
-            spans, unsound = drop_unsound(locations, self._segment_bytes())
+            lengths = {number: self._folder.num_bytes(name) for number, name in self._segment_names()}
+            lengths = {number: num_bytes // ALIGNMENT_BYTES * ALIGNMENT_BYTES for number, num_bytes in lengths.items()}
+            spans, unsound = drop_unsound(locations, lengths)
             self._open_segments(spans, mode, contents)
             self._forget(contents.index, unreadable + unsound)
         except BaseException:
@@ -268,10 +232,8 @@ class NamedHome:
         return replace(contents, locations=locations, leases=leases, spans=spans)
 
     def _forget(self, index: Index, keys: list[int]) -> None:
-        """Delete the entries, before their space is given to others: they would claim it at the next start.
-
-        A change is tried even if there are none: a damaged list of free pages may end the process, and better now.
-        """
+        """Delete the entries, before their space is given to others. A change is tried even if there are none: a
+        damaged list of free pages may end the process, and better now."""
         try:
             index.try_to_write()
         except (lmdb.Error, OSError) as error:
@@ -289,12 +251,6 @@ class NamedHome:
             opener = partial(self._folder.open, name, os.O_RDWR)
             contents.segments.append(reopen_segment(number, opener, mode, set()))
 
-    def _segment_bytes(self) -> dict[int, int]:
-        return {
-            number: self._folder.num_bytes(name) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
-            for number, name in self._segment_names()
-        }
-
     def _segment_names(self) -> list[tuple[int, str]]:
         names = [name for name in self._folder.names() if name.startswith("segment-") and _OWN_NAMES.fullmatch(name)]
         return [(int(name.partition("-")[2]), name) for name in names]
@@ -305,7 +261,6 @@ class NamedHome:
         return Index(file, map_bytes_for(max(disk_bytes, self._folder.num_bytes(_INDEX))))
 
     def _clear(self) -> bool:
-        """Remove the home's own files; returns whether there were any."""
         names = self._own_names()
         for name in names:
             self._folder.remove(name)
@@ -313,6 +268,9 @@ class NamedHome:
 
     def _own_names(self) -> list[str]:
         return [name for name in self._folder.names() if _OWN_NAMES.fullmatch(name)]
+
+
+Home = UnnamedHome | NamedHome
 
 
 def _empty(session: int, index: Index) -> Contents:

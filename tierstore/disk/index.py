@@ -1,9 +1,8 @@
 """The index in LMDB: where every record lies, and the small records themselves. Blocking calls.
 
-Three tables: `locations` (key → `Location`, msgpack), `values` (key → encoded bytes, for records without an
-extent) and `leases` (number → bytes, whose meaning is the owner's). With `lock=False` a write
-transaction of LMDB may reuse pages that a reader still uses (lmdb.h, MDB_NOLOCK), so calls must not overlap; the owner
-of an index makes one at a time. `environment.py` opens the file and lets LMDB's map grow.
+Three tables: `locations` (key → `Location`, msgpack), `values` (key → encoded bytes, for records without an extent) and
+`leases` (number → bytes, whose meaning is the owner's). With `lock=False` a write transaction of LMDB may reuse pages
+that a reader still uses (lmdb.h, MDB_NOLOCK), so calls must not overlap; the owner of an index makes one at a time.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ import msgspec
 
 from .codec.codec import DamagedBytesError
 from .environment import Environment
-from .forking import Inode
 from .linux import address_of, open_unnamed
 from .location import Location
 
@@ -77,12 +75,10 @@ Operation = Put | Delete | Fetch | PutLease | DeleteLease
 
 
 class Outcome(NamedTuple):
-    """The outcome of an operation.
+    """The outcome of an operation. `error`: if not None, nothing of it was done.
 
-    Attributes:
-        error: None if it succeeded; otherwise nothing of it was done.
-        value_offset: where a large value that was put lies in the index's file, for good (LMDB does not move overflow
-            pages). Reads from there run at the disk's speed; through cold pages of the map they ran at 0.04-0.5 GB/s.
+    `value_offset`: where a large value that was put lies in the index's file, for good (LMDB does not move overflow
+    pages). Reads from there run at the disk's speed; through cold pages of the map they ran at 0.04-0.5 GB/s.
     """
 
     error: Exception | None = None
@@ -110,7 +106,7 @@ _MOST_TRIES = 8  # of a commit that finds the drive full though it shows room: o
 _KEY_BYTES = 8
 
 
-class Index:
+class Index(Environment):
     """Three tables in one LMDB environment. Every method blocks; no two calls may overlap.
 
     The index closes `file`, from which large values are read where they lie. `allocated_bytes`: the space that it takes
@@ -118,28 +114,14 @@ class Index:
     """
 
     def __init__(self, file: io.FileIO, map_bytes: int) -> None:
-        self.file = file
+        super().__init__(file, map_bytes, (b"locations", b"values", b"leases"))
+        self._locations, self._values, self._leases = self.tables
         self.allocated_bytes = 0
-        self._environment = Environment(file, map_bytes, (b"locations", b"values", b"leases"))
-        self._locations, self._values, self._leases = self._environment.tables
         self._note_allocated()
 
     @classmethod
     def without_name(cls, directory: Path, map_bytes: int) -> Index:
-        """A new, empty index under `directory` that nobody can see and that no kill leaves behind."""
         return cls(io.FileIO(open_unnamed(directory), "r+"), map_bytes)
-
-    @property
-    def inode(self) -> Inode:
-        return self._environment.inode
-
-    @property
-    def damage(self) -> lmdb.Error | None:
-        """LMDB's error about damaged pages, or about the loss of its map; None: there was none.
-
-        After it, some or all changes fail for as long as this file is used.
-        """
-        return self._environment.damage
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
         """Do all operations: fetches first, then every change in one transaction; returns an outcome for each.
@@ -153,52 +135,36 @@ class Index:
                 outcomes[place] = self._outcome_of_fetch(operation)
             else:
                 changes.append(place)
-        if changes:
-            for place, error in self._change([(place, operations[place]) for place in changes]):
-                outcomes[place] = Outcome(error)
+        if changes and self._commit([operations[place] for place in changes]) is not None:
+            for place in changes:
+                outcomes[place] = Outcome(self._change_alone(operations[place]))
         self._find_large_values(operations, outcomes)
         self._note_allocated()
         return outcomes
 
     def entries(self) -> Entries:
-        """Read all entries of an index that an earlier process has left.
-
-        Raises:
-            DamagedBytesError: entries are missing, or out of order.
-            lmdb.Error: its pages make no sense. Damage of some kinds ends the process instead (SIGSEGV, SIGBUS).
-        """
+        """Read all entries of an index that an earlier process has left. DamagedBytesError, lmdb.Error: they are
+        missing, or out of order, or make no sense. Damage of some kinds ends the process instead (SIGSEGV, SIGBUS)."""
         decoder = msgspec.msgpack.Decoder(Location)
         locations: dict[int, Location] = {}
         unreadable = set()
-        with self._environment.begin() as transaction:
+        with self.begin() as transaction:
             for key, packed in _pairs(transaction, self._locations):
                 try:
                     locations[key] = decoder.decode(packed)
                 except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                     unreadable.add(key)
             leases = dict(_pairs(transaction, self._leases))
-        with self._environment.begin(buffers=True) as looking:
+        with self.begin(buffers=True) as looking:
             unreadable |= self._check_values(looking, locations)
         return Entries(locations, leases, sorted(unreadable))
-
-    def try_to_write(self) -> None:
-        self._environment.try_to_write()
-
-    def descriptors(self) -> list[int]:
-        return self._environment.descriptors()
-
-    def close(self) -> None:
-        """Idempotent. Without a name, the file is gone."""
-        self._environment.close()
 
     def _note_allocated(self) -> None:
         self.allocated_bytes = os.fstat(self.file.fileno()).st_blocks * 512
 
     def _check_values(self, looking: _Transaction, locations: dict[int, Location]) -> set[int]:
-        """Note where large values lie, and remove from `locations` records without their value; returns the keys.
-
-        Reads no value: a cursor of a transaction with buffers only tells where each lies.
-        """
+        """Note where large values lie, and remove from `locations` records without their value; returns the keys. Reads
+        no value: a cursor of a transaction with buffers only tells where each lies."""
         without = {key for key, location in locations.items() if location.segment is None}
         strays = set()
         for key, value in _pairs(looking, self._values):
@@ -207,8 +173,8 @@ class Index:
                 strays.add(key)
                 continue
             without.remove(key)
-            if len(value) >= _LARGE_VALUE_BYTES and self._environment.map_start is not None:
-                offset = address_of(memoryview(value)) - self._environment.map_start
+            if len(value) >= _LARGE_VALUE_BYTES and self.map_start is not None:
+                offset = address_of(memoryview(value)) - self.map_start
                 locations[key] = msgspec.structs.replace(location, offset=offset)
         for key in without | strays:
             locations.pop(key, None)
@@ -216,7 +182,7 @@ class Index:
 
     def _outcome_of_fetch(self, fetch: Fetch) -> Outcome:
         try:
-            with self._environment.begin(db=self._values, buffers=True) as transaction:
+            with self.begin(db=self._values, buffers=True) as transaction:
                 value = transaction.get(_key(fetch.key))
                 if value is None:
                     raise DamagedBytesError("a value in the index", "none")
@@ -225,16 +191,11 @@ class Index:
             return Outcome(error)
         return Outcome()
 
-    def _change(self, changes: Sequence[tuple[int, Operation]]) -> list[tuple[int, Exception | None]]:
-        if self._commit([operation for _, operation in changes]) is None:
-            return [(place, None) for place, _ in changes]
-        return [(place, self._change_alone(operation)) for place, operation in changes]
-
     def _change_alone(self, operation: Operation) -> Exception | None:
         """Do a change; returns why it failed. If the drive seems full but shows room, it is tried again."""
         for _ in range(_MOST_TRIES):
             error = self._commit([operation])
-            if error is None or not _may_find_room(error):
+            if error is None or not (may_be_short_write(error) or getattr(error, "code", None) == errno.ENOSPC):
                 break
             try:
                 has_room = self._has_room_for(operation)
@@ -251,7 +212,7 @@ class Index:
         error = self._try_to_commit(operations)
         try:
             while isinstance(error, lmdb.MapFullError):
-                if not self._environment.grow(frees=not any(isinstance(each, Put) for each in operations)):
+                if not self.grow(frees=not any(isinstance(each, Put) for each in operations)):
                     break
                 error = self._try_to_commit(operations)
         except (lmdb.Error, OSError) as refusal:
@@ -267,14 +228,14 @@ class Index:
         return self._try_to_commit(operations)
 
     def _try_to_commit(self, operations: Sequence[Operation]) -> Exception | None:
-        """Commit the operations in one transaction; returns why none of them was done, or None."""
+        """In one transaction; returns why none of the operations was done, or None."""
         try:
-            with self._environment.begin(write=True) as transaction:
+            with self.begin(write=True) as transaction:
                 for operation in operations:
                     self._do(transaction, operation)
         except (lmdb.Error, OSError) as error:
             if _tells_of_damage(error):
-                self._environment.damage = error
+                self.damage = error
             return error
         return None
 
@@ -300,15 +261,15 @@ class Index:
             transaction.delete(key, db=self._values)
 
     def _find_large_values(self, operations: Sequence[Operation], outcomes: list[Outcome]) -> None:
-        if self._environment.map_start is None:
+        if self.map_start is None:
             return
         for place, operation in enumerate(operations):
             if not isinstance(operation, Put) or outcomes[place].error is not None:
                 continue
             if operation.value is not None and len(operation.value) >= _LARGE_VALUE_BYTES:
-                with self._environment.begin(db=self._values, buffers=True) as transaction:
+                with self.begin(db=self._values, buffers=True) as transaction:
                     address = address_of(memoryview(transaction.get(_key(operation.key), b"")))
-                outcomes[place] = Outcome(value_offset=address - self._environment.map_start)
+                outcomes[place] = Outcome(value_offset=address - self.map_start)
 
 
 def may_be_short_write(error: Exception) -> bool:
@@ -318,11 +279,6 @@ def may_be_short_write(error: Exception) -> bool:
     page could be written, it says EIO for every later change too, and that is damage.)
     """
     return getattr(error, "code", None) == errno.EIO
-
-
-def _may_find_room(error: Exception) -> bool:
-    """Whether the drive refused all or a part of a write, and may take it when others have freed some space."""
-    return may_be_short_write(error) or getattr(error, "code", None) == errno.ENOSPC
 
 
 def _tells_of_damage(error: Exception) -> TypeGuard[lmdb.Error]:

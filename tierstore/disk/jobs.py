@@ -28,14 +28,10 @@ async def run_job(executor: Executor, job: Callable[_P, _T], *arguments: _P.args
 
 
 async def to_the_end(work: Coroutine[Any, Any, _T], undo: Callable[[], Awaitable[object]] | None = None) -> _T:
-    """Await `work` to its end even if the caller is cancelled: its buffers are in use until then.
+    """Await `work` to its end, as a task of its own, even if the caller is cancelled: its buffers are in use until
+    then.
 
-    Args:
-        work: runs as a task of its own, which nobody cancels.
-        undo: called if `work` succeeded but the caller was cancelled, and so never gets the result.
-
-    Raises:
-        asyncio.CancelledError: the caller was cancelled; `work` has ended, and is undone.
+    `undo`: called if `work` succeeded but the caller was cancelled (then CancelledError), and so never gets the result.
     """
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None

@@ -99,10 +99,7 @@ def address_of(view: memoryview) -> int:
 
 def copy_memory(destination: memoryview, source: memoryview) -> None:
     """Copy all of `source` to the front of `destination`; they may overlap. Releases the interpreter's lock.
-
-    Raises:
-        ValueError: `destination` is shorter or read-only; nothing was copied.
-    """
+    ValueError: `destination` is shorter or read-only."""
     if len(destination) < len(source) or destination.readonly:
         raise ValueError(f"{len(source)} bytes do not fit into {len(destination)} writable ones")
     ctypes.memmove(address_of(destination), address_of(source), len(source))
@@ -112,9 +109,6 @@ def reserve(descriptor: int, num_bytes: int) -> None:
     """Give an empty file `num_bytes` of blocks and that length; only the length where fallocate is unknown.
 
     `os.posix_fallocate` is not used: where the file system cannot, the C library writes every block instead.
-
-    Raises:
-        OSError: no space (ENOSPC, EDQUOT), or the device failed.
     """
     while _libc.fallocate(descriptor, 0, 0, num_bytes) != 0:
         number = ctypes.get_errno()
@@ -180,26 +174,21 @@ def has_addresses_for(num_bytes: int) -> bool:
 
 
 def populate(memory: memoryview) -> None:
-    """Give memory that is about to be filled its pages now, instead of at the first access to each.
-
-    A hint: kernels before 5.14 do not know it (madvise(2), MADV_POPULATE_WRITE). Without it, the first accesses wait
-    for the pages, or report why there are none. Releases the interpreter's lock.
-    """
+    """Give memory that is about to be filled its pages now, instead of at the first access to each. Releases the
+    interpreter's lock. A hint: kernels before 5.14 do not know it (madvise(2), MADV_POPULATE_WRITE)."""
     address = address_of(memory)
     first = address - address % mmap.PAGESIZE
     _libc.madvise(first, address + len(memory) - first, _MADV_POPULATE_WRITE)
 
 
 def move_pages(source: int, destination: int, num_bytes: int) -> None:
-    """Move the pages of private anonymous memory to another address; the source stays mapped, without pages.
+    """Move the pages of private anonymous memory to another address; the source stays mapped, without pages. Costs some
+    10 µs for 2 MiB in one huge page; each of the two ranges may become a mapping of its own, of which a process has
+    65,530.
 
-    What the destination held is lost. Costs some 10 µs for 2 MiB in one huge page, where clearing a fresh one takes
-    hundreds; each of the two ranges may become a mapping of its own, of which a process has 65,530 (mremap(2)).
-
-    Raises:
-        OSError: the kernel refused (before Linux 5.7 it does). The source is as it was. The destination must not be
-            touched any more: where a limit on addresses, data or locked memory is the reason, it is mapped no longer,
-            since mremap unmaps it first and counts afterwards (mm/mremap.c). They are then reserved if possible.
+    OSError: the kernel refused (before Linux 5.7 it does). The source is as it was. The destination must not be touched
+    any more: mremap unmaps it before it counts addresses, data or locked memory against their limits (mm/mremap.c). It
+    is then reserved if possible.
     """
     moved = _libc.mremap(source, num_bytes, num_bytes, _MREMAP_MAYMOVE_FIXED_DONTUNMAP, destination)
     if moved != destination:
@@ -224,15 +213,12 @@ def give_back_locked(address: int, num_bytes: int) -> None:
 
 
 def make_pages_huge(descriptor: int, num_bytes: int) -> None:
-    """Gather the pages of a memfd into huge ones, as far as the kernel has any.
+    """Gather the pages of a memfd into huge ones, as far as the kernel has any; some 0.5 ms for each MiB. On OSError
+    they stay as they are.
 
     In most kernels' settings shared memory gets none by itself (shmem_enabled: never), but does when asked for it like
-    this (madvise(2), MADV_COLLAPSE; Linux 6.1). A page that is not next to its neighbours costs each transfer of the
-    device an entry of its own: O_DIRECT was 1.5 times as fast in writing, and twice in reading, from huge ones.
-    Takes some 0.5 ms for each MiB, more where the kernel has to make room first.
-
-    Raises:
-        OSError: the kernel refused; the pages stay as they are.
+    this (madvise(2), MADV_COLLAPSE; Linux 6.1). O_DIRECT was 1.5 times as fast in writing, and twice in reading, from
+    huge ones.
     """
     with mmap.mmap(-1, num_bytes + _HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as place:
         start = -(-address_of(memoryview(place)) // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES
@@ -244,9 +230,7 @@ def make_pages_huge(descriptor: int, num_bytes: int) -> None:
 
 def map_over(start: int, descriptor: int, num_bytes: int, *, populate: bool) -> None:
     """Map a file at an address where a mapping is, in its place at once. Shared, writable, and not for forked children.
-
-    `populate`: give it all its pages now.
-    """
+    `populate`: give it all its pages now."""
     flags = mmap.MAP_SHARED | _MAP_FIXED | (mmap.MAP_POPULATE if populate else 0)
     if _libc.mmap(start, num_bytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, descriptor, 0) != start:
         raise _refused("mmap")

@@ -1,14 +1,13 @@
 """The disk tier on a directory of this machine: extents for what is large, LMDB for what is small.
 
-Start here::
+::
 
     write ─► codec ─► extent ─► one job: encode + checksum + write ─► index commit ─► Stored
                  └──► small: one value ─────────────────────────────────┘
     read  ─► location in memory ─► one job: read + checksum + decode
 
 All bookkeeping happens on the loop. The pool's jobs only move bytes; one that has written an extent also enters it in
-the index, if this tier enters extents there. The *home* decides where the files live: without names, so a killed
-process leaves nothing behind, or with names, by which the next process finds the records.
+the index, if the *home* (`home.py`: where the files live) outlives the process.
 """
 
 from __future__ import annotations
@@ -25,17 +24,16 @@ from ..base.threads import IoThreads
 from ..errors import ConfigError, StoreClosedError, StoreFullError
 from .allocator import round_up
 from .boundary import naming_the_limit, translated
-from .budget import DiskBudget
+from .budget import DiskBudget, WriteAllowance
 from .codec.codec import parse_codec
 from .codec.policy import CodecPolicy
-from .endurance import WriteAllowance
 from .entries import IndexEntries
 from .extents import ExtentSpace
 from .forking import let_go_of
 from .home import Contents, Home, UnnamedHome
 from .jobs import run_job, to_the_end
 from .location import Location
-from .native import NativeTransfers
+from .native import NativeTransfers, is_native
 from .scratch import SCRATCH_BYTES, ScratchTurns
 from .segments import detect_io_mode
 from .shelf import RecordShelf
@@ -51,28 +49,21 @@ class LocalDisk:
 
     All coroutines belong to one loop and do not block it; the constructor blocks for some milliseconds. A coroutine
     that is cancelled ends when its job has ended, and a write then leaves no record. A record may have zero bytes.
+    After `close` all calls raise StoreClosedError; a key in use or a wrong length is the caller's error (ValueError).
 
     Args:
-        directory: an existing one, on the drive to use.
-        disk_bytes: the most that records may take; taken as it is needed.
-        inline_bytes: encoded records up to this length live in LMDB, longer ones in extents; None: all of up to
-            1 GiB do.
-        codec: as `parse_codec`.
-        checksum: verify on reading what was written.
+        inline_bytes: encoded records up to this length live in LMDB, longer ones in extents; None: all of up to 1 GiB
+            do.
         executor: runs the jobs; not shut down before `close` has returned.
-        num_at_once: how many records of each direction are at the device, encoded or decoded at once, at most. Other
-            jobs take checksums meanwhile.
+        num_at_once: how many records of each direction are at the device, encoded or decoded at once, at most.
         session: part of every checksum: a record of another session is refused. A home with names has its own.
-        home: where the files live, not opened yet; closed with the tier. None: under `directory`, without names.
-        max_write_bytes_per_day: as `WriteAllowance`'s; None: no limit.
-
-    Attributes:
-        leases: number -> bytes, as they were found when it was opened.
+        home: not opened yet; closed with the tier. None: under `directory`, without names.
 
     Raises:
         ConfigError: an option is not usable.
-        StorageIOError, StoreFullError: nothing can be opened there. In all cases nothing is left open but `home`,
-            which the caller closes; the records in it are still there.
+        StorageIOError, StoreFullError: nothing can be opened there. In both cases nothing is left open but `home`,
+            which
+            the caller closes; the records in it are still there.
     """
 
     def __init__(
@@ -93,7 +84,9 @@ class LocalDisk:
         self._directory = check_directory(directory)
         _refuse_negative("disk_bytes", disk_bytes, "give 0 or more bytes")
         _refuse_negative("inline_bytes", inline_bytes, "give 0 or more bytes, or None")
-        self._allowance = _allowance_of(max_write_bytes_per_day)
+        _refuse_negative("max_write_bytes_per_day", max_write_bytes_per_day, "give 0 or more bytes, or None")
+        limit = max_write_bytes_per_day
+        self._allowance = None if limit is None else WriteAllowance(limit, monotonic())
         self.scratch_bytes = 2 * num_at_once * SCRATCH_BYTES
         self._executor = executor
         self._closed_because: str | None = None
@@ -102,16 +95,23 @@ class LocalDisk:
         self._home = UnnamedHome(self._directory, session) if home is None else home
         with translated("open", str(self._directory), "nothing was stored"):
             self._mode = detect_io_mode(self._home.directory)
-            self._native = _native_transfers(executor, num_at_once, self._policy)
-            found = self._open_home(disk_bytes)
+            # Not where somebody has put an executor of their own before the store's: each transfer is theirs to see.
+            uses_native = isinstance(executor, IoThreads) and is_native()
+            self._native = NativeTransfers(num_at_once, self._policy.note_speed) if uses_native else None
+            try:
+                found = self._home.open(disk_bytes, self._mode)
+            except BaseException:
+                if self._native is not None:
+                    self._native.stop()
+                    self._native.close()  # no thread has started yet
+                raise
         self.session = found.session
         self.leases = found.leases
         self._index = found.index
         self._budget = _budget_with(disk_bytes, found)
         self._space = ExtentSpace(self._home, self._budget, self._mode, executor)
         self._space.take_up(found.segments, found.spans)
-        outlives = self._home.outlives
-        self._entries = IndexEntries(self._index, executor, self._space, self._budget, has_extents=outlives)
+        self._entries = IndexEntries(self._index, executor, self._space, self._budget, has_extents=self._home.outlives)
         self._shelf = RecordShelf(
             found.locations,
             self._index,
@@ -127,17 +127,7 @@ class LocalDisk:
             native=self._native,
         )
 
-    def _open_home(self, disk_bytes: int) -> Contents:
-        try:
-            return self._home.open(disk_bytes, self._mode)
-        except BaseException:
-            if self._native is not None:
-                self._native.stop()
-                self._native.close()  # no thread has started yet
-            raise
-
     async def write(self, key: int, source: memoryview, kind: Kind) -> Stored:
-        """As `DiskTier.write`; also StoreClosedError and, for a key in use, ValueError."""
         self._check_open()
         if key in self._shelf.locations:
             raise ValueError(f"key {key} is in use")
@@ -146,7 +136,6 @@ class LocalDisk:
         return stored
 
     async def read(self, key: int, destination: memoryview) -> Loaded:
-        """As `DiskTier.read`; also StoreClosedError, KeyError, and ValueError for a wrong length."""
         self._check_open()
         location = self._shelf.locations[key]
         if len(destination) != location.logical_bytes:
@@ -159,7 +148,6 @@ class LocalDisk:
         return self._shelf.confirms(key, memory)
 
     async def discard(self, keys: Sequence[int]) -> None:
-        """As `DiskTier.discard`; no read of these keys may be in progress. Also StoreClosedError."""
         self._check_open()
         locations = {key: self._shelf.locations[key] for key in keys}
         for key in locations:
@@ -178,16 +166,13 @@ class LocalDisk:
         )
 
     def drives(self) -> list[DriveUsage]:
-        """A snapshot of this one drive. Any thread; does not block."""
         day_bytes = None if self._allowance is None else self._allowance.day_bytes
         return [DriveUsage(str(self._directory), self.usage(), self._written_bytes, self._read_bytes, day_bytes)]
 
     @property
     def damaged_indexes(self) -> Mapping[str, Exception]:
-        """By directory, the damage that a change has found in the index: after it, changes may fail.
-
-        Empty: no damage was found. Records in extents can still be read as long as this tier is open.
-        """
+        """By directory, the damage that a change has found in the index: after it, changes may fail, but records in
+        extents can be read."""
         return {} if self._index.damage is None else {str(self._directory): self._index.damage}
 
     @property
@@ -196,32 +181,22 @@ class LocalDisk:
         return not (self._shelf.locations or self._entries.has_undeleted)
 
     def found_locations(self) -> dict[int, Location]:
-        """A copy of where each record lies, by key, for a daemon that has just opened its home. On the loop."""
+        """A copy of where each record lies, by key."""
         return dict(self._shelf.locations)
 
     async def put_lease(self, number: int, blob: bytes) -> None:
-        """Keep a few bytes under a number, in place of those that are there; returns when they are committed.
-
-        Raises:
-            StoreFullError, StorageIOError, StoreClosedError: what was there still is.
-        """
+        """Keep a few bytes under a number; returns when they are committed. On StoreFullError, StorageIOError and
+        StoreClosedError, what was there still is."""
         self._check_open()
         await to_the_end(self._entries.put_lease(number, blob))
 
     async def delete_lease(self, number: int) -> None:
-        """Forget the bytes of that number, if there are any; returns when that is committed.
-
-        Where the index refuses (a full file system), it is tried again with the next discard or write.
-        """
+        """Returns when it is committed; where the index refuses, it is tried again with the next discard or write."""
         self._check_open()
         await to_the_end(self._entries.delete_lease(number))
 
     async def close(self, *, keep: bool = False) -> None:
-        """Free everything; idempotent. No other call may be in progress.
-
-        Args:
-            keep: leave named files for the next process, unless the index is damaged.
-        """
+        """As `DiskTier.close`. `keep`: leave named files for the next process, unless the index is damaged."""
         if self._closed_because is None:
             self._closed_because = "it was closed"
             await to_the_end(self._close(keep and not self.damaged_indexes))
@@ -230,11 +205,10 @@ class LocalDisk:
         return self._policy.choices()
 
     def descriptors(self) -> list[int]:
-        """Every descriptor that keeps space on disk: the segments' and the index's, LMDB's own included."""
+        """Every descriptor that keeps space on disk, LMDB's own included."""
         return [file.fileno() for file in self._space.files()] + self._index.descriptors()
 
     def abandon_after_fork(self) -> None:
-        """Waits for nothing and takes no lock; the parent does not notice."""
         self._closed_because = "it belongs to the process that this one was forked from"
         let_go_of({self._index.inode, *self._space.inodes})
         let_go_of(self._home.inodes)
@@ -251,7 +225,7 @@ class LocalDisk:
             raise told from told.__cause__
 
     async def _write(self, key: int, source: memoryview, kind: Kind) -> Stored:
-        """Write within the allowance, which must have room for the whole record as if it were not encoded."""
+        """Within the allowance, which must have room for the whole record as if it were not encoded."""
         allowance, num_bytes = self._allowance, len(source)
         if allowance is None:
             return await self._shelf.write(key, source, kind)
@@ -281,11 +255,6 @@ class LocalDisk:
         await run_job(self._executor, partial(self._home.close, keep=keep))
 
 
-def _native_transfers(executor: Executor, num_at_once: int, policy: CodecPolicy) -> NativeTransfers | None:
-    """None too if somebody has put an executor of their own before the store's: then each transfer is theirs to see."""
-    return NativeTransfers.if_native(num_at_once, policy.note_speed) if isinstance(executor, IoThreads) else None
-
-
 def _refuse_negative(option: str, num_bytes: int | None, allowed: str) -> None:
     if num_bytes is not None and num_bytes < 0:
         raise ConfigError(option, num_bytes, allowed)
@@ -297,8 +266,3 @@ def _budget_with(disk_bytes: int, found: Contents) -> DiskBudget:
     value_bytes = sum(each.taken_bytes for each in found.locations.values() if each.segment is None)
     budget.take_up(extent_bytes, value_bytes, found.index.allocated_bytes)
     return budget
-
-
-def _allowance_of(day_bytes: int | None) -> WriteAllowance | None:
-    _refuse_negative("max_write_bytes_per_day", day_bytes, "give 0 or more bytes, or None")
-    return None if day_bytes is None else WriteAllowance(day_bytes, monotonic())

@@ -15,18 +15,12 @@ class Location(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     Attributes:
         segment: the segment file's number; None: the bytes are a value in the index.
-        offset: of the record's first byte in the segment, or in the index's own file; None: the value is
-            small and read through the index.
-        taken_bytes: bytes taken on disk, padding included.
-        encoded_bytes: the bytes among these that were written for the record.
-        logical_bytes: the record's length.
-        codec: "none", "zstd", "shuffle-zstd", "bits" or "constant".
-        level: zstd's; 0 for the others.
-        itemsize_bytes: the byte planes' stride.
-        head_bytes: of an unencoded record in a segment, how many bytes precede the aligned interior (they and
-            the unaligned tail lie behind it).
-        checksum: xxh3-64 over the encoded bytes, seeded with session and key (`record_seed`), and with the way to
-            decode them if they are encoded (`encoded_seed`); None: none was asked for.
+        offset: in the segment, or in the index's own file; None: the value is small and read through the index.
+        taken_bytes, encoded_bytes, logical_bytes: on disk, padding included; those written for the record; its length.
+        head_bytes: of an unencoded record in a segment, how many bytes precede the aligned interior (they and the
+            unaligned tail lie behind it).
+        checksum: xxh3-64 over the encoded bytes, seeded by `record_seed`, and `encoded_seed` if they are encoded; None:
+            none was asked for.
     """
 
     segment: int | None
@@ -52,8 +46,7 @@ def encoded_seed(seed: int, codec: str, itemsize_bytes: int, logical_bytes: int)
 
 
 def record_checksum(record: memoryview, seed: int) -> int:
-    """The checksum of a whole record as it is on disk. Releases the interpreter's lock (xxhash does from 4.0 on), and
-    takes an eighth less than a hasher that is given the whole record."""
+    """The checksum of a whole record as it is on disk. Releases the interpreter's lock (xxhash does from 4.0 on)."""
     return xxhash.xxh3_64_intdigest(record, seed)
 
 

@@ -1,8 +1,7 @@
 """Threads that transfer records without the interpreter, if the package `tierstore-native` is installed.
 
-They do what `write_record` and `read_record` do with records that are not encoded. Those run in Python on the threads
-of the I/O pool, and take the interpreter's lock some six times for each record. A training thread and the loop want it
-too, so most of the time of a short record is spent passing it on (`bench/data_plane.py`).
+They do what `write_record` and `read_record` do with records that are not encoded. Those take the interpreter's lock
+some six times for each record, and most of the time of a short one is spent passing it on (`bench/data_plane.py`).
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import asyncio
 import itertools
 import os
 from collections.abc import Callable
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from ..base.defaults import NUM_BESIDE_DEVICE
 from ..base.threads import NICE
@@ -41,29 +40,19 @@ def is_native() -> bool:
 
 
 class _Ended(NamedTuple):
-    """A transfer that has ended, as `Pool.take` gives it after the job's number.
+    """A transfer that has ended, as `Pool.take` gives it after the job's number."""
 
-    Attributes:
-        error: an errno; 0: none.
-        checksum: of the record as it lies in memory.
-        transfer_seconds, cpu_seconds: at the drive, and of the thread.
-        bytes_per_second: of the drive, where enough was moved to tell; else 0.
-    """
-
-    error: int
-    checksum: int
+    error: int  # an errno; 0: none
+    checksum: int  # of the record as it lies in memory
     transfer_seconds: float
-    cpu_seconds: float
-    bytes_per_second: float
+    cpu_seconds: float  # of the thread
+    bytes_per_second: float  # of the drive, where enough was moved to tell; else 0
 
 
 class NativeTransfers:
-    """Writes and reads unencoded records. Lives on one loop; does not block it.
-
-    Its coroutines must not be cancelled: the threads use the buffers until a transfer has ended. `num_at_once`: how
-    many transfers of each direction are at the drive. `note_speed`: told how many bytes per second it was found to
-    move.
-    """
+    """Writes and reads unencoded records. Lives on one loop; does not block it. Its coroutines must not be cancelled:
+    the threads use the buffers until a transfer has ended. `num_at_once`: how many transfers of each direction are at
+    the drive. `note_speed`: told how many bytes per second it was found to move."""
 
     def __init__(self, num_at_once: int, note_speed: Callable[[Direction, float], None]) -> None:
         self._pool: Any = Pool(2 * (num_at_once + NUM_BESIDE_DEVICE), num_at_once, NICE, "ts-native")
@@ -73,14 +62,8 @@ class NativeTransfers:
         self._pending: dict[int, tuple[asyncio.Future[_Ended], memoryview, Direction]] = {}
         self._loop.add_reader(self._pool.fileno(), self._deliver)
 
-    @classmethod
-    def if_native(cls, num_at_once: int, note_speed: Callable[[Direction, float], None]) -> Self | None:
-        """None where the package is not there, or not wanted."""
-        return cls(num_at_once, note_speed) if is_native() else None
-
     @staticmethod
     def can_write(order: WriteOrder, num_bytes: int) -> bool:
-        """Whether nothing is to be encoded or tried."""
         return order.codec == NO_CODEC and not order.probe and num_bytes >= _LEAST_BYTES
 
     @staticmethod
@@ -96,16 +79,8 @@ class NativeTransfers:
         layout = lay_out(address_of(source), len(source), ALIGNMENT_BYTES)
         ended = await self._transfer("write", place, source, layout, order.seed)
         checksum = None if order.seed is None else ended.checksum
-        return Written(
-            NO_CODEC,
-            len(source),
-            layout.head_bytes,
-            checksum,
-            None,
-            ended.cpu_seconds,
-            ended.transfer_seconds,
-            (),
-        )
+        times = ended.cpu_seconds, ended.transfer_seconds
+        return Written(NO_CODEC, len(source), layout.head_bytes, checksum, None, *times, ())
 
     async def read(self, place: FileRange, location: Location, seed: int | None, destination: memoryview) -> ReadReport:
         check_head(location, place)
@@ -158,9 +133,8 @@ class NativeTransfers:
         self._loop.remove_reader(self._pool.fileno())
 
     def close(self) -> None:
-        """End the threads. Blocks until they have ended."""
+        """Blocks until the threads have ended."""
         self._pool.close()
 
     def abandon_after_fork(self) -> None:
-        """In a forked child, which has none of the threads: forget them."""
         self._pool.abandon()

@@ -21,15 +21,9 @@ class FileRange(NamedTuple):
 
 
 class WriteOrder(NamedTuple):
-    """How to write a record.
-
-    Attributes:
-        codec: how to encode it, as long as that shrinks it.
-        itemsize_bytes: the byte planes' stride.
-        seed: of the checksum; None: make none.
-        probe: also try the candidates of "auto" on a sample.
-        worst_ratio: give up encoding, and store the bytes as they are, if the ratio is above this.
-    """
+    """How to write a record. `codec`: how to encode it, as long as that shrinks it. `itemsize_bytes`: the byte planes'
+    stride. `seed`: of the checksum; None: make none. `probe`: also try the candidates of "auto" on a sample.
+    `worst_ratio`: the bytes are stored as they are if the ratio is above this."""
 
     codec: Codec
     itemsize_bytes: int
@@ -39,19 +33,9 @@ class WriteOrder(NamedTuple):
 
 
 class Written(NamedTuple):
-    """How a write went.
-
-    Attributes:
-        codec: how the record was really encoded.
-        encoded_bytes: its length now.
-        head_bytes: the unaligned head's length, of an unencoded record in an extent.
-        checksum: None if none was asked for.
-        value: the encoded bytes, where they were small enough for the index (nothing was written then).
-        cpu_seconds: of this thread, for everything but the probe; encoding in vain included.
-        write_seconds: spent in the device.
-        samples: the probe's findings.
-        lane_seconds: of an encoded record, from its first byte to its last, waits for a core included; else None.
-    """
+    """How a write went. `value`: the encoded bytes, where they were small enough for the index (nothing was written
+    then). `cpu_seconds`: of this thread, without the probe. `write_seconds`: in the device. `lane_seconds`: of an
+    encoded record, from its first byte to its last, waits for a core included; else None."""
 
     codec: Codec
     encoded_bytes: int

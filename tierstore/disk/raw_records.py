@@ -1,13 +1,12 @@
 """Moves unencoded records straight between the caller's memory and the disk, at any address. Blocking jobs.
 
-O_DIRECT wants memory aligned to a block; torch's is aligned to 64 bytes. So the aligned interior of the
-caller's memory is written as it lies, and the unaligned head and tail follow it in a side block::
+O_DIRECT wants memory aligned to a block; torch's is aligned to 64 bytes. So the aligned interior of the caller's memory
+is written as it lies, and the unaligned head and tail follow it in a side block::
 
     memory   ──┤head├───────────── interior ─────────────┤tail├──
     extent     ├───────────── interior ─────────────┤head tail 0…├     rounded up to 4096
 
-This takes no more room than the record rounded up, and one system call. A destination whose address gives the same
-head is read into in the same way; any other gets its interior through a bounce buffer.
+A destination whose address gives the same head is read into in the same way; any other through a bounce buffer.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ __all__ = ["RawLayout", "lay_out", "read_raw", "split_at", "write_raw"]
 
 
 class RawLayout(NamedTuple):
-    """The lengths of a record's head, interior and tail."""
+    """The lengths of a record's parts."""
 
     head_bytes: int
     interior_bytes: int
@@ -45,13 +44,8 @@ def split_at(head_bytes: int, num_bytes: int, alignment_bytes: int) -> RawLayout
 
 def write_raw(descriptor: int, offset: int, source: memoryview, alignment_bytes: int, scratch: Scratch) -> int:
     """Write a record (uint8, shape [n], any address) into its extent of n rounded up to 4096; returns its head's
-    length.
-
-    `alignment_bytes`: what the descriptor asks of memory: 4096 (O_DIRECT), or 1 (buffered).
-
-    Raises:
-        OSError: nothing that counts was written; the caller still owns the bytes.
-    """
+    length. `alignment_bytes`: what the descriptor asks of memory: 4096 (O_DIRECT), or 1 (buffered). On OSError the
+    caller still owns the bytes."""
     layout = lay_out(address_of(source), len(source), alignment_bytes)
     tail = source[len(source) - layout.tail_bytes :]
     side = _side_block(layout, alignment_bytes, scratch)
@@ -69,11 +63,8 @@ def read_raw(
     alignment_bytes: int,
     scratch: Scratch,
 ) -> None:
-    """Read a record that `write_raw` wrote with this head and alignment.
-
-    Raises:
-        OSError: the record is still there; `destination` holds garbage.
-    """
+    """Read a record that `write_raw` wrote with this head and alignment. OSError: it is still there; `destination`
+    holds garbage."""
     layout = split_at(head_bytes, len(destination), alignment_bytes)
     interior = _interior(destination, layout)
     side = _side_block(layout, alignment_bytes, scratch)

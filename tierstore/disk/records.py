@@ -38,17 +38,11 @@ class DoesNotFitError(Exception):
 def write_record(
     place: FileRange, source: memoryview, order: WriteOrder, value_limit_bytes: int, pool: ScratchPool
 ) -> Written:
-    """Encode, checksum and write one record; or return its bytes, if it became small enough for the index.
+    """Encode, checksum and write one record (uint8, shape [n]); or return its bytes, if it became small enough for the
+    index (`value_limit_bytes`). `pool` lends the working memory, and the turn at the device.
 
-    Args:
-        place: an extent for it.
-        source: uint8, shape [n].
-        value_limit_bytes: an encoded record up to this length is returned instead of written.
-        pool: lends the working memory, and the turn at the device.
-
-    Raises:
-        DoesNotFitError: the place is shorter than the record and encoding does not make up for it.
-        OSError: the device failed. In both cases nothing that counts was written.
+    DoesNotFitError: the place is shorter than the record and encoding does not make up for it. OSError: the device
+    failed. In both cases nothing that counts was written.
     """
     samples: tuple[Sample, ...] = ()
     cpu_started = time.thread_time()
@@ -110,12 +104,9 @@ def read_record(
 ) -> ReadReport:
     """Read, verify and decode one record into `destination`: writable uint8, of the record's own length.
 
-    `location`, its entry, may be damaged. `seed`: of its checksum; None: this store takes none. The entry does not
-    decide that.
-
-    Raises:
-        DamagedBytesError: not the bytes that were written under this seed; `destination` holds garbage.
-        OSError: the device failed; the record is still there, `destination` holds garbage.
+    `location`, its entry, may be damaged. `seed`: of its checksum; None: this store takes none. DamagedBytesError: not
+    the bytes that were written under this seed. OSError: the device failed; the record is still there. In both cases
+    `destination` holds garbage.
     """
     check_head(location, place)
     cpu_started = time.thread_time()
@@ -156,11 +147,7 @@ def _read_encoded(
 def decode_small_value(
     value: memoryview, location: Location, seed: int | None, destination: memoryview, pool: ScratchPool
 ) -> None:
-    """Verify and decode a value of the index; arguments as `read_record`'s.
-
-    Raises:
-        DamagedBytesError: not the bytes that were written under this seed; `destination` holds garbage.
-    """
+    """Verify and decode a value of the index; arguments and errors as `read_record`'s."""
     if len(value) != location.encoded_bytes:
         raise DamagedBytesError(f"{location.encoded_bytes} bytes", f"{len(value)} bytes")
     if location.codec == NO_CODEC.family and len(value) != len(destination):

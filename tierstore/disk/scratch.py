@@ -23,13 +23,8 @@ Timed = Callable[[int], AbstractContextManager[object]]
 
 
 class Scratch:
-    """One job's working memory.
-
-    Attributes:
-        side: a record's unaligned head and tail pass through here; 16 KiB.
-        chunk: bytes are collected here before a write, or read into it; all the rest, a multiple of 4096 bytes.
-        workspace: the codec's share (one block of byte planes, and the compressors).
-    """
+    """One job's working memory. `side`: a record's unaligned head and tail pass through here; 16 KiB. `chunk`: bytes
+    are collected here before a write, or read into it; a multiple of 4096 bytes. `workspace`: the codec's share."""
 
     def __init__(self) -> None:
         memory = mmap.mmap(-1, SCRATCH_BYTES)
@@ -48,8 +43,7 @@ class ScratchPool:
     """Lends working memory to jobs, and with it a turn: a limited number of jobs works at once, the others wait.
 
     A job that has read its record gives the turn back before it verifies the bytes, so the next job is at the device
-    without a gap. Any thread; `lend` blocks. `timed`: called with the length of an unencoded transfer; returns a
-    context that times it.
+    without a gap. Any thread; `lend` blocks. `timed`: makes a context that times an unencoded transfer of that length.
     """
 
     def __init__(self, num_turns: int, timed: Timed = nullcontext) -> None:
@@ -65,7 +59,6 @@ class ScratchPool:
 
     @contextmanager
     def lend(self) -> Iterator[Scratch]:
-        """Around a block: working memory that is the caller's own until the block ends."""
         scratch = self._idle.get()
         try:
             if scratch is None:
@@ -76,10 +69,7 @@ class ScratchPool:
 
 
 class ScratchTurns:
-    """The turns of each direction, counted separately: a read never waits behind writes.
-
-    `num_each`: how many jobs of each direction work at once. `clock`: times the transfers; None: they are not timed.
-    """
+    """The turns of each direction, counted apart: a read never waits behind writes. `clock` times the transfers."""
 
     def __init__(self, num_each: int, clock: TransferClock | None = None) -> None:
         self.writes = ScratchPool(num_each, nullcontext if clock is None else partial(clock.timed, "write"))

@@ -31,20 +31,17 @@ __all__ = [
 
 
 class IoMode(NamedTuple):
-    """How to read and write a file: with O_DIRECT or not, and in words: "O_DIRECT", or "buffered (reason)"."""
+    """How to read and write a file; in words: "O_DIRECT", or "buffered (reason)"."""
 
     direct: bool
     description: str
 
 
 def detect_io_mode(directory: Path) -> IoMode:
-    """Try a small unnamed file under `directory`. Blocks for a small write.
+    """Try a small unnamed file under `directory`. Blocks for a small write. OSError: nothing can be created there.
 
-    tmpfs accepts O_DIRECT without any effect; on NFS, ZFS and FUSE it is slower than the page cache or
-    refused at the first odd request. They are known by their type and not tried.
-
-    Raises:
-        OSError: nothing can be created there.
+    tmpfs accepts O_DIRECT without any effect; on NFS, ZFS and FUSE it is slower than the page cache or refused at the
+    first odd request. They are known by their type and not tried.
     """
     if name := file_system_of(directory):
         return IoMode(False, f"buffered ({name})")
@@ -93,13 +90,10 @@ class SegmentFiles(Protocol):
     """Makes and removes segment files, with names or without."""
 
     def make_segment(self, number: int) -> int:
-        """Open a new file for reading and writing, close-on-exec; returns its descriptor. Raises OSError: there is
-        none."""
+        """Open a new file for reading and writing, close-on-exec; returns its descriptor."""
         ...
 
-    def remove_segment(self, number: int) -> None:
-        """Take the file's name away, if it has one. Raises nothing."""
-        ...
+    def remove_segment(self, number: int) -> None: ...
 
 
 def is_out_of_space(error: Exception) -> bool:
@@ -112,10 +106,7 @@ def open_segment(
 ) -> Segment:
     """Make a segment of `num_bytes`; if there is less space, of half as much, and so on down to `least_bytes`.
 
-    Its inode is added to `inodes`.
-
-    Raises:
-        OSError: no space even for that (ENOSPC, EDQUOT), or the device failed; nothing is left open.
+    Its inode is added to `inodes`. OSError: no space even for that, or the device failed; nothing is left open.
     """
     while True:
         try:
@@ -128,11 +119,8 @@ def open_segment(
 
 
 def reopen_segment(number: int, opener: Callable[[], int], mode: IoMode, inodes: set[Inode]) -> Segment:
-    """Open a segment that an earlier process has made, by calling `opener`. Its inode is added to `inodes`.
-
-    Raises:
-        OSError: it cannot be opened; nothing is left open.
-    """
+    """Open a segment that an earlier process has made, by calling `opener`. Its inode is added to `inodes`. On OSError
+    nothing is left open."""
     segment = Segment(number, _open_noted(opener, inodes), 0)
     try:
         if mode.direct:

@@ -1,7 +1,5 @@
-"""Decides which records in the index of an earlier process can be right. Pure, on plain values.
-
-Records that cannot be right are forgotten. One that only looks right is found out by its checksum when it is read.
-"""
+"""Decides which records in the index of an earlier process can be right. Pure. The others are forgotten; one that only
+looks right is found out by its checksum when it is read."""
 
 from __future__ import annotations
 
@@ -49,7 +47,9 @@ def drop_unsound(locations: dict[int, Location], segment_bytes: Mapping[int, int
 
 def _could_be_right(location: Location, segment_bytes: Mapping[int, int]) -> bool:
     encoded_bytes, taken_bytes, offset = location.encoded_bytes, location.taken_bytes, location.offset
-    if encoded_bytes < 0 or location.codec not in _FAMILIES or not _is_itemsize(location.itemsize_bytes):
+    if encoded_bytes < 0 or location.codec not in _FAMILIES:
+        return False
+    if not 1 <= location.itemsize_bytes <= _MOST_ITEMSIZE_BYTES:
         return False
     if location.codec == NO_CODEC.family and location.logical_bytes != encoded_bytes:
         return False
@@ -59,10 +59,6 @@ def _could_be_right(location: Location, segment_bytes: Mapping[int, int]) -> boo
         return False
     is_snug = taken_bytes == max(round_up(encoded_bytes), ALIGNMENT_BYTES)
     return is_snug and location.logical_bytes >= 0 and offset + taken_bytes <= segment_bytes.get(location.segment, 0)
-
-
-def _is_itemsize(num_bytes: int) -> bool:
-    return 1 <= num_bytes <= _MOST_ITEMSIZE_BYTES
 
 
 def _overlapping(keys_at: dict[int, int], locations: Mapping[int, Location]) -> set[int]:

@@ -1,7 +1,4 @@
-"""The contract between the engine and a disk tier; everything here is bytes, nothing knows of tensors.
-
-It is kept by `LocalDisk`, by `Drives` (several of these) and by `RemoteDisk` (the client of the sidecar daemon).
-"""
+"""The contract between the engine and a disk tier. `LocalDisk`, `Drives` and `RemoteDisk` (of a daemon) keep it."""
 
 from __future__ import annotations
 
@@ -15,11 +12,8 @@ __all__ = ["DiskTier", "DiskUsage", "DriveUsage", "Kind", "Loaded", "Stored"]
 class Kind(NamedTuple):
     """The kind of a record, known before its bytes are read; records of one kind compress alike.
 
-    Attributes:
-        dtype: the element type's name, such as "bfloat16"; "" where unknown.
-        itemsize_bytes: bytes per element; the byte shuffle's stride.
-        origin: the autograd node that made the tensor; "" where unknown.
-        content: the result of a look at the bytes, such as "many zeros", filled in by the tier; "" where there is none.
+    `dtype`, such as "bfloat16", and `origin`, the autograd node that made the tensor, are "" where unknown. `content`
+    is filled in by the tier: the result of a look at the bytes, such as "many zeros".
     """
 
     dtype: str = ""
@@ -33,10 +27,9 @@ class Stored(NamedTuple):
 
     Attributes:
         stored_bytes: bytes taken on disk, padding included.
-        codec: how the bytes were encoded: "none", "zstd:1", "shuffle-zstd:1", ...
+        codec: "none", "zstd:1", "shuffle-zstd:1", ...
         kind: the name under which `codec_choices` counts the record.
-        checksum: xxh3-64 over the bytes as they were given, with the record's own seed; None: none was taken, or they
-            were encoded.
+        checksum: xxh3-64 over the bytes as given, with the record's own seed; None: none, or they were encoded.
         drive_seconds, cpu_seconds: in the device; of encoding, checksum and system calls. None: not known here.
     """
 
@@ -49,8 +42,7 @@ class Stored(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """The receipt of a read: bytes read from disk, seconds in the device (None: not known here, or not measured), and
-    CPU time of decoding, checksum and system calls (None: not known here)."""
+    """The receipt of a read; times as in `Stored`."""
 
     read_bytes: int
     drive_seconds: float | None = None
@@ -62,11 +54,9 @@ class DiskUsage:
     """A snapshot of the contents of a disk tier.
 
     Attributes:
-        disk_bytes: bytes that live records take now, padding included.
-        allocated_bytes: bytes taken from the file system now (segments are taken whole).
+        disk_bytes, allocated_bytes: that live records take, padding included; taken from the file system.
         budget_bytes: the most that records may take.
-        num_records: live records.
-        io_mode: how extents are read and written, in words: "O_DIRECT", or "buffered (reason)".
+        io_mode: "O_DIRECT", or "buffered (reason)".
         write_allowance_bytes: bytes that may still be written now; None: there is no limit, or the daemon keeps it.
     """
 
@@ -83,8 +73,6 @@ class DriveUsage:
     """A snapshot of one drive of a disk tier, for those who watch it.
 
     Attributes:
-        place: its directory.
-        usage: its contents.
         written_bytes, read_bytes: moved since it was opened, as they are on disk.
         write_day_bytes: the write allowance of a day; None: there is no limit.
         write_bytes_per_second: while it had something to write; None: not measured.
@@ -146,7 +134,8 @@ class DiskTier(Protocol):
         ...
 
     async def discard(self, keys: Sequence[int]) -> None:
-        """Free the records. An unknown key is the caller's error (KeyError); nothing else can fail."""
+        """Free the records; no read of them may be in progress. An unknown key is the caller's error (KeyError);
+        nothing else can fail."""
         ...
 
     def usage(self) -> DiskUsage:

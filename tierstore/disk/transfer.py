@@ -1,8 +1,5 @@
-"""Whole reads and writes, and the system calls that move a record's bytes and give it room.
-
-Short calls are continued, and none asks for more than the kernel moves at once. `tierstore.testing` puts failing calls
-in their place, for the jobs of one store.
-"""
+"""Whole reads and writes, and the system calls that they are made of, in whose place `tierstore.testing` puts failing
+ones. Short calls are continued, and none asks for more than the kernel moves at once."""
 
 from __future__ import annotations
 
@@ -43,20 +40,13 @@ _Call = Callable[[int, list[memoryview], int], int]
 
 
 def write_all(descriptor: int, buffers: Sequence[memoryview], offset: int) -> None:
-    """Write the buffers one after the other, from `offset` on. Blocks.
-
-    Raises:
-        OSError: the device or file system failed; some of it may have been written.
-    """
+    """Write the buffers one after the other, from `offset` on. Blocks. OSError: some of it may have been written."""
     _move_all(SYSTEM_CALLS.get().pwritev, descriptor, buffers, offset)
 
 
 def read_all(descriptor: int, buffers: Sequence[memoryview], offset: int) -> None:
-    """Fill the buffers one after the other, from `offset` on. Blocks.
-
-    Raises:
-        OSError: the device failed, or the file ends too early (EIO); the buffers hold garbage.
-    """
+    """Fill the buffers one after the other, from `offset` on. Blocks. OSError: the device failed, or the file ends too
+    early (EIO); the buffers hold garbage."""
     _move_all(SYSTEM_CALLS.get().preadv, descriptor, buffers, offset)
 
 

@@ -1,8 +1,7 @@
 """`TierStoreCallback`: offloading for the trainer of Lightning.
 
-Lightning calls a callback as a training begins and ends, and `on_exception` in place of `teardown` when it fails. The
-scope has to be around `training_step` and nothing else, for which callbacks have no pair of hooks. So the strategy's
-`training_step` is wrapped, through which every call of the module's goes. The module itself stays as it is.
+The scope has to be around `training_step` and nothing else, for which callbacks have no pair of hooks. So the
+strategy's `training_step` is wrapped, through which every call of the module's goes. The module itself stays as it is.
 """
 
 from __future__ import annotations
@@ -33,9 +32,8 @@ class TierStoreCallback(Callback):  # type: ignore[misc]
         trainer.fit(module, data)
 
     The store's main numbers (`Training.metrics`) go to the trainer's loggers at its interval (`log_every_n_steps`). The
-    process of rank 0 prints one line (`StoreStats.summary`) when the training ends. Each process of a distributed
-    strategy opens a store of its own. Backward within `training_step` (manual optimisation) and several calls of `fit`
-    are supported.
+    process of rank 0 prints one line (`StoreStats.summary`) at the end. Each process of a distributed strategy opens a
+    store of its own. Manual optimisation and several calls of `fit` are supported.
 
     Args:
         where, limit, store_options, **offload_options: as `TrainingPlan`'s. With a `limit`, the plan is printed; the

@@ -101,8 +101,11 @@ class TrainingPlan:
         else:
             store = TierStore(where, **options)  # type: ignore[arg-type]
         try:
-            make = tiered_offload.from_config if kind == "file" else _scope_of
-            return Training(store, make(store, where, **self._offload_options), closes=True, limit=self._limit)
+            if kind == "file":
+                scope = tiered_offload.from_config(store, where, **self._offload_options)
+            else:
+                scope = tiered_offload(store, **self._offload_options)
+            return Training(store, scope, closes=True, limit=self._limit)
         except BaseException:
             store.close()
             raise
@@ -113,11 +116,8 @@ class _NoLossError(Exception):
 
 
 class Training:
-    """The store and the scope of one training. A context manager, which closes it. `closes`: the store with it.
-
-    `plan`: the memory plan in force, made by the first batch with a loss if there is a `limit`; None: there is none
-    yet.
-    """
+    """The store and the scope of one training. A context manager, which closes it. `closes`: the store with it. `plan`:
+    the memory plan in force, made by the first batch with a loss if there is a `limit`."""
 
     def __init__(self, store: TierStore, scope: tiered_offload, *, closes: bool, limit: SizeLike | None = None) -> None:
         self.store = store
@@ -171,8 +171,8 @@ class Training:
     def close(self, ended_by: BaseException | None = None) -> None:
         """Remove the plan, and close the store if it was opened for this training. Idempotent.
 
-        Raises what `TierStore.close` and `MemoryPlan.remove` raise. If `ended_by`, the error that ends the training, is
-        given, that is told in a note of it instead. The store is closed in any case.
+        Raises what `TierStore.close` and `MemoryPlan.remove` raise; if the training ends by an error, `ended_by`, that
+        is told in a note of it instead. The store is closed in any case.
         """
         try:
             try:
@@ -205,15 +205,9 @@ def _kind_of(path: str | os.PathLike[str]) -> str:
     return "socket" if is_socket or suffix == ".sock" else "directory"
 
 
-def _scope_of(store: TierStore, _: object, **options: Any) -> tiered_offload:
-    return tiered_offload(store, **options)
-
-
 def missing_state_bytes(optimizer: torch.optim.Optimizer) -> int:
-    """About the memory that an optimizer will take with its first step; 0 if it has made one.
-
-    Two tensors for each parameter, as Adam has; as many as the momentum asks for where that is an option, as in SGD.
-    """
+    """About the memory that an optimizer will take with its first step; 0 if it has made one. Two tensors for each
+    parameter, as Adam has; as many as the momentum asks for where that is an option, as in SGD."""
     if optimizer.state:
         return 0
     num_bytes = 0

@@ -34,13 +34,13 @@ class Channel:
     """One connection. Lives on the running loop. No call blocks, or raises because of the peer.
 
     Messages that are sent during one turn of the loop go out in as few frames as a peer accepts. When the peer is gone,
-    the messages that it had sent before are still handed over.
+    what it had sent before is still handed over.
 
     Args:
-        connection: connected; the channel closes it.
         kinds: the messages that the peer may send, as `FrameReader`'s.
         on_messages: called with each frame's messages, in order. If it raises, the connection ends; a ProtocolError
-            goes to `on_end` only, everything else on to the loop's exception handler as well.
+            goes
+            to `on_end` only, everything else on to the loop's exception handler as well.
         on_end: called once, when the connection is over, with the reason; with None if the peer closed it, or if all is
             sent (`end_when_sent` may call it before it returns). Not called after `close`.
         frame_seconds: the longest that a frame may take to arrive once it has begun; None: no limit.
@@ -83,12 +83,11 @@ class Channel:
 
     @property
     def is_open(self) -> bool:
-        """Whether the connection is not over."""
         return self._is_open
 
     @property
     def unsent_bytes(self) -> int:
-        """How many bytes were sent that the peer has not taken yet, this turn's messages included."""
+        """How much the peer has not taken yet, this turn's messages included."""
         return self._outgoing_bytes + self._batch_bytes
 
     def send(self, message: ClientMessage | DaemonMessage | msgspec.Raw) -> None:
@@ -264,7 +263,10 @@ class Channel:
     def _write_some(self) -> None:
         outgoing = self._outgoing[0]
         # A peer that is gone must not kill this process, however SIGPIPE is handled here.
-        sent = self._connection.sendmsg([outgoing.frame], _rights(outgoing.descriptors), socket.MSG_NOSIGNAL)
+        rights = []
+        if outgoing.descriptors:
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", outgoing.descriptors))]
+        sent = self._connection.sendmsg([outgoing.frame], rights, socket.MSG_NOSIGNAL)
         self._outgoing[0] = _Outgoing(outgoing.frame[sent:], ())
         self._outgoing_bytes -= sent
         for descriptor in outgoing.descriptors:
@@ -295,7 +297,6 @@ class Channel:
 
 
 def _received(connection: socket.socket) -> tuple[bytes, list[int], int]:
-    """Receive; returns bytes, the descriptors that came with them (close-on-exec), and flags."""
     # socket.recv_fds and send_fds ignore their flags (CPython up to 3.12 at least).
     room = socket.CMSG_LEN(_MOST_DESCRIPTORS * array.array("i").itemsize)
     data, ancillary, flags, _ = connection.recvmsg(_RECEIVE_BYTES, room, socket.MSG_CMSG_CLOEXEC)
@@ -304,10 +305,6 @@ def _received(connection: socket.socket) -> tuple[bytes, list[int], int]:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             descriptors.frombytes(content[: len(content) // descriptors.itemsize * descriptors.itemsize])
     return data, list(descriptors), flags
-
-
-def _rights(descriptors: Sequence[int]) -> list[tuple[int, int, array.array[int]]]:
-    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
 
 
 def _frames_of(messages: Sequence[msgspec.Raw]) -> list[bytes]:

@@ -1,7 +1,6 @@
 """Frames: messages to bytes, and bytes to messages, in whatever pieces they arrive. No I/O, no clock, no threads.
 
-A connection is a stream of frames each way. A frame is its length (four bytes, little-endian, without themselves) and
-an array of messages in msgpack. So a peer that has several messages to send needs one frame for all of them.
+A frame is its length (four bytes, little-endian, without themselves) and an array of messages in msgpack.
 """
 
 from __future__ import annotations
@@ -32,11 +31,8 @@ def encoded(message: ClientMessage | DaemonMessage) -> msgspec.Raw:
 
 def frame_of(messages: Sequence[ClientMessage | DaemonMessage | msgspec.Raw]) -> bytes:
     """One frame of all the messages. The caller keeps the limits of their fields; the peer refuses longer ones.
-
-    Raises:
-        ValueError: it would be longer than a peer accepts, or a text is not Unicode (a lone surrogate).
-        OverflowError: an integer has more than 64 bits.
-    """
+    ValueError: it would be longer than a peer accepts, or a text is not Unicode. OverflowError: an integer has more
+    than 64 bits."""
     frame = bytearray(_LENGTH.size)
     _encoder.encode_into(messages, frame, _LENGTH.size)
     num_bytes = len(frame) - _LENGTH.size
@@ -59,12 +55,8 @@ class FrameReader:
         return bool(self._buffer)
 
     def feed(self, data: bytes | memoryview) -> list[list[ClientMessage | DaemonMessage]]:
-        """Take in the next bytes; returns the frames that are complete now, each as its messages.
-
-        Raises:
-            ProtocolError: a frame is too long, or is not an array of messages that the peer may send. Frames before
-                it in the same call are lost: the connection is over.
-        """
+        """Take in the next bytes; returns the frames that are complete now, each as its messages. ProtocolError: a
+        frame is too long, or is not an array of messages that the peer may send; the connection is over."""
         self._buffer += data
         try:
             return self._complete_frames()

@@ -23,18 +23,14 @@ _RECEIVE_BYTES = 256 * 2**10
 
 
 def inspect_daemon(address: str | PathLike[str], *, seconds: float = 5.0, daemon_uid: int | None = None) -> bytes:
-    """The report of the daemon that listens at `address`, in JSON (`daemon/report.py` says what is in it).
+    """The report of the daemon that listens at `address`, in JSON. Waits for `seconds` at most, all in all.
+    `daemon_uid`: as `check_daemon`'s.
 
-    Waits for `seconds` at most, all in all. `daemon_uid`: as `check_daemon`'s.
-
-    Raises:
-        DaemonUnavailableError: nobody listens there, or it does not answer in time. If it or the system refuses, or it
-            is a daemon of a user who is not trusted, the cause is a PermissionError.
-        ProtocolError: it speaks something else.
+    DaemonUnavailableError: nobody listens there, or it does not answer in time; if it or the system refuses, or it is a
+    daemon of a user who is not trusted, the cause is a PermissionError. ProtocolError: it speaks something else.
     """
     began_at = time.monotonic()
     name = os.fspath(address)
-    cause: OSError
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             talk = _Talk(connection, name, began_at + seconds)
@@ -46,18 +42,9 @@ def inspect_daemon(address: str | PathLike[str], *, seconds: float = 5.0, daemon
             talk.hear(messages.Welcome)
             talk.say(messages.Inspect())
             return talk.hear(messages.Report).state
-    except TimeoutError as error:
-        reason, cause = "it does not answer", error
-    except _RefusedError as error:
-        reason, cause = f"it refuses: {error}", error
     except OSError as error:
-        reason, cause = error.strerror or str(error), error
-    waited_seconds = time.monotonic() - began_at
-    raise DaemonUnavailableError(name, waited_seconds, reason, "") from cause
-
-
-class _RefusedError(PermissionError):
-    pass
+        reason = "it does not answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
+        raise DaemonUnavailableError(name, time.monotonic() - began_at, reason, "") from error
 
 
 class _Talk:
@@ -84,7 +71,7 @@ class _Talk:
                 self._heard.extend(received)
         message = self._heard.popleft()
         if isinstance(message, messages.Refused):
-            raise _RefusedError(message.reason)
+            raise PermissionError(f"it refuses: {message.reason}")
         if not isinstance(message, kind):
             raise ProtocolError(self._peer, f"{type(message).__name__} instead of {kind.__name__}")
         return message

@@ -1,9 +1,8 @@
 """A session with the daemon that outlives its connections. On one loop.
 
-Requests wait through a lost connection: the link connects again, resumes the session, shares its slabs again and
-sends again what was not answered (`messages.py`, rule 5: that does no harm). When that has not worked for
-`reconnect_seconds`, the requests fail, but the link keeps them: a slot that they name is the daemon's until it has
-answered (rule 3). `reconnecting.py` decides when to try.
+Requests wait through a lost connection: the link connects again, resumes the session, shares its slabs again and sends
+again what was not answered (`messages.py`, rule 5). When that has not worked for `reconnect_seconds`, the requests
+fail, but the link keeps them: a slot that they name is the daemon's until it has answered (rule 3).
 """
 
 from __future__ import annotations
@@ -35,12 +34,8 @@ Answer = messages.Stored | messages.Full | messages.Failed | messages.Bad | mess
 
 
 class Request:
-    """A request that the daemon has not answered yet; sent again as it is after a reconnect.
-
-    Attributes:
-        answer: set when the answer comes; None: nobody waits for it.
-        on_late: called with an answer that nobody waits for; with None if the session is over and none will come.
-    """
+    """A request that the daemon has not answered yet; sent again as it is after a reconnect. `answer`: None: nobody
+    waits for it. `on_late`: called with an answer that nobody waits for; with None if the session is over."""
 
     def __init__(
         self, message: messages.Write | messages.Read | messages.Discard, on_late: Callable[[Answer | None], None]
@@ -51,12 +46,7 @@ class Request:
 
 
 class DaemonLink:
-    """The client's end of a session.
-
-    Args:
-        introduction: the message that opens the session.
-        reconnect_seconds: for how long a lost daemon is waited for.
-        daemon_uid: as `check_daemon`'s, which is asked at each connection.
+    """The client's end of a session, which the message `introduction` opens.
 
     Attributes:
         max_slab_bytes: the most that the daemon allows the session's slabs to have together.
@@ -97,12 +87,8 @@ class DaemonLink:
         )
 
     async def open(self) -> None:
-        """Begin the session.
-
-        Raises:
-            DaemonUnavailableError: there is no daemon, or it refuses.
-            ProtocolError: it speaks another version, or something else.
-        """
+        """Begin the session. DaemonUnavailableError: there is no daemon, or it refuses. ProtocolError: it speaks
+        another version, or something else."""
         started = time.monotonic()
         try:
             self._program = program_name()  # read once: a reconnect may have no descriptor left for a file
@@ -121,11 +107,8 @@ class DaemonLink:
             self._channel.send_with(messages.Slab(slab.number, slab.num_bytes), slab.descriptor)
 
     async def reach(self) -> None:
-        """Return when the session is open on a connection: at once, unless the connection was lost.
-
-        Raises:
-            DaemonUnavailableError: the daemon has not come back in time.
-        """
+        """Return when the session is open on a connection. DaemonUnavailableError: the daemon has not come back in
+        time."""
         if self._reconnecting.ended_because is not None:
             raise self._unavailable(self._reconnecting.ended_because, 0.0)
         if self._channel is None:
@@ -139,11 +122,8 @@ class DaemonLink:
         message_of: Callable[[int], RequestMessage],
         on_late: Callable[[Answer | None], None],
     ) -> Request:
-        """Send a request, now and again after each reconnect. `answer_to` waits for the answer.
-
-        Until there is one, the slot that the message names is the daemon's, whether anybody waits or not.
-        `message_of` makes the message with the request's number.
-        """
+        """Send a request, now and again after each reconnect. `answer_to` waits for the answer; until there is one, the
+        slot that the message names is the daemon's. `message_of` makes the message with the request's number."""
         number = next(self._numbers)
         request = self._pending[number] = Request(message_of(number), on_late)
         if self._channel is not None and self._reconnecting.ended_because is None:  # nothing comes after Close
@@ -152,11 +132,8 @@ class DaemonLink:
         return request
 
     async def answer_to(self, request: Request) -> Answer:
-        """Wait for the daemon's answer, through reconnects.
-
-        Raises:
-            DaemonUnavailableError: the daemon has not come back in time. The request may be answered later.
-        """
+        """Wait for the daemon's answer, through reconnects. DaemonUnavailableError: it has not come back in time; the
+        request may be answered later."""
         if self._reconnecting.ended_because is not None:
             self._fail_all(self._reconnecting.ended_because, 0.0)
             raise self._unavailable(self._reconnecting.ended_because, 0.0)
@@ -185,11 +162,9 @@ class DaemonLink:
     # --- one connection -------------------------------------------------------------------------------------------
 
     async def _connect(self, message: messages.Open | messages.Resume, seconds: float) -> Any:
-        """Connect, greet, and send the message; returns its answer. The session is open on that connection then.
-
-        This takes longer than `seconds` only if the daemon shows in each such span that it lives: before it resumes a
-        session it ends all jobs of the previous connection (rule 4), on a drive that may be slow.
-        """
+        """Connect, greet, and send the message; returns its answer. It takes longer than `seconds` only if the daemon
+        shows in each such span that it lives: before it resumes a session it ends all jobs of the previous connection
+        (rule 4)."""
         self._handshake_seconds = seconds
         try:
             async with asyncio.timeout(seconds) as self._handshake:
@@ -198,10 +173,6 @@ class DaemonLink:
             raise TimeoutError(f"no answer to {type(message).__name__} within {seconds:g} s") from None
         finally:
             self._handshake = None
-
-    def _still_there(self) -> None:
-        if self._handshake is not None and not self._handshake.expired():
-            self._handshake.reschedule(asyncio.get_running_loop().time() + self._handshake_seconds)
 
     async def _introduce(self, message: messages.Open | messages.Resume) -> Any:
         loop = asyncio.get_running_loop()
@@ -265,8 +236,9 @@ class DaemonLink:
                 self._refused(message)
             elif isinstance(message, Answer):
                 self._answered(message)
-            elif isinstance(message, messages.Report):
-                self._still_there()
+            elif isinstance(message, messages.Report):  # it lives
+                if self._handshake is not None and not self._handshake.expired():
+                    self._handshake.reschedule(asyncio.get_running_loop().time() + self._handshake_seconds)
             elif self._greeting is not None and not self._greeting.done():
                 self._greeting.set_result(message)
             else:
@@ -317,19 +289,15 @@ class DaemonLink:
     async def _resume(self, seconds: float) -> None:
         """Connect again within `seconds`, and send again each request that is not answered; raises why that failed."""
         try:
-            await self._renew_slabs()
+            if self.renew_slabs is not None:
+                await self.renew_slabs()
+        except OSError as error:
+            raise ConnectionError(f"there is no memory to share with it: {error}") from error
+        try:
             await self._resume_on_new_connection(min(seconds, _LONGEST_HANDSHAKE_SECONDS))
         except Exception:
             self._drop()  # the session may be open on it already, without its slabs and requests
             raise
-
-    async def _renew_slabs(self) -> None:
-        if self.renew_slabs is None:
-            return
-        try:
-            await self.renew_slabs()
-        except OSError as error:
-            raise ConnectionError(f"there is no memory to share with it: {error}") from error
 
     async def _resume_on_new_connection(self, seconds: float) -> None:
         answer = await self._connect(messages.Resume(self.opened.session, self.opened.token), seconds)

@@ -56,7 +56,7 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False)
 
 
 class Hello(_Message, frozen=True):
-    """The first message, the same in every version. `program`: who it is, for messages: "tierstore 0.3.0"."""
+    """The first message, the same in every version. `program`: who it is, for people."""
 
     versions: Annotated[tuple[_Number, ...], msgspec.Meta(max_length=64)]
     program: _Word

@@ -8,8 +8,7 @@ import struct
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from ..base.address import SYSTEM_ADDRESS, trusted_uid
-from ..base.safe_folder import is_of_root_alone, unknown_owners
+from ..base.address import SYSTEM_ADDRESS, is_of_root_alone, trusted_uid, unknown_owners
 
 __all__ = ["check_daemon", "program_name", "uid_of_peer"]
 
@@ -33,13 +32,9 @@ def uid_of_peer(connection: socket.socket) -> int:
 def check_daemon(connection: socket.socket, address: str, daemon_uid: int | None) -> None:
     """Check whose daemon a client has connected to, before a word is said. Reads two files of the kernel's.
 
-    A client trusts the daemons of its own user and of root. It also trusts that of the user who has the folder of
-    `SYSTEM_ADDRESS` if it connects there: root alone can have made that folder. `daemon_uid`: another user whose daemon
-    is trusted; None: the one that `TIERSTORE_DAEMON_UID` names, if any.
-
-    Raises:
-        PermissionError: it is the daemon of a user who is not trusted.
-        ConfigError: the variable names no user.
+    A client trusts the daemons of its own user and of root; also that of the user who has the folder of
+    `SYSTEM_ADDRESS` if it connects there: root alone can have made that folder. `daemon_uid`: another that is trusted;
+    None: the one that `TIERSTORE_DAEMON_UID` names, if any. PermissionError: a user who is not trusted.
     """
     uid = uid_of_peer(connection)
     if uid == trusted_uid(daemon_uid):

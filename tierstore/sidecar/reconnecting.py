@@ -1,8 +1,8 @@
 """Notices a daemon that hangs, and decides when a client that lost its connection tries to resume its session.
 
-At first attempts follow each other at growing pauses. When the daemon has not come back within `reconnect_seconds`,
-everybody who waits is told. From then on each new request causes one attempt, and now and then there is one that nobody
-has asked for, so a client that computes and asks for nothing is back before its lease ends.
+At first attempts follow each other at growing pauses. When the daemon has not come back within `reconnect_seconds`, all
+who wait are told. From then on each new request causes one attempt, and now and then there is one that nobody has asked
+for, so a client that computes and asks for nothing is back before its lease ends.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ _LOOKS_BEFORE_ASKING = 5
 
 
 class Silence:
-    """Gives up a daemon that owes answers and says nothing at all, though it was asked whether it lives.
+    """Gives up a daemon that owes answers and says nothing at all for `seconds`, though it was asked whether it lives.
 
     Silence is counted in looks, not by the clock: if this process was stopped itself, it reads what the daemon has said
-    meanwhile before the next look. The daemon hangs after `seconds` of it; a tenth more, if it was heard between two
-    looks. `ask` is called when half of the time has passed, `give_up` when all has.
+    meanwhile before the next look. `ask` is called when half of the time has passed, `give_up` when all has.
     """
 
     def __init__(
@@ -52,7 +51,6 @@ class Silence:
             self._timer = self._call_later(self.seconds / _LOOKS, self._look)
 
     def stop(self) -> None:
-        """Stop looking; idempotent."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -94,11 +92,8 @@ class Reconnecting:
         resume: makes one attempt within the seconds that it is given; raises why it failed.
         tell: called with the reason and the seconds waited, when those who wait are to be told.
 
-    Attributes:
-        patience_seconds: the longest that a daemon which owes an answer may be silent, or take to resume the session.
-        lost_because: why the connection was lost, or the last attempt failed, in words.
-        ended_because: why the session is over for good; None: it is not.
-        task: the attempts; None: the session is open on a connection, or over.
+    `patience_seconds`: the longest that a daemon which owes an answer may be silent, or take to resume the session.
+    `lost_because`, `ended_because`: why the last attempt failed, and why the session is over for good, in words.
     """
 
     def __init__(
@@ -149,11 +144,8 @@ class Reconnecting:
             self.task = None
 
     async def _resumed_in_time(self) -> bool:
-        """Try until time is up, which counts from when the daemon last answered a request.
-
-        So nobody waits for ever for a daemon that comes back and fails at each request. Returns whether it is resumed;
-        False: time is up, or the session is over.
-        """
+        """Try until time is up; returns whether it is resumed. Time counts from when the daemon last answered a
+        request, so nobody waits for ever for one that comes back and fails at each request."""
         is_again, started = self._lost_since is not None, time.monotonic()
         self._lost_since = self._lost_since or started
         deadline = self._lost_since + self._reconnect_seconds

@@ -1,11 +1,11 @@
-"""The disk tier that a daemon of this host keeps. `messages.py` is the protocol, `link.py` keeps the session.
+"""The disk tier that a daemon keeps. `messages.py` is the protocol, `link.py` keeps the session.
 
 Payload goes through a window of shared memory: a job copies into a slot of it, or out of it, and the daemon reads and
 writes the slot.
 
-NOTE [Parts]
-A long record is sent in parts, and each part is a record of its own to the daemon. So a part is copied while others are
-at the drive, a slot is free again when its part is done, and a small window serves tensors of any size.
+NOTE [Parts] A long record is sent in parts, and each part is a record of its own to the daemon. So a part is copied
+while others are at the drive, a slot is free again when its part is done, and a small window serves tensors of any
+size.
 """
 
 from __future__ import annotations
@@ -71,11 +71,11 @@ class _Sent(NamedTuple):
 
 
 class RemoteDisk:
-    """Keeps records with a daemon. A `DiskTier`; `open` makes one.
+    """Keeps records with a daemon. A `DiskTier`; `open` makes one. Link and slab are closed with it.
 
     All coroutines belong to one loop and do not block it. They raise what `DiskTier` says, and DaemonUnavailableError
-    if the daemon is lost and has not come back in time. Its records are there again when it is back; the source of a
-    write is still the caller's. Link and slab are closed with the tier.
+    if the daemon has not come back in time: its records are there again when it is; a write's source is still the
+    caller's.
     """
 
     def __init__(self, link: DaemonLink, slab: SharedSlab, executor: Executor, name: str) -> None:
@@ -109,14 +109,8 @@ class RemoteDisk:
         executor: Executor,
         daemon_uid: int | None = None,
     ) -> RemoteDisk:
-        """Begin a session with the daemon at `address`.
-
-        Args:
-            name, rank, pid: for people and metrics.
-            window_bytes: shared memory for records on their way.
-            reconnect_seconds: for how long a lost daemon is waited for.
-            executor: runs the copies; not shut down before `close` has returned.
-            daemon_uid: as `check_daemon`'s.
+        """Begin a session with the daemon at `address`. `name`, `rank`, `pid`: for people and metrics. `executor` runs
+        the copies; it is not shut down before `close` has returned.
 
         Raises:
             ConfigError: the daemon does not allow so large a window.
@@ -142,14 +136,12 @@ class RemoteDisk:
         return cls(link, slab, executor, name)
 
     async def write(self, key: int, source: memoryview, kind: Kind) -> Stored:
-        """As `DiskTier`'s; also StoreClosedError and, for a key in use, ValueError."""
         self._check_open()
         if key in self._records:
             raise ValueError(f"key {key} is in use")
         return await to_the_end(self._write(key, source, kind), undo=partial(self.discard, (key,)))
 
     async def read(self, key: int, destination: memoryview) -> Loaded:
-        """As `DiskTier`'s; also StoreClosedError, KeyError, and ValueError for a wrong length."""
         self._check_open()
         parts = self._records[key]
         num_bytes = sum(part.num_bytes for part in parts)
@@ -170,10 +162,7 @@ class RemoteDisk:
         return record_checksum(memory, seed) == part.stored.checksum
 
     async def discard(self, keys: Sequence[int]) -> None:
-        """As `DiskTier`'s; no read of these keys may be in progress. Also StoreClosedError.
-
-        While the daemon is away they are freed when it is back, or with the session.
-        """
+        """While the daemon is away they are freed when it is back, or with the session."""
         self._check_open()
         records = [self._records[key] for key in keys]
         for key in keys:
@@ -194,12 +183,10 @@ class RemoteDisk:
         return {kind: dict(counts) for kind, counts in list(self._choices.items())}
 
     def abandon_after_fork(self) -> None:
-        """In a forked child: give up the parent's socket and memory. Waits for nothing and takes no lock."""
         self._closed_because = "it belongs to the process that this one was forked from"
         let_go_of(self._link.inodes)
 
     async def close(self) -> None:
-        """End the session; idempotent. No other call may be in progress."""
         if self._closed_because is None:
             self._closed_because = "it was closed"
             await to_the_end(self._close())

@@ -1,11 +1,9 @@
 """Memory that a store and the daemon share: a memfd, of fixed size and with all its pages before it is shared.
 
-NOTE [Seals]
-Whoever touches a page that is not there pays for it: a process that could take pages out of its slab could have the
-daemon fill the daemon's own memory limit. F_SEAL_FUTURE_WRITE forbids that (memfd_create(2), fallocate(2)), and new
+NOTE [Seals] A process that could take pages out of its slab could have the daemon fill the daemon's own memory limit:
+whoever touches a missing page pays for it. F_SEAL_FUTURE_WRITE forbids that (memfd_create(2), fallocate(2)), and new
 writable mappings with it. So the daemon maps the slab first and then sets the seal, unless it trusts the client
-(`daemon/slabs.py`), and no other connection can map that slab again. A client that resumes its session moves the bytes
-to a new memfd then.
+(`daemon/slabs.py`). A client that resumes its session moves the bytes to a new memfd then.
 """
 
 from __future__ import annotations
@@ -31,16 +29,8 @@ F_SEAL_FUTURE_WRITE = 0x10  # Linux 5.1
 
 class SharedSlab:
     """The client's side of one slab. The constructor blocks: every page is allocated here, and counted to this process.
-
-    Args:
-        number: its name on both sides.
-        num_bytes: its length; rounded up to whole pages.
-        inodes: the files that a forked child has to give up. The slab's inode is among them for as long as it is open,
-            from before it has a page. None: a child keeps it.
-
-    Raises:
-        OSError: there is not enough memory (ENOMEM, ENOSPC), or no descriptor is left.
-    """
+    `inodes`: the files that a forked child has to give up, this one's among them while it is open; None: a child keeps
+    it. OSError: there is not enough memory (ENOMEM, ENOSPC), or no descriptor is left."""
 
     def __init__(self, number: int, num_bytes: int, inodes: set[Inode] | None = None) -> None:
         self.number = number
@@ -64,9 +54,7 @@ class SharedSlab:
 
     def renew(self) -> None:
         """Move the bytes to a new memfd, at the same address. Nobody may write to them meanwhile; reading is allowed.
-
-        Blocks. Until it returns, there is memory for both. On OSError, as the constructor's, nothing has changed.
-        """
+        Blocks, and takes memory for both. On OSError, as the constructor's, nothing has changed."""
         descriptor, inode = self._new_file()
         try:
             written = 0
@@ -80,7 +68,7 @@ class SharedSlab:
         self._close_file(*old)
 
     def close(self) -> None:
-        """Close it; idempotent. The memory is free when no view of it is left, here and in the daemon."""
+        """Idempotent. The memory is free when no view of it is left, here and in the daemon."""
         if self.descriptor >= 0:
             self._close_file(self.descriptor, self.inode)
             self.descriptor = -1

@@ -42,10 +42,8 @@ class SharedWindow:
         self._waiting: tuple[deque[_Waiter], deque[_Waiter]] = (deque(), deque())  # to read, to write
 
     async def take(self, num_bytes: int, *, to_read: bool) -> WindowSlot:
-        """Take a slot of whole pages with room for `num_bytes`, as soon as there is one.
-
-        Raises the error that `refuse_waiting` was given; no slot was taken then.
-        """
+        """Take a slot of whole pages with room for `num_bytes`, as soon as there is one; or raise what `refuse_waiting`
+        was given."""
         size = round_up(max(num_bytes, 1))
         line = self._waiting[0 if to_read else 1]
         if line or (not to_read and self._waiting[0]) or self._free.longest_bytes < size:
@@ -75,9 +73,7 @@ class SharedWindow:
 
     async def renew(self) -> None:
         """Have the slab move to a new memfd if it cannot be shared again, while nobody fills a slot. As its `renew`.
-
-        Slots that the daemon still reads or writes keep, there, the bytes that they had here. Not to be cancelled.
-        """
+        Slots that the daemon still reads or writes keep, there, the bytes that they had here. Not to be cancelled."""
         if not self._slab.needs_renewal:
             return
         renewal = self._renewal = asyncio.get_running_loop().create_future()

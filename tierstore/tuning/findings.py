@@ -14,7 +14,7 @@ from typing import Literal
 from msgspec import Struct
 
 from ..base.config import format_bytes
-from ..disk.endurance import DAY_SECONDS
+from ..disk.budget import DAY_SECONDS
 from .measurements import Drive, Measurements, fastest, rate
 
 __all__ = ["Finding", "findings_of", "is_shared", "unfit_because"]

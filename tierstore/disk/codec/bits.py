@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .family import CodecSetting, DamagedBytesError, Family, register
+from .family import CodecSetting, DamagedBytesError, Family
 
 __all__ = ["BITS"]
 
@@ -28,5 +28,5 @@ def _decode(payload: memoryview, block: memoryview, setting: CodecSetting) -> No
     values[:] = np.unpackbits(np.frombuffer(payload, np.uint8), count=len(values))
 
 
-BITS = register(Family("bits", None, _encode, _decode))
+BITS = Family("bits", None, _encode, _decode)
 """Stores bytes that are 0 or 1 as bits, and other blocks as they are."""

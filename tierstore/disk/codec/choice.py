@@ -44,8 +44,7 @@ _MOST_WAY_GROWTH = 2.0  # by one record
 
 
 class Choice(NamedTuple):
-    """How to write a record. `worst_ratio`: encoding stops, and the record is stored as it is, if its ratio turns out
-    to be above this. `probe`: try the candidates on the way, for the records that follow."""
+    """How to write a record. `worst_ratio` and `probe` as in `WriteOrder`."""
 
     codec: Codec
     worst_ratio: float
@@ -53,8 +52,8 @@ class Choice(NamedTuple):
 
 
 class Load(NamedTuple):
-    """The machine's load of late, without the store's own encoding: the share of the time that the disk would be busy
-    if nothing were encoded, 0 to 1, and how many cores nobody else used."""
+    """The machine's load of late, without the store's own encoding: the share of time that the disk would be busy if
+    nothing were encoded, and how many cores nobody else used."""
 
     demand: float
     free_cores: float
@@ -119,11 +118,8 @@ def candidates(itemsize_bytes: int) -> tuple[Codec, ...]:
 
 
 class CodecChooser:
-    """Decides and learns. Not thread-safe (its owner is one loop); bounded in memory.
-
-    Args:
-        num_lanes: how many records are written, or read, at once.
-    """
+    """Decides and learns. Not thread-safe (its owner is one loop); bounded in memory. `num_lanes`: how many records are
+    written, or read, at once."""
 
     def __init__(self, num_lanes: int = 4) -> None:
         self._num_lanes = num_lanes
@@ -144,7 +140,6 @@ class CodecChooser:
         return Choice(found.codec, min(_WORST_RATIO, (1 + found.figures[found.codec].ratio) / 2), probe)
 
     def learn_samples(self, kind: Kind, num_bytes: int, samples: Iterable[Sample]) -> None:
-        """Take in what a probe of a record found."""
         found = self._class_of(kind, num_bytes)
         figures = found.figures
         for codec, raw_bytes, encoded_bytes, encode_seconds, decode_seconds in samples:
@@ -158,8 +153,8 @@ class CodecChooser:
     ) -> None:
         """Take in a record for which `codec` was chosen; `encoded_bytes`: its full length if that was in vain.
 
-        `lane_seconds`: from its first byte to its last, while others had their turns too; None: not known. That of one
-        that met a stall counts as the time of unencoded bytes at most; only repeated ones count for more.
+        `lane_seconds`: from its first byte to its last, while others had their turns too. One that met a stall counts
+        as the time of unencoded bytes at most; only repeated ones count for more.
         """
         found = self._class_of(kind, num_bytes)
         if (known := found.figures.get(codec)) is not None:
@@ -202,9 +197,7 @@ class CodecChooser:
 
     def _is_trial(self, found: _Class, load: Load) -> bool:
         """Whether to write a record raw as a trial: if all are encoded, a disk that was slow once seems slow for ever.
-
-        It is one only if it may matter: if raw records would be the better choice on a disk twice as fast.
-        """
+        Only if raw records would be the better choice on a disk twice as fast."""
         found.num_encoded += 1
         if found.num_encoded % _TRIAL_AFTER_RECORDS >= _TRIAL_RECORDS or found.num_encoded < _TRIAL_AFTER_RECORDS:
             return False

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ...errors import ConfigError, ConfigTypeError
-from . import bits, constant, zstd  # noqa: F401 - a new family is named here: each registers what it has
-from .family import BLOCK_BYTES, FAMILIES, CodecSetting, DamagedBytesError, Workspace
+from . import bits, constant, zstd
+from .family import BLOCK_BYTES, CodecSetting, DamagedBytesError, Workspace
 
 __all__ = [
     "BITS",
@@ -33,6 +33,9 @@ __all__ = [
     "is_shrinking",
     "parse_codec",
 ]
+
+FAMILIES = {family.name: family for family in (zstd.ZSTD, zstd.SHUFFLE_ZSTD, bits.BITS, constant.CONSTANT)}
+"""The families by name. A new one is named here; its name is that in the `codec` option, in the index, on the wire."""
 
 _HEADER_BYTES = 4
 _STORED_AS_IS = 1 << 31
@@ -92,15 +95,9 @@ def blocks_of(source: memoryview) -> Iterator[memoryview]:
 
 
 def encode_block(block: memoryview, out: memoryview, codec: Codec, itemsize_bytes: int, workspace: Workspace) -> int:
-    """Encode one block to the front of `out`; returns the bytes used.
-
-    Args:
-        block: uint8, shape [n], n at most BLOCK_BYTES.
-        out: writable uint8, shape [m], m at least ENCODED_BLOCK_BYTES.
-        codec: not "none".
-        itemsize_bytes: the byte planes' stride.
-        workspace: not used by anyone else meanwhile.
-    """
+    """Encode one block (uint8, shape [n], n at most BLOCK_BYTES) to the front of `out` (writable uint8, at least
+    ENCODED_BLOCK_BYTES long); returns the bytes used. `codec`: not "none". `workspace`: not used by anyone else
+    meanwhile."""
     room = out[_HEADER_BYTES : _HEADER_BYTES + len(block)]
     setting = CodecSetting(codec.level, itemsize_bytes, workspace)
     length = FAMILIES[codec.family].encode(block, room, setting) or len(block)
@@ -113,8 +110,7 @@ def encode_block(block: memoryview, out: memoryview, codec: Codec, itemsize_byte
 
 
 class BlockDecoder:
-    """Fills a destination, writable uint8 of shape [n], n the record's length, from encoded bytes that come in pieces
-    of any size."""
+    """Fills a destination, uint8, shape [n], n the record's length, from encoded bytes in pieces of any size."""
 
     def __init__(self, destination: memoryview, codec: Codec, itemsize_bytes: int, workspace: Workspace) -> None:
         self._destination = destination
@@ -128,10 +124,7 @@ class BlockDecoder:
 
     def feed(self, encoded: memoryview) -> int:
         """Decode all blocks that lie whole in `encoded`; returns the bytes used. The rest is the start of a block.
-
-        Raises:
-            DamagedBytesError: these are no blocks of this record; the destination holds garbage.
-        """
+        DamagedBytesError: these are no blocks of this record; the destination holds garbage."""
         used = 0
         while len(encoded) - used >= _HEADER_BYTES:
             header = int.from_bytes(encoded[used : used + _HEADER_BYTES], "little")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-from .family import CodecSetting, DamagedBytesError, Family, register
+from .family import CodecSetting, DamagedBytesError, Family
 
 __all__ = ["CONSTANT"]
 
@@ -37,5 +37,5 @@ def _decode(payload: memoryview, block: memoryview, setting: CodecSetting) -> No
     block[len(block) - rest_bytes :] = payload[:rest_bytes]
 
 
-CONSTANT = register(Family("constant", None, _encode, _decode))
+CONSTANT = Family("constant", None, _encode, _decode)
 """Stores blocks that repeat one word as that word, and other blocks as they are."""

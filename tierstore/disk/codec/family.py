@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     import zstandard
 
-__all__ = ["BLOCK_BYTES", "FAMILIES", "CodecSetting", "DamagedBytesError", "Family", "Workspace", "register"]
+__all__ = ["BLOCK_BYTES", "CodecSetting", "DamagedBytesError", "Family", "Workspace"]
 
 BLOCK_BYTES = 512 * 2**10
 
 
 class DamagedBytesError(Exception):
-    """Encoded bytes make no sense, or are not those that were written: both in words.
-
-    Stays inside the package: the disk tier, which knows the record's key, raises `CorruptDataError` instead.
-    """
+    """Encoded bytes make no sense, or are not those that were written: both in words. Stays inside the package: the
+    disk tier, which knows the record's key, raises `CorruptDataError` instead."""
 
     def __init__(self, expected: str, found: str) -> None:
         super().__init__(expected, found)
@@ -59,28 +57,16 @@ class CodecSetting(NamedTuple):
 
 
 class Family(NamedTuple):
-    """A family of codecs.
+    """A family of codecs. `name`: as in the `codec` option, in the index and on the wire.
 
     Attributes:
-        name: as in the `codec` option, in the index and on the wire.
         levels: the levels that the option may name, except 0; None: only "auto" uses the family, which has no levels.
         encode: writes block, uint8 of shape [n], to the front of the room, of the same length, and returns the bytes
             used. n or more, or None: the block is stored as it is, and the room may hold anything.
-        decode: undoes it: fills the block, uint8 of shape [n], from the payload. Raises `DamagedBytesError` if the
-            payload is not what `encode` makes of n bytes.
+        decode: undoes it: fills the block, uint8 of shape [n], from the payload, or raises `DamagedBytesError`.
     """
 
     name: str
     levels: range | None
     encode: Callable[[memoryview, memoryview, CodecSetting], int | None]
     decode: Callable[[memoryview, memoryview, CodecSetting], None]
-
-
-FAMILIES: dict[str, Family] = {}
-"""The families by name; read it through `codec.py`, which makes sure that it is complete."""
-
-
-def register(family: Family) -> Family:
-    """Make a family known by its name: to the `codec` option if it has levels, to the index and to the wire."""
-    FAMILIES[family.name] = family
-    return family

@@ -35,10 +35,11 @@ _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 class TransferClock:
-    """Finds the speed of all transfers of a direction together, from the times at which each begins and ends.
+    """Finds the speed of all transfers of a direction together, from the times at which each begins and ends. Any
+    thread.
 
     A single transfer says little about a disk that serves four at once. So bytes are counted against the time in which
-    any transfer runs; while writes and reads run together, each direction gets its share of that time. Any thread.
+    any transfer runs; while writes and reads run together, each direction gets its share of that time.
     """
 
     def __init__(self) -> None:
@@ -69,11 +70,10 @@ class TransferClock:
                 self._new_speeds.append((direction, speed))
 
     def note(self, direction: Direction, speed: float) -> None:
-        """A speed that somebody else has found in the same way. Any thread."""
+        """A speed that somebody else has found in the same way."""
         self._new_speeds.append((direction, speed))
 
     def new_speeds(self) -> Iterator[tuple[Direction, float]]:
-        """The bytes per second that were found since the last call, with their direction."""
         while self._new_speeds:
             yield self._new_speeds.popleft()
 
@@ -111,12 +111,8 @@ class Readings(NamedTuple):
 
 
 class LoadMeter:
-    """Averages over about the last second.
-
-    Args:
-        num_cores: how many this process may use.
-        first: the clocks as they are now.
-    """
+    """Averages over about the last second. `num_cores`: how many this process may use; `first`: the clocks as they are
+    now."""
 
     def __init__(self, num_cores: float, first: Readings) -> None:
         self._num_cores = num_cores

@@ -24,10 +24,8 @@ _METER_EVERY_SECONDS = 0.1
 
 
 class CodecPolicy:
-    """A fixed codec (None: "auto"), or the choice of one per kind of record. Lives on one loop; never blocks.
-
-    `clock`: takes the time of each transfer of unencoded bytes; None: the codec is fixed, so no speed is needed.
-    """
+    """A fixed codec (None: "auto"), or the choice of one per kind of record. Lives on one loop; never blocks. `clock`
+    times each transfer of unencoded bytes; None: the codec is fixed, so no speed is needed."""
 
     def __init__(self, fixed: Codec | None, num_at_once: int) -> None:
         self._fixed = fixed
@@ -39,7 +37,6 @@ class CodecPolicy:
         self._counts: dict[str, dict[str, int]] = {}
 
     def note_speed(self, direction: Direction, speed: float) -> None:
-        """The drive moves so many bytes per second."""
         if self.clock is not None:
             self.clock.note(direction, speed)
 
@@ -50,7 +47,6 @@ class CodecPolicy:
         return kind._replace(content=content_of(source, kind))
 
     def order(self, kind: Kind, num_bytes: int, seed: int | None, *, is_space_short: bool) -> WriteOrder:
-        """The order for the next record; `seed` is its checksum's."""
         itemsize_bytes = max(1, kind.itemsize_bytes)
         if self._fixed is not None:
             return WriteOrder(self._fixed, itemsize_bytes, seed, probe=False)
@@ -72,7 +68,6 @@ class CodecPolicy:
         return self._count(kind, str(written.codec))
 
     def learn_read(self, num_bytes: int, report: ReadReport) -> None:
-        """Take in how a read went; `num_bytes`: the record's length before it was encoded."""
         if self._fixed is None:
             self._learn_job(report.cpu_seconds, 0, num_bytes)
 

@@ -1,7 +1,5 @@
-"""Looks at a record's bytes before it is written, or tries each codec on a sample of them.
-
-Every record gets a look, which takes microseconds. A probe of the codecs takes some milliseconds at most and is rare.
-"""
+"""Looks at a record's bytes before it is written, which takes microseconds, or tries each codec on a sample of them,
+which takes some milliseconds at most and is rare."""
 
 from __future__ import annotations
 
@@ -23,12 +21,8 @@ _NUM_TRIES = 2  # the first one pays for the compressor's tables
 
 
 def content_of(source: memoryview, kind: Kind) -> str:
-    """Look at some of the elements; returns "all zeros", "many zeros" (a quarter or more), or "" for neither.
-
-    Args:
-        source: uint8, shape [n].
-        kind: tells an element's length. Integers of several bytes are not looked at: their upper bytes tell nothing.
-    """
+    """Look at some of the elements of `source` (uint8, shape [n]); returns "all zeros", "many zeros" (a quarter or
+    more), or "" for neither. Integers of several bytes are not looked at: their upper bytes tell nothing."""
     itemsize_bytes = max(1, kind.itemsize_bytes)
     if not source or ("int" in kind.dtype and itemsize_bytes > 1):
         return ""
@@ -45,10 +39,7 @@ def content_of(source: memoryview, kind: Kind) -> str:
 
 
 def probe(source: memoryview, itemsize_bytes: int, scratch: Scratch) -> tuple[Sample, ...]:
-    """Encode and decode pieces of a record with each candidate; returns how each did, with its CPU time.
-
-    SAMPLE_BYTES of `source` (uint8, shape [n]), from all over it, are tried.
-    """
+    """Encode and decode SAMPLE_BYTES of a record (uint8, shape [n]), from all over it, with each candidate."""
     sample = memoryview(b"".join(_pieces(source, SAMPLE_BYTES // _NUM_PIECES, itemsize_bytes)))
     return tuple(_try(sample, codec, itemsize_bytes, scratch) for codec in candidates(itemsize_bytes))
 

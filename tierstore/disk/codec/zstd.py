@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .family import CodecSetting, DamagedBytesError, Family, Workspace, register
+from .family import CodecSetting, DamagedBytesError, Family, Workspace
 
 __all__ = ["SHUFFLE_ZSTD", "ZSTD", "join_planes", "split_planes"]
 
@@ -72,5 +72,5 @@ def _fill(payload: memoryview, out: memoryview, workspace: Workspace) -> None:
         raise DamagedBytesError(f"{len(out)} bytes in a zstd frame", found)
 
 
-ZSTD = register(Family("zstd", _LEVELS, _compress, _decompress))
-SHUFFLE_ZSTD = register(Family("shuffle-zstd", _LEVELS, _compress_planes, _decompress_planes))
+ZSTD = Family("zstd", _LEVELS, _compress, _decompress)
+SHUFFLE_ZSTD = Family("shuffle-zstd", _LEVELS, _compress_planes, _decompress_planes)
