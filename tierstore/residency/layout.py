@@ -251,8 +251,9 @@ def rebuild(source: torch.Tensor, layout: Layout, first_byte: int = 0) -> torch.
 def rebuild_apart(source: torch.Tensor, layout: Layout, counter: torch.Tensor | None) -> torch.Tensor:
     """What `rebuild` returns, but sharing the version counter of `counter`; None: with one of its own."""
     tensor = torch.empty(0) if counter is None else counter.detach()
-    tensor.data = rebuild(source, layout._replace(conj=False, neg=False))
-    if layout.conj or layout.neg:
+    has_lazy_bits = layout.conj or layout.neg
+    tensor.data = rebuild(source, layout._replace(conj=False, neg=False) if has_lazy_bits else layout)
+    if has_lazy_bits:
         _set_lazy_bits(tensor, layout.conj, layout.neg)
     return tensor
 

@@ -222,8 +222,8 @@ class DeviceRules(Generic[R]):
 
     def hand_over_again(self, record: R) -> bool:
         """The same for one more tensor in the record's bytes. False: call `hand_over`."""
-        reload = self._reloaded.get(record.key)
-        if reload is None or self._memory.asked_on(record) not in reload.streams:
+        stream, reload = self._memory.asked_on(record), self._reloaded.get(record.key)
+        if stream not in reload.streams if reload is not None else not record.has_device_bytes:
             return False
         self._asked_last = record.key
         return True
