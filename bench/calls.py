@@ -1,0 +1,162 @@
+"""How many calls does a saved tensor make? Their number does not depend on the machine, and their time follows it.
+
+A chain of `sin` saves a fresh tensor in each operation, in the fourth step of the same graph. "Packs" and "unpacks" are
+all calls of Python and of C below the hooks, on the training thread, of a tensor of 1 KiB: kept in host memory, kept on
+an accelerator, or leaving it for host memory. Those of hooks that do nothing are subtracted. The accelerator is a
+simulated one, so what the driver's own calls cost is not in it. "Round trip" is all functions of tierstore, on all
+threads, for a tensor that goes to the drive and back.
+"""
+
+from __future__ import annotations
+
+import cProfile
+import gc
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+
+from tierstore import TierStore, tiered_offload
+from tierstore.testing import SimulatedCopies
+
+from .goals import Goal
+from .harness import Benchmark
+
+FLOOR = "hooks that do nothing"
+NUM_TENSORS = 400
+NUM_STEPS = 4
+
+
+class Case(NamedTuple):
+    """`most_packs`, `most_unpacks`: the goals."""
+
+    is_simulated: bool
+    device_bytes: int
+    most_packs: int
+    most_unpacks: int
+
+
+CASES = {
+    "host": Case(False, 0, 20, 6),
+    "stays on the device": Case(True, 2**30, 32, 12),
+    "leaves the device": Case(True, 0, 60, 30),
+}
+DRIVE = {"2 MiB": (2**21, 64, 160), "256 KiB": (2**18, 1024, 60), "128 KiB": (2**17, 2048, 45)}
+"""Bytes of a tensor, how many there are, and the goal."""
+HOST_BYTES_OF_DRIVE = "16MiB"
+
+BENCHMARK = Benchmark(
+    name="calls",
+    question="Calls of one saved tensor",
+    variants=(FLOOR, *CASES, *DRIVE),
+    processes={name: (FLOOR, *CASES) if name == "packs" else (name,) for name in ("packs", *DRIVE)},
+    plotted=("packs", "unpacks", "round_trip"),
+    goals=(
+        *(Goal(f"{name}: pack", "packs", name, at_most=case.most_packs, beyond=FLOOR) for name, case in CASES.items()),
+        *(
+            Goal(f"{name}: unpack", "unpacks", name, at_most=case.most_unpacks, beyond=FLOOR)
+            for name, case in CASES.items()
+        ),
+        *(
+            Goal(f"{name}: to the drive and back", "round_trip", name, at_most=most)
+            for name, (_, _, most) in DRIVE.items()
+        ),
+    ),
+)
+
+
+def measure(process: str, scratch: Path) -> dict[str, dict[str, float]]:
+    torch.set_num_threads(1)
+    if process != "packs":
+        nbytes, num_tensors, _ = DRIVE[process]
+        return {process: {"round_trip": round_trip(scratch, nbytes, num_tensors)}}
+    figures = {FLOOR: calls_within(torch.autograd.graph.saved_tensors_hooks(_same, _same))}
+    for name, case in CASES.items():
+        with ExitStack() as stack:
+            copies = stack.enter_context(SimulatedCopies()) if case.is_simulated else None
+            store = stack.enter_context(TierStore(scratch, host_bytes="1GiB", copies=copies))
+            figures[name] = calls_within(tiered_offload(store, min_bytes=1, device_bytes=case.device_bytes))
+    return figures
+
+
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def calls_within(scope: Any) -> dict[str, float]:
+    """Calls for one pack and one unpack inside a scope, which is entered for each step."""
+    profiles = [cProfile.Profile(), cProfile.Profile()]
+    gc.collect()
+    for step in range(NUM_STEPS):
+        is_counted = step == NUM_STEPS - 1
+        leaf = torch.full((16, 16), 0.5, requires_grad=True)
+        with scope:
+            hidden = leaf * 1.5
+            with profiled(profiles[0], is_counted):
+                for _ in range(NUM_TENSORS):
+                    hidden = hidden.sin()
+        loss = hidden.sum()
+        del hidden
+        with profiled(profiles[1], is_counted):
+            loss.backward()
+        del loss
+    num_calls = [sum(entry.callcount for entry in profile.getstats()) / NUM_TENSORS for profile in profiles]
+    return dict(zip(("packs", "unpacks"), num_calls, strict=True))
+
+
+@contextmanager
+def profiled(profile: cProfile.Profile, is_on: bool) -> Iterator[None]:
+    if is_on:
+        profile.enable()
+    yield
+    profile.disable()
+
+
+class _Saving(torch.autograd.Function):
+    """Saves a copy of its input."""
+
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        context.save_for_backward(x.clone())
+        return x * 1.5
+
+    @staticmethod
+    def backward(context: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        (saved,) = context.saved_tensors
+        return gradients[0] * saved.sign()
+
+
+def round_trip(scratch: Path, nbytes: int, num_tensors: int) -> float:
+    """Functions of tierstore that run for a tensor, in the third step of a graph most of which goes to the drive."""
+    num_calls = 0
+
+    def count(frame: FrameType, event: str, _: object) -> None:
+        nonlocal num_calls
+        num_calls += event == "call" and frame.f_globals.get("__name__", "").startswith("tierstore")
+
+    threading.setprofile(count)  # for the threads of the store, which is opened now
+    try:
+        with TierStore(scratch, host_bytes=HOST_BYTES_OF_DRIVE) as store:
+            for step in range(3):
+                leaf = torch.ones(nbytes // 4, requires_grad=True)
+                num_calls = 0
+                sys.setprofile(count if step == 2 else None)
+                _step(leaf, num_tensors, store)
+                store.flush()
+                sys.setprofile(None)
+    finally:
+        threading.setprofile(None)  # type: ignore[arg-type]  # typeshed does not know that it may be None
+    return num_calls / num_tensors
+
+
+def _step(leaf: torch.Tensor, num_tensors: int, store: TierStore) -> None:
+    value = leaf
+    with tiered_offload(store, min_bytes="1KiB"):
+        for _ in range(num_tensors):
+            value = _Saving.apply(value)
+    value.sum().backward()
