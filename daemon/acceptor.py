@@ -20,8 +20,6 @@ from tierstore.sidecar.peer import uid_of_peer
 
 from .connection import Connection, Shared
 
-__all__ = ["Acceptor", "listen", "stop_listening"]
-
 _BACKLOG = 128
 
 

@@ -28,8 +28,6 @@ from .settings import ServerLimits
 from .slabs import MappedSlab
 from .tasks import Tasks
 
-__all__ = ["Connection", "Shared"]
-
 _log = logging.getLogger("tierstore.daemon")
 
 _MOST_REQUESTS = 4096

@@ -13,8 +13,6 @@ from collections.abc import Callable, Coroutine, Mapping
 from types import MappingProxyType
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
-__all__ = ["JOB_BYTES", "DriveWay", "FairQueue", "Histogram", "Job", "Lanes", "Stay"]
-
 T = TypeVar("T")
 
 

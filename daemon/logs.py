@@ -14,8 +14,6 @@ from typing import Any
 
 from tierstore.plain_text import plain
 
-__all__ = ["CauseFilter", "JsonFormatter", "TextFormatter", "set_up_logging"]
-
 _SECONDS = 60.0
 _MOST_CAUSES = 1024
 _MOST_LINES = 100

@@ -16,8 +16,6 @@ from tierstore.plain_text import plain
 
 from .report import DaemonReport, SessionState, Spread, Stays
 
-__all__ = ["CONTENT_TYPE", "metrics_text"]
-
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _Figures = Sequence[tuple[str, str, str]]

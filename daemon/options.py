@@ -18,8 +18,6 @@ from tierstore.errors import ConfigError
 
 from .settings import ServerLimits, ServeSettings
 
-__all__ = ["CONFIG", "OPTIONS", "Given", "Option", "settings_of"]
-
 _MOST_SECONDS = 1e9  # that the protocol can carry (messages.Welcome)
 _MOST_SESSIONS = 10**6
 _MOST_UID = 2**32 - 2  # 2**32 - 1 is no user: chown(2)

@@ -20,8 +20,6 @@ from typing import NamedTuple, Self
 
 from tierstore.errors import ConfigError
 
-__all__ = ["Page", "PageAnswer", "Routes"]
-
 _log = logging.getLogger("tierstore.daemon")
 
 _MOST_BYTES = 32 * 2**10  # of a request; a browser also sends cookies that other servers of this host have set

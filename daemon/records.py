@@ -9,8 +9,6 @@ from tierstore.sidecar import messages
 
 from .sessions import KeptRecord, Session
 
-__all__ = ["Records"]
-
 _DISCARD_AT_ONCE = 4096
 
 

@@ -23,8 +23,6 @@ from .tasks import Stage, Tasks
 if TYPE_CHECKING:
     from .connection import Connection
 
-__all__ = ["Registry"]
-
 _log = logging.getLogger("tierstore.daemon")
 
 

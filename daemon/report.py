@@ -13,19 +13,6 @@ import msgspec
 from tierstore.disk.codec.policy import OTHER_KINDS
 from tierstore.sidecar.frames import MAX_FRAME_BYTES
 
-__all__ = [
-    "DaemonReport",
-    "DiskState",
-    "DriveState",
-    "JobTimes",
-    "Jobs",
-    "SessionState",
-    "Spread",
-    "Stays",
-    "Totals",
-    "encode_report",
-]
-
 _ROOM_BYTES = MAX_FRAME_BYTES - 1024
 """Room for a report in one frame."""
 _LEAST_SESSION_BYTES = 400

@@ -40,8 +40,6 @@ from .tasks import Stage, Tasks
 if TYPE_CHECKING:
     from .connection import Connection
 
-__all__ = ["Reporter", "Reports"]
-
 _RESTS = 10
 """How many times as long as the making. So all who ask without end take a tenth of the time together."""
 _MOST_REST_SECONDS = 0.5  # a client that asks for a sign of life waits for it too

@@ -47,8 +47,6 @@ from .settings import ServeSettings
 from .tasks import Stage, Tasks
 from .watching import Watch
 
-__all__ = ["Daemon", "serve"]
-
 _log = logging.getLogger("tierstore.daemon")
 
 _INLINE_BYTES = 128 * 2**10

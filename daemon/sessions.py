@@ -17,19 +17,6 @@ from tierstore.errors import QuotaExceededError
 if TYPE_CHECKING:
     from .connection import Connection
 
-__all__ = [
-    "COUNTER",
-    "KEY_BITS",
-    "NUMBERS",
-    "KeptLeases",
-    "KeptRecord",
-    "Lease",
-    "Session",
-    "WriteQueue",
-    "kept_leases",
-    "new_lease",
-]
-
 
 class _HeldBack(NamedTuple):
     num_bytes: int

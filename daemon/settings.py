@@ -7,8 +7,6 @@ from pathlib import Path
 
 from tierstore.base.address import default_address
 
-__all__ = ["ServeSettings", "ServerLimits"]
-
 
 @dataclass(frozen=True)
 class ServerLimits:

@@ -13,8 +13,6 @@ from tierstore.disk.linux import is_tmpfs
 from tierstore.errors import ProtocolError
 from tierstore.sidecar.shared_slab import F_ADD_SEALS, F_GET_SEALS, F_SEAL_FUTURE_WRITE
 
-__all__ = ["MappedSlab"]
-
 
 class MappedSlab:
     """A mapping of a client's shared memory. `descriptor`, the memfd, is owned, whatever happens.

@@ -7,8 +7,6 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
-__all__ = ["Stage", "Tasks"]
-
 
 class Stage:
     """The daemon's stage, and the ways to ask it to end. `is_open`: clients are served; set by the daemon alone."""

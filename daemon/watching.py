@@ -23,8 +23,6 @@ from .report import DaemonReport, encode_report
 from .reporting import Reports
 from .tasks import Stage
 
-__all__ = ["Live", "Watch"]
-
 _log = logging.getLogger("tierstore.daemon")
 
 _INTERVAL_SECONDS = 1.0

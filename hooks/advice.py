@@ -20,8 +20,6 @@ from tierstore.errors import ConfigError, TierStoreWarning
 from tierstore.residency.torch_names import current_autograd_node
 from tierstore.residency.uncompiled import uncompiled
 
-__all__ = ["ADVICE_WITHIN", "advise", "large_nodes", "refuse_deferred", "warn_if_region", "warn_of_compiled_caller"]
-
 _COMPILED_NODE = "CompiledFunctionBackward"  # AOTAutograd's name of the backward of a region
 _COMPILE_INSIDE = "compile the blocks and offload around them: offload_module(torch.compile(block), store=store)"
 

@@ -26,16 +26,6 @@ from tierstore.residency.layout import outside_of_modes
 from tierstore.residency.torch_names import AD_INPLACE_OR_VIEW, AUTOGRAD, SetExcludeDispatchKeyGuard, is_key_excluded
 from tierstore.residency.uncompiled import uncompiled
 
-__all__ = [
-    "HOOKS_ARE_CALLED_BELOW",
-    "HeldTensor",
-    "Packed",
-    "is_below_autograd",
-    "may_become_an_output",
-    "sharing_versions",
-    "version_counter_of",
-]
-
 HOOKS_ARE_CALLED_BELOW = "respect_saved_tensors_hooks" in inspect.signature(checkpoint).parameters
 """Whether this release of torch calls hooks below autograd. If it does not, no pack has to ask where it is called."""
 

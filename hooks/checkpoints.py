@@ -23,8 +23,6 @@ from tierstore.residency.torch_names import SavedVariable, current_autograd_node
 from .select import Kept, attributes_of
 from .thread_hooks import RemovedHooks, put_back, take_off_all, unpack
 
-__all__ = ["is_in_checkpoint", "pack_inputs"]
-
 _MODULE = "torch.utils.checkpoint"
 _REENTRANT_NODE = "CheckpointFunctionBackward"
 _ARE_PACKED = "_tierstore_has_packed_inputs"

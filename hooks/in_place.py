@@ -24,8 +24,6 @@ from tierstore.residency.uncompiled import uncompiled_itself
 
 from .advice import refuse_deferred
 
-__all__ = ["AROUND", "Around", "around_calls_of", "call_plainly", "check_callable", "put_around_calls"]
-
 AROUND = "_tierstore_scope"
 """The attribute of a module that holds its `Around`."""
 _LOOKS = "_tierstore_looks"

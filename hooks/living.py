@@ -19,8 +19,6 @@ from tierstore.base.remains import Remains
 from tierstore.residency.noted import NotedLog
 from tierstore.residency.uncompiled import let_errors_through
 
-__all__ = ["enlist", "keep_layouts", "living_log"]
-
 
 class _Enlisted(Remains[NotedLog]):
     """A weak reference to a log, which still knows the number when the log is gone."""

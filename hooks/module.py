@@ -19,8 +19,6 @@ from .checkpoints import is_in_checkpoint, pack_inputs
 from .in_place import call_plainly, check_callable, put_around_calls
 from .offload import tiered_offload
 
-__all__ = ["ModuleScope", "offload_module", "remove_offload"]
-
 
 class ModuleScope(tiered_offload):
     """The scope of a module's calls. Copies of the module share it; in a pickled module there is None in its place."""

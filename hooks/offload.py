@@ -31,8 +31,6 @@ from .scope import OffloadScope, Select
 from .select import small_limits
 from .thread_hooks import owner_of_hooks, unpack
 
-__all__ = ["tiered_offload"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

@@ -30,8 +30,6 @@ from .advice import large_nodes, warn_if_region
 from .living import enlist
 from .owners import OwnerWatch
 
-__all__ = ["LogOptions", "PackLog", "open_log"]
-
 _KEY_SHIFT = 48
 """Of the key of a group, so that numbers of its storages are no keys."""
 

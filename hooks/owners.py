@@ -19,8 +19,6 @@ from tierstore.rules.state import State
 from tierstore.tracing.events import Ours
 from tierstore.tracing.recorder import Recorder
 
-__all__ = ["OwnerWatch"]
-
 _NUM_LOOKS_AT_NEW = 3
 _NUM_OLD_PER_LOOK = 2
 

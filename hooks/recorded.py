@@ -28,8 +28,6 @@ from .saved import SavedTensor
 from .scope import OffloadScope
 from .select import Kept
 
-__all__ = ["RecordedScope", "ScopeOptions"]
-
 _now = time.perf_counter_ns
 _numbers = itertools.count(1)
 

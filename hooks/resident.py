@@ -16,8 +16,6 @@ from .advice import warn_of_compiled_caller
 from .select import Kept
 from .thread_hooks import RemovedHooks, enclosing_scope, put_back, take_off_all, unpack
 
-__all__ = ["keep_resident"]
-
 
 class keep_resident:  # noqa: N801 - a context manager, named like those of torch
     """Inside it, what autograd saves stays where it is, also within a `tiered_offload`.

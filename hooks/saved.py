@@ -28,8 +28,6 @@ from .living import keep_layouts
 from .order import PackLog
 from .traced import check_unchanged, traced_saved, with_lazy_bits
 
-__all__ = ["RejoinedTensor", "SavedTensor"]
-
 _EMPTY = torch.empty(0, device="cpu")
 
 

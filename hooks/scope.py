@@ -44,8 +44,6 @@ from .order import LogOptions, PackLog, open_log
 from .saved import RejoinedTensor, SavedTensor
 from .select import Kept, SmallLimits, attributes_of, bytes_of, stays_alive
 
-__all__ = ["OffloadScope", "Select"]
-
 Select = Callable[[torch.Tensor], bool]
 
 

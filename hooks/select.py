@@ -20,8 +20,6 @@ from tierstore.residency.uncompiled import uncompiled
 from .below import may_become_an_output, sharing_versions
 from .traced import check_unchanged, traced_kept
 
-__all__ = ["PLAIN_CLASSES", "Kept", "SmallLimits", "attributes_of", "bytes_of", "small_limits", "stays_alive"]
-
 _MIB = 2**20
 _LEAST_HELD_SMALL_BYTES = 32 * _MIB
 _ALWAYS_SMALL_BYTES = 2**16

@@ -28,8 +28,6 @@ from tierstore.residency.torch_names import TorchDispatchMode, top_hooks, tree_l
 from .below import HeldTensor, Packed, version_counter_of
 from .thread_hooks import enclosing_scope
 
-__all__ = ["holding_contexts", "selective_checkpoint_contexts"]
-
 Policy = Callable[..., CheckpointPolicy | bool]
 Pack = Callable[[torch.Tensor], Packed]
 Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]

@@ -21,8 +21,6 @@ from .below import Packed
 from .recorded import RecordedScope
 from .scope import OffloadScope
 
-__all__ = ["RemovedHooks", "enclosing_scope", "owner_of_hooks", "put_back", "take_off_all", "unpack"]
-
 RemovedHooks = list[tuple[Any, Any]]
 """Hooks that were taken off a thread, the innermost first."""
 

@@ -22,8 +22,6 @@ from tierstore.residency.uncompiled import uncompiled
 
 from .living import living_log
 
-__all__ = ["check_unchanged", "traced_kept", "traced_saved", "with_lazy_bits"]
-
 _NAMESPACE = __name__.replace(".", "_")
 _library = torch.library.Library(_NAMESPACE, "DEF")
 _library.define(

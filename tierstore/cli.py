@@ -23,8 +23,6 @@ from .commands.tune import tune
 from .commands.usage import CONTEXT, Command, Group
 from .errors import ConfigError, TierStoreError
 
-__all__ = ["main"]
-
 app = typer.Typer(
     name="tierstore",
     help="An asynchronous tiered store for the tensors that PyTorch saves for backward.",

@@ -16,18 +16,6 @@ from msgspec import Meta, Struct, structs, to_builtins
 from .base.toml_file import read_toml, toml_text, typed
 from .errors import ConfigError
 
-__all__ = [
-    "HARDWARE_VERSION",
-    "AcceleratorLink",
-    "CodecSpeed",
-    "DriveHardware",
-    "Hardware",
-    "HostHardware",
-    "Transfer",
-    "hardware_text",
-    "read_hardware",
-]
-
 HARDWARE_VERSION = 1
 
 Bytes = Annotated[int, Meta(ge=0, le=2**63 - 1)]

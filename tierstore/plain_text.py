@@ -12,8 +12,6 @@ import json
 import re
 from collections.abc import Callable
 
-__all__ = ["plain", "plain_json", "unicode_text"]
-
 _UNUSUAL = re.compile(r"[^ -~]")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 _BYTES = range(0xDC80, 0xDD00)  # os.fsdecode: a byte of 128 or more that is no UTF-8 (PEP 383)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.conftest import MakeStore
+from tests.existing import set_existing
 from tests.hooks.late_copies import LateCopies
 from tests.hooks.programs import forget_after_error
 from tests.inspect_store import inspect
@@ -243,7 +244,7 @@ def test_device_without_room_for_one_member_says_where_the_bytes_are(make_store:
     with pytest.raises(torch.OutOfMemoryError) as raised:
         _gradient(loss, leaf)
     assert "bytes that backward asks for are in host memory still" in raised.value.__notes__[0]
-    copies._room_bytes = None
+    set_existing(copies, _room_bytes=None)
     forget_after_error()
     assert torch.equal(_gradient(loss, leaf), _gradient(_chain(leaf), leaf))
     copies.end()

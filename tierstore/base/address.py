@@ -22,19 +22,6 @@ from pathlib import Path
 
 from ..errors import ConfigError, ConfigTypeError, DaemonUnavailableError
 
-__all__ = [
-    "SYSTEM_ADDRESS",
-    "check_folder",
-    "default_address",
-    "find_address",
-    "is_of_root_alone",
-    "places_to_look",
-    "start_line",
-    "trusted_uid",
-    "unknown_owners",
-    "who_could_replace",
-]
-
 SYSTEM_ADDRESS = "/run/tierstore/tierstore.sock"
 """Where a daemon of root listens by default."""
 

@@ -13,28 +13,6 @@ from typing import Literal, get_args
 from ..errors import ConfigError, ConfigTypeError
 from .system_words import words_of
 
-__all__ = [
-    "MODES",
-    "Mode",
-    "SizeLike",
-    "allowed_cores",
-    "available_cores",
-    "available_host_bytes",
-    "check_directories",
-    "check_directory",
-    "format_bytes",
-    "free_bytes_of_each",
-    "free_disk_bytes",
-    "local_world_size",
-    "memory_cgroup_limits",
-    "parse_io_depth",
-    "parse_return_memory",
-    "parse_size",
-    "program_name",
-    "quota_cores",
-    "rank_of_process",
-]
-
 SizeLike = int | str
 """A number of bytes: an `int`, or a string such as "8GiB", "64 KiB", "1.5GB"."""
 

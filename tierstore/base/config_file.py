@@ -29,8 +29,6 @@ from ..errors import ConfigError, ConfigTypeError
 from .config import SizeLike
 from .toml_file import read_toml, typed
 
-__all__ = ["ConfigSource", "FileOptions", "OffloadTable", "StoreTable", "offload_options", "store_options"]
-
 ConfigSource = str | PathLike[str] | Mapping[str, Any]
 """The path of a TOML file, or its contents: table -> key -> value. In a mapping None is a value too; TOML has none."""
 

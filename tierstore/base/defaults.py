@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["NUM_AT_ONCE", "NUM_BESIDE_DEVICE", "NUM_RESTORES", "NUM_SPILLS"]
-
 NUM_AT_ONCE = 4
 """Records at the drive, in each direction. One of 16 MiB alone keeps a drive busy; four also cover the gaps between
 records."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-__all__ = ["DEVICE_FILES", "has_driver"]
-
 DEVICE_FILES = ("nvidiactl", "kfd", "dri", "dxg", "accel")
 """Device files in /dev: of NVIDIA, AMD, Intel, Linux under Windows (WSL), and others."""
 

@@ -6,8 +6,6 @@ import os
 
 import uvloop
 
-__all__ = ["new_event_loop"]
-
 
 def new_event_loop() -> uvloop.Loop:
     """A new loop. Raises OSError: no descriptor is left, or the system refuses a call that a loop needs."""

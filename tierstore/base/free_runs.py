@@ -5,8 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable
 
-__all__ = ["FreeRuns"]
-
 
 class FreeRuns:
     """The free runs of a line of bytes: their `starts`, sorted, and start -> length in `length_at`."""

@@ -15,8 +15,6 @@ from types import TracebackType
 
 from ..errors import StoreBusyError, TierStoreError
 
-__all__ = ["ENDINGS", "ended_by_signals", "interrupts_held_back", "is_half_changed", "is_interrupt"]
-
 ENDINGS = (signal.SIGTERM, signal.SIGHUP)
 """The signals of a service manager that stops a process, and of a terminal that closes."""
 

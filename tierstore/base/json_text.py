@@ -8,8 +8,6 @@ import msgspec
 
 from ..plain_text import plain_json, unicode_text
 
-__all__ = ["in_unicode", "json_text"]
-
 
 def json_text(value: object) -> str:
     """Plain values or records as JSON, indented; neither a terminal nor a strict reader stumbles over any of it: what

@@ -8,8 +8,6 @@ from pathlib import Path
 from ..errors import ConfigError
 from .config import check_directory
 
-__all__ = ["check_distinct", "check_folder", "check_new_file", "make_file"]
-
 
 def check_new_file(option: str, file: Path) -> None:
     """Check that the file can be made. Raises ConfigError, which names the option, if it exists or cannot be made."""

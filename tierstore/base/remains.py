@@ -21,8 +21,6 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Self, TypeVar
 
-__all__ = ["Remains"]
-
 T = TypeVar("T")
 
 

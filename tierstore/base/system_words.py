@@ -9,8 +9,6 @@ import resource
 from itertools import islice
 from types import TracebackType
 
-__all__ = ["words_of"]
-
 _LIMITS = {
     errno.EFBIG: (resource.RLIMIT_FSIZE, "the limit on the size of files is {} bytes, see `ulimit -f`"),
     errno.EMFILE: (resource.RLIMIT_NOFILE, "the limit is {}, see `ulimit -n`"),

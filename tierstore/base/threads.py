@@ -19,8 +19,6 @@ from typing import Any, ParamSpec, TypeVar
 
 from ..errors import ConfigError, StoreBusyError
 
-__all__ = ["NICE", "IoThreads", "is_thread_of_store", "refuse_green_threads", "refuse_to_wait", "start_thread"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

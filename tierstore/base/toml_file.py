@@ -14,8 +14,6 @@ import msgspec
 from ..errors import ConfigError
 from ..plain_text import unicode_text
 
-__all__ = ["read_toml", "toml_text", "toml_value", "typed"]
-
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 T = TypeVar("T", bound=msgspec.Struct)

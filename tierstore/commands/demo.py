@@ -9,8 +9,6 @@ import typer
 from ..demo.settings import DemoSettings
 from .usage import JsonOption
 
-__all__ = ["demo"]
-
 _DEMO = DemoSettings()
 
 

@@ -9,8 +9,6 @@ import typer
 from .stat import SocketOption
 from .usage import JsonOption
 
-__all__ = ["doctor"]
-
 
 def doctor(
     path: Annotated[str, typer.Argument(metavar="PATH", help="Existing directory on the drive to measure.")],

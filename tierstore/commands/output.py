@@ -8,8 +8,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["OutputError", "checked_output"]
-
 
 class OutputError(Exception):
     """Standard output takes no more: a full disk, a closed pipe. The cause is chained. `is_wanted`: False: whoever read

@@ -10,8 +10,6 @@ import typer
 
 from ..daemon.options import CONFIG, OPTIONS, Given, Option
 
-__all__ = ["serve"]
-
 
 def serve(**given: Given | None) -> None:
     """Run the daemon: one disk tier for all training processes of this host that use TierStore.connect().

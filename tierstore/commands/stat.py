@@ -11,8 +11,6 @@ from ..base.address import SYSTEM_ADDRESS, find_address, start_line
 from ..errors import DaemonUnavailableError, ProtocolError
 from .usage import JsonOption
 
-__all__ = ["DaemonUidOption", "SocketOption", "ask_daemon", "stat"]
-
 SocketOption = Annotated[
     str | None,
     typer.Option(

@@ -9,8 +9,6 @@ import typer
 from .stat import DaemonUidOption, SocketOption
 from .usage import JsonOption
 
-__all__ = ["top"]
-
 
 def top(
     socket: SocketOption = None,

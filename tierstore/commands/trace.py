@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from ..tracing.steps import Step
     from ..tracing.summary import StepSummary
 
-__all__ = ["trace_commands"]
-
 trace_commands = typer.Typer(
     name="trace",
     help="Show what `tiered_offload(store, trace=FILE)` recorded: why a step is slow.",

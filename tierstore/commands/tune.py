@@ -9,9 +9,6 @@ import typer
 
 from .usage import JsonOption
 
-__all__ = ["tune"]
-
-
 # --- the options, as --help shows them --------------------------------------------------------------------------------
 
 _Command = Annotated[

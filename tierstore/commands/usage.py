@@ -7,8 +7,6 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-__all__ = ["CONTEXT", "Command", "Group", "JsonOption", "print_json"]
-
 CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 """For the program; its commands inherit it."""
 

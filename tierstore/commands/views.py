@@ -16,8 +16,6 @@ from ..daemon.report import DaemonReport, JobTimes, SessionState, Totals
 from ..errors import ProtocolError
 from ..plain_text import plain
 
-__all__ = ["Rates", "decode_report", "lost_view", "rates_between", "stat_view", "top_view"]
-
 _BAR_CELLS = 30
 _NAME_CELLS = 32
 _WHO = ("session", "client", "rank", "pid", "user", "state")

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from ..daemon.report import DaemonReport
 
-__all__ = ["watch_daemon"]
-
 
 class _Update(NamedTuple):
     """What one request to the daemon has found: an error or a report, as the daemon sent it. `report`: the newest,

@@ -20,8 +20,6 @@ from ..base.config import SizeLike, parse_size
 from .place import store_directory
 from .settings import DemoSettings, load_text
 
-__all__ = ["DemoFailedError", "DemoResult", "Difference", "RunReport", "first_difference", "run_demo", "run_training"]
-
 HOST_SHARE = 8
 """By default `host_bytes` is the memory that plain training added, divided by this."""
 _ENVIRONMENT = {

@@ -15,8 +15,6 @@ import re
 import threading
 from pathlib import Path
 
-__all__ = ["PeakHostMemory", "resident_bytes"]
-
 _SAMPLE_SECONDS = 0.002
 _RESIDENT = re.compile(rb"^Rss(?:Anon|Shmem):\s+(\d+) kB", re.MULTILINE)
 

@@ -10,8 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["ByteTransformer", "ModelShape", "choose_vector_kernels", "random_batch"]
-
 VOCABULARY = 256
 """One token per value of a byte."""
 

@@ -11,8 +11,6 @@ from pathlib import Path
 from ..base.config import check_directory
 from ..errors import ConfigError
 
-__all__ = ["file_system_of", "is_in_memory", "store_directory"]
-
 
 def store_directory(path: str | None) -> Path:
     """The directory to use: `path` itself, or the first of the usual places that is on a disk. Raises ConfigError:

@@ -18,8 +18,6 @@ from .compare import DemoResult, Told, run_demo
 from .place import file_system_of, is_in_memory
 from .settings import DEFAULT_TEXT, DemoSettings, check_device
 
-__all__ = ["present_demo", "result_table", "verdict"]
-
 
 def present_demo(settings: DemoSettings, *, path: str | None, host_bytes: SizeLike | None, as_json: bool) -> DemoResult:
     """Run and print; blocks until it is done. SIGTERM and SIGHUP end it as Ctrl-C does. Main thread only. Raises as

@@ -8,8 +8,6 @@ from pathlib import Path
 from ..base.device_files import has_driver
 from ..errors import ConfigError
 
-__all__ = ["DEFAULT_TEXT", "HEAD_WIDTH", "DemoSettings", "check_device", "load_text"]
-
 HEAD_WIDTH = 64
 """Features of one attention head."""
 DEFAULT_TEXT = "CPython's own documentation (pydoc_data.topics)"

@@ -24,8 +24,6 @@ from .memory import PeakHostMemory
 from .model import ByteTransformer, ModelShape, choose_vector_kernels, random_batch
 from .settings import HEAD_WIDTH, DemoSettings, load_text
 
-__all__ = ["main"]
-
 
 def main() -> int:
     """Run the request in the argument. Returns the exit code: 0 if a report was written."""

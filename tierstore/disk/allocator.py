@@ -12,8 +12,6 @@ from operator import attrgetter
 
 from ..base.free_runs import FreeRuns
 
-__all__ = ["ALIGNMENT_BYTES", "ExtentAllocator", "round_up"]
-
 ALIGNMENT_BYTES = 4096
 """Extents start and end at multiples of this: the block of the file systems we write to, and of 4K-sector drives."""
 

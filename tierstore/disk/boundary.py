@@ -14,10 +14,8 @@ import lmdb
 from ..base.config import format_bytes, free_disk_bytes
 from ..base.system_words import words_of
 from ..errors import ConfigError, CorruptDataError, StorageIOError, StoreFullError
-from .codec.codec import DamagedBytesError
+from .codec.family import DamagedBytesError
 from .segments import is_out_of_space
-
-__all__ = ["Usage", "means_full", "naming_the_limit", "translated"]
 
 Usage = tuple[int, int]
 """Bytes taken on disk now, and the most that may be taken; a `StoreFullError` states both."""

@@ -12,16 +12,6 @@ from collections.abc import Sequence
 
 from .allocator import ALIGNMENT_BYTES, round_up
 
-__all__ = [
-    "DAY_SECONDS",
-    "MAP_SPARE_BYTES",
-    "DiskBudget",
-    "WriteAllowance",
-    "divided_budget",
-    "map_bytes_for",
-    "value_charge_bytes",
-]
-
 MAP_SPARE_BYTES = 64 * 2**20
 """Room in a map for tables, free lists, and the copies that one transaction makes of the pages that it changes."""
 

@@ -14,8 +14,6 @@ from .allocator import ALIGNMENT_BYTES
 from .local import LocalDisk
 from .tier import Kind, Loaded, Stored
 
-__all__ = ["DriveSpeed", "QueuedDrive", "divided", "with_least_queue"]
-
 _HALF_LIFE_BYTES = 64 * 2**20  # a write counts half as much once this much was written after it
 _LEAST_MEASURED_BYTES = 128 * 2**10  # shorter records show the index and the processor rather than the drive
 _MOST_SILENT_SECONDS = 5.0

@@ -24,8 +24,6 @@ from .local import LocalDisk
 from .location import Location
 from .tier import DiskUsage, DriveUsage, Kind, Loaded, Stored
 
-__all__ = ["Drives", "LocalTier", "results_of"]
-
 _T = TypeVar("_T")
 
 
@@ -41,7 +39,7 @@ Parts = tuple[Part, ...]
 """All parts of a record, in the order of their bytes; each is on another drive."""
 
 
-def length_of(parts: Parts) -> int:
+def _length_of(parts: Parts) -> int:
     return sum(part.num_bytes for part in parts)
 
 
@@ -170,7 +168,7 @@ class Drives:
     async def read(self, key: int, destination: memoryview) -> Loaded:
         self._check_open()
         parts = self._parts_of[key]
-        if len(destination) != (num_bytes := length_of(parts)):
+        if len(destination) != (num_bytes := _length_of(parts)):
             raise ValueError(f"record {key} has {num_bytes} bytes, not {len(destination)}")
         try:
             if len(parts) == 1:
@@ -188,7 +186,7 @@ class Drives:
 
     def confirms(self, key: int, memory: memoryview) -> bool:
         parts = self._parts_of.get(key, ())
-        if not parts or len(memory) != length_of(parts):
+        if not parts or len(memory) != _length_of(parts):
             return False
         return all(part.drive.disk.confirms(part.key, piece) for part, piece in pieces(parts, memory))
 

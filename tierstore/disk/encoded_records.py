@@ -7,21 +7,12 @@ import time
 import xxhash
 
 from .allocator import ALIGNMENT_BYTES, round_up
-from .codec.codec import (
-    ENCODED_BLOCK_BYTES,
-    BlockDecoder,
-    Codec,
-    DamagedBytesError,
-    blocks_of,
-    encode_block,
-    is_shrinking,
-)
+from .codec.codec import ENCODED_BLOCK_BYTES, BlockDecoder, Codec, blocks_of, encode_block, is_shrinking
+from .codec.family import DamagedBytesError
 from .linux import copy_memory
 from .orders import WriteOrder
 from .scratch import Scratch
 from .transfer import read_all, write_all
-
-__all__ = ["ChunkWriter", "decode_value", "encode_record", "encode_value", "read_encoded"]
 
 _CARRY_BYTES = round_up(ENCODED_BLOCK_BYTES)  # room in front of a read for the start of a block that the last read cut
 

@@ -19,8 +19,6 @@ from .index import Delete, DeleteLease, Index, Operation, Outcome, Put, PutLease
 from .jobs import run_job
 from .location import Location
 
-__all__ = ["Commits", "IndexEntries"]
-
 _BATCH_BYTES = 64 * 2**20  # LMDB keeps a transaction's new values in memory until it commits
 _BATCH_OPERATIONS = 4096
 

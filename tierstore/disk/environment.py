@@ -15,11 +15,9 @@ import lmdb
 
 from .allocator import round_up
 from .budget import MAP_SPARE_BYTES
-from .codec.codec import DamagedBytesError
+from .codec.family import DamagedBytesError
 from .forking import descriptors_of, inode_of
 from .linux import address_of, dont_fork, has_addresses_for, mapping_around
-
-__all__ = ["Environment"]
 
 _FORMAT = b"tierstore 1"
 _FIRST_MAP_BYTES = 64 * 2**20

@@ -22,8 +22,6 @@ from .forking import Inode, inode_of
 from .jobs import run_job
 from .segments import IoMode, Segment, SegmentFiles, close_segments, is_out_of_space, open_segment, remove_segments
 
-__all__ = ["SEGMENT_BYTES", "Extent", "ExtentSpace"]
-
 SEGMENT_BYTES = 2**30
 IDLE_SECONDS = 300.0
 """An empty segment is kept for at least this long, and at most twice as long. Most training steps are shorter."""

@@ -14,8 +14,6 @@ from typing import cast
 from ..errors import ConfigError
 from .forking import Inode, inode_of
 
-__all__ = ["LockedFolder"]
-
 _LOCK = "lock"
 _BLOCK_BYTES = 512  # of st_blocks, whatever the file system's blocks are (stat(2))
 _MOST_TRIES = 100  # each fails only because another process removed the folder just then

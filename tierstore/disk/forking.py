@@ -6,8 +6,6 @@ import os
 import threading
 from collections.abc import Collection
 
-__all__ = ["Inode", "descriptors_of", "inode_of", "let_go_of", "not_while_forking"]
-
 Inode = tuple[int, int]
 """(device, inode): the file that a descriptor refers to."""
 

@@ -33,7 +33,7 @@ from ..base.config import check_directory
 from .allocator import ALIGNMENT_BYTES
 from .boundary import means_full
 from .budget import map_bytes_for
-from .codec.codec import DamagedBytesError
+from .codec.family import DamagedBytesError
 from .folder import LockedFolder
 from .forking import Inode
 from .index import Delete, Index, may_be_short_write
@@ -41,8 +41,6 @@ from .linux import open_unnamed
 from .location import Location
 from .segments import IoMode, Segment, close_segments, reopen_segment
 from .soundness import Spans, drop_unsound
-
-__all__ = ["FOLDER_NAME", "Contents", "Home", "NamedHome", "UnnamedHome"]
 
 FOLDER_NAME = "tierstore-daemon"
 _FORMAT_VERSION = 2

@@ -18,23 +18,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 import lmdb
 import msgspec
 
-from .codec.codec import DamagedBytesError
+from .codec.family import DamagedBytesError
 from .environment import Environment
 from .linux import address_of, open_unnamed
 from .location import Location
-
-__all__ = [
-    "Delete",
-    "DeleteLease",
-    "Entries",
-    "Fetch",
-    "Index",
-    "Operation",
-    "Outcome",
-    "Put",
-    "PutLease",
-    "may_be_short_write",
-]
 
 
 class Put(NamedTuple):

@@ -9,8 +9,6 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 import aiofiles.os
 
-__all__ = ["run_job", "to_the_end"]
-
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 

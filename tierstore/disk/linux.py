@@ -9,24 +9,6 @@ import os
 import tempfile
 from pathlib import Path
 
-__all__ = [
-    "address_of",
-    "copy_memory",
-    "dont_fork",
-    "file_system_of",
-    "give_back_locked",
-    "has_addresses_for",
-    "is_new_memory_locked",
-    "is_tmpfs",
-    "make_pages_huge",
-    "map_over",
-    "mapping_around",
-    "move_pages",
-    "open_unnamed",
-    "populate",
-    "reserve",
-]
-
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)

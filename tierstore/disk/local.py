@@ -39,8 +39,6 @@ from .segments import detect_io_mode
 from .shelf import RecordShelf
 from .tier import DiskUsage, DriveUsage, Kind, Loaded, Stored
 
-__all__ = ["LocalDisk"]
-
 _ADVICE_ON_ALLOWANCE = "wait, or raise max_write_bytes_per_day or host_bytes"
 
 

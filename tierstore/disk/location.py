@@ -7,8 +7,6 @@ import struct
 import msgspec
 import xxhash
 
-__all__ = ["Location", "encoded_seed", "record_checksum", "record_hasher", "record_seed"]
-
 
 class Location(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Everything that is needed to read a record. Kept in memory for every live record, and in the index.

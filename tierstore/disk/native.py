@@ -28,8 +28,6 @@ try:
 except ImportError:
     Pool = None
 
-__all__ = ["SWITCH", "NativeTransfers", "is_native"]
-
 SWITCH = "TIERSTORE_NATIVE"
 _LEAST_BYTES = 4096  # shorter records have no whole page of their own
 

@@ -7,8 +7,6 @@ from typing import NamedTuple
 from .codec.choice import Sample
 from .codec.codec import Codec
 
-__all__ = ["FileRange", "ReadReport", "WriteOrder", "Written"]
-
 
 class FileRange(NamedTuple):
     """A range of an open file. If its descriptor is O_DIRECT, the offset is a multiple of 4096, and so is

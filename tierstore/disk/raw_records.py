@@ -18,8 +18,6 @@ from .linux import address_of, copy_memory
 from .scratch import Scratch
 from .transfer import read_all, write_all
 
-__all__ = ["RawLayout", "lay_out", "read_raw", "split_at", "write_raw"]
-
 
 class RawLayout(NamedTuple):
     """The lengths of a record's parts."""

@@ -7,7 +7,8 @@ import time
 
 from .allocator import round_up
 from .codec.choice import Sample
-from .codec.codec import NO_CODEC, BlockDecoder, Codec, DamagedBytesError
+from .codec.codec import NO_CODEC, BlockDecoder, Codec
+from .codec.family import DamagedBytesError
 from .codec.probing import probe
 from .encoded_records import ChunkWriter, decode_value, encode_record, encode_value, read_encoded
 from .linux import copy_memory, populate
@@ -15,17 +16,6 @@ from .location import Location, encoded_seed, record_checksum, record_hasher
 from .orders import FileRange, ReadReport, WriteOrder, Written
 from .raw_records import read_raw, write_raw
 from .scratch import Scratch, ScratchPool
-
-__all__ = [
-    "DoesNotFitError",
-    "check_head",
-    "decode_small_value",
-    "is_record",
-    "make_value",
-    "read_record",
-    "verify",
-    "write_record",
-]
 
 _POPULATED_BYTES = 2**20
 """Shorter destinations are not populated: their pages come as fast by themselves as by asking the kernel."""

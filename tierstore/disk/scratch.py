@@ -8,11 +8,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from queue import SimpleQueue
 
-from .codec.codec import BLOCK_BYTES, Workspace
+from .codec.family import BLOCK_BYTES, Workspace
 from .codec.load import TransferClock
 from .linux import address_of
-
-__all__ = ["SCRATCH_BYTES", "Scratch", "ScratchPool", "ScratchTurns"]
 
 SCRATCH_BYTES = 2 * 2**20
 """Working memory of one job."""

@@ -16,19 +16,6 @@ from .forking import Inode, inode_of, not_while_forking
 from .linux import file_system_of, open_unnamed
 from .transfer import SYSTEM_CALLS
 
-__all__ = [
-    "IoMode",
-    "Segment",
-    "SegmentFiles",
-    "close_segments",
-    "detect_io_mode",
-    "is_out_of_space",
-    "open_segment",
-    "remove_segments",
-    "reopen_segment",
-    "set_direct",
-]
-
 
 class IoMode(NamedTuple):
     """How to read and write a file; in words: "O_DIRECT", or "buffered (reason)"."""

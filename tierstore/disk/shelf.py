@@ -27,8 +27,6 @@ from .records import DoesNotFitError, decode_small_value, is_record, make_value,
 from .scratch import ScratchTurns
 from .tier import Kind, Loaded, Stored
 
-__all__ = ["RecordShelf"]
-
 _LONGEST_VALUE_BYTES = 2**30  # LMDB takes values below 4 GiB, and holds one in memory until it is committed
 _QUICK_BYTES = 128 * 2**10  # checksummed on the loop in microseconds: a hop to the pool would cost more
 _BEST_HOPE = 8  # encoding is not tried if the record is longer than this many times the extent

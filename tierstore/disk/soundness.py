@@ -10,8 +10,6 @@ from .budget import value_charge_bytes
 from .codec.codec import FAMILIES, NO_CODEC
 from .location import Location
 
-__all__ = ["Spans", "drop_unsound"]
-
 _MOST_ITEMSIZE_BYTES = 1024  # as in the protocol's `Write`; decoding makes a pass for each byte of it
 _FAMILIES = frozenset((NO_CODEC.family, *FAMILIES))
 

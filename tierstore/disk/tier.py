@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-__all__ = ["DiskTier", "DiskUsage", "DriveUsage", "Kind", "Loaded", "Stored"]
-
 
 class Kind(NamedTuple):
     """The kind of a record, known before its bytes are read; records of one kind compress alike.

@@ -11,8 +11,6 @@ from contextvars import ContextVar
 
 from .linux import reserve
 
-__all__ = ["SYSTEM_CALLS", "SystemCalls", "read_all", "write_all"]
-
 
 class SystemCalls:
     """The calls as the kernel offers them. They block, and raise OSError."""

@@ -38,8 +38,6 @@ from .looking import TooMuchError
 from .menu import Action, HeldOutput
 from .module_state import ModuleState
 
-__all__ = ["BlockTraits", "PlannedCalls"]
-
 
 class BlockTraits(NamedTuple):
     """What planning has found out of a block: names of buffers that forward changes, and of its modules that were in

@@ -19,8 +19,6 @@ from ..hooks.in_place import Around
 from ..residency.layout import storage_of
 from ..residency.torch_names import tree_leaves
 
-__all__ = ["CallNode", "CallTree", "Storages", "Through", "blocks_of", "storages_among"]
-
 _MOST_SHARE = 1 / 8
 """A call that saves more of all bytes than this is taken apart, where that is possible."""
 _COVERED = 0.8

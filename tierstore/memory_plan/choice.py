@@ -11,8 +11,6 @@ from .menu import Action
 from .prices import Prices, Trials
 from .steps import MeasuredStep
 
-__all__ = ["Corrected", "TriedDecision", "choose"]
-
 _MARGINS = (1 / 16, LEAST_MARGIN)
 """The share of a limit that a decision leaves free; the second only if nothing else fits. Allocators keep freed memory
 until it is short, so a step takes all of the limit, whatever is alive. The thread that returns what is freed needs some

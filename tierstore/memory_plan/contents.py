@@ -9,8 +9,6 @@ from .choice import TriedDecision
 from .menu import Action, HeldOutput, Option
 from .prices import Prices
 
-__all__ = ["FORMAT", "BlockPlan", "Contents", "Predicted", "contents_of"]
-
 FORMAT = 1
 
 

@@ -14,18 +14,6 @@ import highspy
 
 from .menu import Action, Option
 
-__all__ = [
-    "LEAST_MARGIN",
-    "NARROW_BYTES",
-    "Decision",
-    "Moment",
-    "StepCosts",
-    "decide",
-    "decision_of",
-    "margin_of",
-    "with_margin",
-]
-
 NARROW_BYTES = 32 * 2**20
 """A narrow staging window of a store. What is larger passes through it alone, which is slow."""
 LEAST_MARGIN = 1 / 50

@@ -11,8 +11,6 @@ import numpy as np
 import torch
 from torch import nn
 
-__all__ = ["BufferValues", "GeneratorState", "Generators", "restorers_of", "state_of"]
-
 
 class GeneratorState(NamedTuple):
     """The state of one generator, what gives it, and what sets it."""

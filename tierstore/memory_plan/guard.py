@@ -10,8 +10,6 @@ import torch
 from ..residency.torch_names import TorchDispatchMode, tree_leaves, tree_map_only
 from .meter import Meter
 
-__all__ = ["LimitReachedError", "MemoryGuard"]
-
 _CONVOLUTION = "convolution"
 """Their kernels copy inputs and outputs to another layout."""
 _PLAIN = (torch.Tensor, torch.nn.Parameter)

@@ -25,8 +25,6 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from ..hooks.traced import check_unchanged
 from ..residency.layout import storage_of
 
-__all__ = ["GENERATORS", "Looks", "TooMuchError"]
-
 GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
 
 _MOST_VALUES = 5000

@@ -8,8 +8,6 @@ from typing import Literal, NamedTuple
 
 from .recording import Operator, RecordedCall
 
-__all__ = ["Action", "HeldOutput", "Kind", "Option", "options_of"]
-
 Kind = Literal["keep", "store", "recompute"]
 
 _LEAST_SHARE = 0.02

@@ -10,8 +10,6 @@ import torch
 from ..returning.allocator import allocator_of_process
 from ..returning.code_pages import let_go_of_code
 
-__all__ = ["AcceleratorMeter", "Meter", "ResidentMeter", "meter_of"]
-
 _TORCH = Path(torch.__file__).resolve().parent
 _CLEAR_REFS = "/proc/self/clear_refs"
 _STATUS = re.compile(rb"^(VmHWM|VmRSS):\s+(\d+) kB", re.MULTILINE)

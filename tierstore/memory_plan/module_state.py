@@ -26,8 +26,6 @@ from ..hooks.in_place import AROUND
 from .generators import state_of
 from .looking import Looks, TooMuchError
 
-__all__ = ["ModuleState", "is_managed"]
-
 _OF_TORCH = frozenset(vars(nn.Module())) - {"training"}
 _WATCHED = ("_parameters", "_buffers")
 

@@ -18,7 +18,7 @@ from ..hooks.module import ModuleScope
 from ..store.tier_store import TierStore
 from .applied import PlannedCalls
 from .choice import Corrected, TriedDecision
-from .contents import FORMAT, BlockPlan, Contents, Predicted, contents_of
+from .contents import FORMAT, BlockPlan, Contents, contents_of
 from .decision import Decision
 from .meter import Meter, meter_of
 from .views import draw_plan, plan_text
@@ -26,8 +26,6 @@ from .watch import Expected, StepWatch
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-__all__ = ["BlockPlan", "MemoryPlan", "Predicted"]
 
 T = TypeVar("T")
 

@@ -19,8 +19,6 @@ from .prices import Trials, measure_prices
 from .ranks import agreed, are_several
 from .steps import MeasuredStep
 
-__all__ = ["plan_memory"]
-
 
 def plan_memory(
     model: nn.Module,

@@ -36,8 +36,6 @@ from .ranks import are_several, share_differences
 from .recording import TOO_LARGE, BlockRecording, RecordedCall
 from .steps import MeasuredStep, Steps, StepTimeline
 
-__all__ = ["Prices", "Trials", "measure_prices"]
-
 _MIB = 2**20
 _MIN_BYTES = (_MIB, 2**18, 2**16, 2**14)
 _MOST_SMALL = 0.03

@@ -20,8 +20,6 @@ from .recording import RecordedCall
 if TYPE_CHECKING:
     from .choice import Corrected
 
-__all__ = ["agreed", "are_several", "share_differences"]
-
 _EVERYWHERE = (Action("keep"), Action("store"), Action("recompute", stores=True), Action("recompute"))
 """Proposed beside what each rank has decided: other ways depend on times, so not all ranks may have them."""
 

@@ -30,8 +30,6 @@ from .guard import LimitReachedError
 from .looking import TooMuchError
 from .module_state import ModuleState, is_managed
 
-__all__ = ["TOO_LARGE", "BlockRecording", "Operator", "RecordedCall"]
-
 TOO_LARGE = "that takes more memory than the limit"
 _COMMUNICATING = {"c10d", "_c10d_functional", "_c10d_functional_autograd", "c10d_functional"}
 """The namespaces of operators that exchange data between processes."""

@@ -18,8 +18,6 @@ from .call_tree import Through
 from .generators import Generators, restorers_of
 from .meter import Meter
 
-__all__ = ["MeasuredStep", "StepTimeline", "Steps", "with_calls"]
-
 
 class MeasuredStep(NamedTuple):
     """Seconds of a forward and backward, and the most memory in use.

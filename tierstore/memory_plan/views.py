@@ -20,8 +20,6 @@ from .contents import BlockPlan, Contents
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["draw_plan", "plan_text"]
-
 _WIDTH = 80
 _NUM_POINTS = 9
 

@@ -25,8 +25,6 @@ from .decision import Decision
 from .meter import Meter
 from .steps import MeasuredStep
 
-__all__ = ["Expected", "StepWatch"]
-
 T = TypeVar("T")
 
 _NUM_WATCHED = 3

@@ -20,8 +20,6 @@ from .ownership import records_over
 from .slab import Slot
 from .slots import Slots
 
-__all__ = ["Booking"]
-
 
 class Booking:
     """All records of a store, and the saved tensors that have none yet."""

@@ -17,8 +17,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["beside_captures", "is_capturing"]
-
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED, cuda.h
 
 

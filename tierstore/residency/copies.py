@@ -15,8 +15,6 @@ import torch
 from ..base.threads import is_thread_of_store
 from .capture import beside_captures, is_capturing
 
-__all__ = ["AcceleratorCopies", "Copies", "Marker"]
-
 _RESERVED_SHARE = 20
 """One part in twenty of a device's memory is never called spare: it is left to fragments and libraries' workspaces."""
 

@@ -42,8 +42,6 @@ from .lent import LentViews
 from .ownership import unclaim
 from .slab import Slot
 
-__all__ = ["DeviceTier", "Streams"]
-
 
 def _is_fast(slot: Slot) -> bool:
     return True

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from .copies import Copies, Marker
 
-__all__ = ["GraphTimes"]
-
 
 class _Wait(NamedTuple):
     """A wait for a copy: the marks before and after it, and the seconds that the host took to queue it."""

@@ -41,8 +41,6 @@ from .noted import NotedTensor
 from .ownership import CLAIMS_ATTRIBUTE, holds_alone
 from .slab import Slot
 
-__all__ = ["Part", "become_members", "copy_into", "may_join_later", "take_if_ours"]
-
 _EMPTY = torch.empty(0, device="cpu")
 
 

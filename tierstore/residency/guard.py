@@ -39,8 +39,6 @@ from .ownership import is_sole_owner
 from .slots import Slots
 from .transfers import BytesToWrite, DiskSubmissions
 
-__all__ = ["CALLED_FROM_OUTSIDE", "LOCKS", "Guard", "copy_of", "holds_any_lock", "whole"]
-
 CALLED_FROM_OUTSIDE = frozenset(f"{__package__}.{name}" for name in ("guard", "handing_out", "residency"))
 """The modules in whose methods all changes of the books begin."""
 

@@ -28,8 +28,6 @@ from .layout import Layout, describe, fits_in_storage, rebuild, rebuild_apart, r
 if TYPE_CHECKING:
     from ..rules.lookahead import Lookahead
 
-__all__ = ["HandingOut"]
-
 _UNPACK_WAITS = STALL_CAUSES[1]
 
 

@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from .copies import Marker
     from .slab import Slot
 
-__all__ = ["Handle", "Member", "Record"]
-
-
 _NO_VIEWS: Mapping[Layout, torch.Tensor] = MappingProxyType({})
 
 

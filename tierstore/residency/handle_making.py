@@ -11,12 +11,11 @@ import torch
 
 from ..disk.tier import Kind
 from .handle import Handle, Record
-from .layout import Layout, alias_of, layout_of, storage_address, unseen_by_modes
+from .layout import Layout, alias_of, layout_of, unseen_by_modes
 from .noted import NotedTensor
 from .ownership import claim
 from .residency import Residency
-
-__all__ = ["HandleFactory"]
+from .torch_names import storage_address
 
 _MOST_LAYOUTS = 4096  # kept to be shared
 

@@ -29,28 +29,6 @@ from .torch_names import (
     unchecked_strided,
 )
 
-__all__ = [
-    "Layout",
-    "alias_of",
-    "describe",
-    "fits_in_storage",
-    "in_dtype",
-    "is_foreign",
-    "is_inside_modes",
-    "is_same_view",
-    "layout_of",
-    "mark_as_ours",
-    "memory_at",
-    "outside_of_modes",
-    "rebuild",
-    "rebuild_apart",
-    "rebuild_beyond",
-    "span_of",
-    "storage_address",
-    "storage_of",
-    "unseen_by_modes",
-]
-
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 

@@ -17,8 +17,6 @@ import torch
 from .handle import Record
 from .torch_names import tensor_use_count
 
-__all__ = ["LentViews", "in_use"]
-
 _NUM_EXAMINED_PER_CALL = 16
 
 

@@ -24,13 +24,12 @@ import torch
 from .booking import Booking
 from .device import DeviceTier
 from .handle import Record
-from .layout import in_dtype, memory_at, span_of, storage_address
+from .layout import in_dtype, memory_at, span_of
 from .lent import LentViews
 from .ownership import claim, is_sole_owner, unclaim
 from .slab import Slot
 from .slots import Slots
-
-__all__ = ["StoreMemory"]
+from .torch_names import storage_address
 
 _PAGE_BYTES = 4096
 _BLOCK_BYTES = 512

@@ -37,8 +37,6 @@ from .tracked import TrackedBytes, TrackedReference
 if TYPE_CHECKING:
     from ..rules.plan import Place, Plan
 
-__all__ = ["HandleMaker", "LogRemains", "NotedLog", "NotedTensor", "NotedTensors"]
-
 _FIRST_LOOK_PACKS = 1024
 """A log is not searched for dead tensors before it has this many packs."""
 

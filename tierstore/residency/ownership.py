@@ -20,18 +20,6 @@ import torch
 from .handle import Handle, Record
 from .torch_names import storage_address, storage_use_count
 
-__all__ = [
-    "CLAIMS_ATTRIBUTE",
-    "Claims",
-    "claim",
-    "claims_of",
-    "holds_alone",
-    "is_sole_owner",
-    "num_owners",
-    "records_over",
-    "unclaim",
-]
-
 Claims = list["weakref.ref[Record]"]
 """The records, of any store, that hold or held an alias of one storage."""
 

@@ -24,8 +24,6 @@ from ..disk.linux import populate
 from ..errors import ConfigError
 from .layout import memory_at
 
-__all__ = ["Pinning", "cpus_near"]
-
 _STEP_BYTES = 256 * 2**20
 _PCI_DEVICES = Path("/sys/bus/pci/devices")
 

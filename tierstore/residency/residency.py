@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from .graph_times import GraphTimes
     from .noted import LogRemains, NotedLog, NotedTensor
 
-__all__ = ["Residency"]
-
 _PACK_WAITS = STALL_CAUSES[0]
 
 

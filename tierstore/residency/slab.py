@@ -28,8 +28,6 @@ from .capture import beside_captures
 from .layout import mark_as_ours, memory_at
 from .pinning import Pinning
 
-__all__ = ["Slab", "Slot", "SlotWatch"]
-
 _CHUNK_BYTES = 2 * 2**20
 """Pages go back to the kernel in pieces of this size: a huge page of x86-64, and of arm64 with 4 KiB pages."""
 

@@ -19,8 +19,6 @@ from ..rules.counters import Counters
 from ..rules.windows import HostWindows
 from .slab import Slab, Slot, SlotWatch
 
-__all__ = ["Slots"]
-
 _MOST_SPARE_BYTES = 2**30  # addresses, not memory: room for many slots
 _LEAST_SPARE_BYTES = 2**27
 

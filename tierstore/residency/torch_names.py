@@ -17,47 +17,6 @@ import torch
 
 from ..errors import UnsupportedTorchError
 
-__all__ = [
-    "AD_INPLACE_OR_VIEW",
-    "AUTOGRAD",
-    "FRAME_DEFAULT",
-    "FRAME_SKIP",
-    "MODE_KEYS",
-    "DisableTorchFunction",
-    "DispatchKeySet",
-    "ExcludeDispatchKeyGuard",
-    "FrameExecStrategy",
-    "SavedVariable",
-    "SetExcludeDispatchKeyGuard",
-    "TorchDispatchMode",
-    "current_autograd_node",
-    "current_backward",
-    "engine_run_backward",
-    "get_eval_frame_callback",
-    "import_dynamo",
-    "innermost_transform",
-    "is_function_mode_on",
-    "is_key_excluded",
-    "neg_view",
-    "num_dispatch_modes",
-    "pop_hooks",
-    "push_hooks",
-    "sequence_nr",
-    "set_code_exec_strategy",
-    "set_conj",
-    "set_neg",
-    "storage_address",
-    "storage_use_count",
-    "tensor_use_count",
-    "top_hooks",
-    "tree_flatten",
-    "tree_leaves",
-    "tree_map_only",
-    "tree_unflatten",
-    "unchecked_strided",
-    "while_tracing",
-]
-
 _TRIED = "2.11 to 2.15"
 """The releases of torch that were tested: docs/reference/compatibility.md."""
 
@@ -115,7 +74,7 @@ is_key_excluded: Callable[[Any], bool] = _torch("torch._C._dispatch_tls_is_dispa
 AD_INPLACE_OR_VIEW: Any = _torch("torch._C.DispatchKey.ADInplaceOrView")
 AUTOGRAD: Any = _torch("torch._C.DispatchKey.AutogradFunctionality")
 if TYPE_CHECKING:
-    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 else:
     TorchDispatchMode = _torch("torch.utils._python_dispatch.TorchDispatchMode")
 tree_flatten: Callable[[Any], tuple[list[Any], Any]] = _torch("torch.utils._pytree.tree_flatten")

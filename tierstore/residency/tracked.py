@@ -25,8 +25,6 @@ from typing import Any, Protocol, TypeVar
 
 from ..rules.windows import Window
 
-__all__ = ["TrackedBytes", "TrackedReference"]
-
 T = TypeVar("T")
 
 

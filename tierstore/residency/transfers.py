@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from ..disk.tier import Kind
     from .copies import Marker
 
-__all__ = ["BytesToWrite", "DiskSubmissions"]
-
 
 class BytesToWrite(NamedTuple):
     """The bytes to write, alive and unchanged until `end_spill`, and their kind, for the codec.

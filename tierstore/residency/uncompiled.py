@@ -25,8 +25,6 @@ from .torch_names import (
     set_code_exec_strategy,
 )
 
-__all__ = ["is_compiled_call", "let_errors_through", "traceable", "uncompiled", "uncompiled_itself"]
-
 F = TypeVar("F", bound=Callable[..., object])
 
 

@@ -7,8 +7,6 @@ from types import FrameType
 
 from ..base.config import Mode, format_bytes
 
-__all__ = ["keeps_too_much", "may_be_told", "stacklevel_of_user", "why_memory_stays"]
-
 _WORTH_A_WORD_BYTES = 256 * 2**20
 _LEAST_BESIDE_BUFFERS_BYTES = 64 * 2**20
 """What the store itself takes is told of from here on: its buffers are of a known size, where heaps differ."""

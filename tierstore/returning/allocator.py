@@ -17,8 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["Allocator", "HeapUse", "allocator_of_process"]
-
 _JEMALLOC_PURGE = b"arena.4096.purge"
 """4096 is MALLCTL_ARENAS_ALL (jemalloc(3), "arena.<i>.purge")."""
 

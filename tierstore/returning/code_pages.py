@@ -12,8 +12,6 @@ from pathlib import Path
 
 import numpy as np
 
-__all__ = ["let_go_of_code"]
-
 _CODE = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) r-xp [0-9a-f]+ \S+ [1-9]\d* +(/.*)$", re.MULTILINE)
 """Private mappings of files that can be run, in /proc/self/maps (proc(5))."""
 _PRESENT_OR_SWAPPED, _OF_FILE = 3 << 62, 1 << 61

@@ -18,8 +18,6 @@ from __future__ import annotations
 from ..base.config import Mode
 from .room import Room, reserve_of
 
-__all__ = ["ReturnPolicy"]
-
 _GROWTH_BYTES = 32 * 2**20
 """The step of "always"."""
 _LEAST_STEP_BYTES = 4 * 2**20

@@ -18,8 +18,6 @@ from .allocator import Allocator, allocator_of_process
 from .policy import ReturnPolicy
 from .room import Room, anonymous_bytes, find_room, resident_bytes, tightest
 
-__all__ = ["MemoryUse", "Returner"]
-
 _ROOM_LASTS_SECONDS = 0.1
 """For this long the room is estimated from what this process has taken; to ask the system takes up to a millisecond."""
 _IDLE_SECONDS = 0.25

@@ -10,8 +10,6 @@ from typing import NamedTuple
 
 from ..base.config import memory_cgroup_limits
 
-__all__ = ["Room", "anonymous_bytes", "find_room", "reserve_of", "resident_bytes", "tightest"]
-
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _MEMINFO = re.compile(rb"^(MemTotal|MemAvailable):\s+(\d+) kB", re.MULTILINE)
 _ANONYMOUS = re.compile(rb"^RssAnon:\s+(\d+) kB", re.MULTILINE)

@@ -18,8 +18,6 @@ from typing import Generic
 from .reach import Reach
 from .record import R
 
-__all__ = ["ByHand"]
-
 
 class ByHand(Generic[R]):
     """Records that were named and not asked for since. Keeps no bytes alive: a record does not hold its bytes.

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-__all__ = ["KEPT_REASONS", "STALL_CAUSES", "Counters"]
-
 KEPT_REASONS = ("parameter", "small", "alive elsewhere", "unsupported", "selected out")
 STALL_CAUSES = ("pack waits for budget", "unpack waits for restore")
 

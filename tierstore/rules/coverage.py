@@ -17,8 +17,6 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from typing import NamedTuple, Protocol
 
-__all__ = ["Coverage", "Measured", "StepTimes"]
-
 _TOLERATED_SHARE = 0.01
 """A share of forward or backward. Shorter waits are noise."""
 _MAX_GRAPHS = 64

@@ -15,8 +15,6 @@ from .device_window import DeviceWindow
 from .record import R, RuledRecord
 from .state import State
 
-__all__ = ["CopyBack", "CopyEnd", "CopyOut", "DeviceMemory", "DeviceRules"]
-
 _MOST_COMPARED = 64
 """Copies back; with a retained graph and small tensors there may be thousands."""
 

@@ -20,8 +20,6 @@ from .plan import Place
 from .record import R
 from .windows import NUM_GROUPS, Window
 
-__all__ = ["FLIGHT_BYTES", "RELOAD_BYTES", "DeviceWindow"]
-
 FLIGHT_BYTES = 256 * 2**20
 """Device memory that tensors being copied out may hold, besides what `device_bytes` leaves unused. Beyond that the
 compute stream waits."""

@@ -26,8 +26,6 @@ from .record import R
 from .state import State
 from .windows import Window
 
-__all__ = ["Down"]
-
 
 class Down(Generic[R]):
     """The state that all rules share, and the way down.

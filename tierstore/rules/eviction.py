@@ -14,9 +14,6 @@ from typing import Generic
 from .plan import Place
 from .record import R, RuledRecord
 
-__all__ = ["EvictionOrder"]
-
-
 _KEY_BITS = 64
 _KEY_MASK = (1 << _KEY_BITS) - 1
 

@@ -19,8 +19,6 @@ from .reach import Reach
 from .record import R
 from .state import State
 
-__all__ = ["Budgets", "GraphOrder", "Packs"]
-
 
 class Budgets(NamedTuple):
     """How much stays where. `device_bytes`: None: it is found, see NOTE [What compute covers] in `coverage.py`."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 from typing import Generic, TypeVar
 
-__all__ = ["ALIGNMENT_BYTES", "DEVICE_ALIGNMENT_BYTES", "Group", "Grouping"]
-
 T = TypeVar("T")
 
 ALIGNMENT_BYTES, DEVICE_ALIGNMENT_BYTES = 64, 512

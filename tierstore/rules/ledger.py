@@ -10,8 +10,6 @@ from .pending import Pending
 from .record import R
 from .windows import HostWindows
 
-__all__ = ["Ledger", "Noted"]
-
 
 class Noted(Protocol):
     """The tensors that are only noted: see `tierstore/residency/noted.py`. `num_bytes`: an upper bound."""

@@ -19,9 +19,6 @@ from .plan import Plan, Trace, make_plan
 from .reach import Reach, Reaches
 from .record import R
 
-__all__ = ["LearnedOrders", "Lookahead", "reverse_topological"]
-
-
 Signature = int
 """A hash of a sequence of packs: their sizes and nodes, in order."""
 

@@ -9,8 +9,6 @@ from typing import Protocol, TypeVar
 
 from .record import RuledRecord
 
-__all__ = ["Memory", "Submissions"]
-
 R_contra = TypeVar("R_contra", bound=RuledRecord, contravariant=True)
 
 

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ..disk.tier import Loaded, Stored
 
-__all__ = ["Observer"]
-
 
 class Observer:
     """Receives every move of a record, by its key. Called under the store's lock; never blocks, never raises.

@@ -16,8 +16,6 @@ from .plan import Place
 from .record import R
 from .state import State
 
-__all__ = ["NUM_EXAMINED_PER_PACK", "Pending"]
-
 NUM_EXAMINED_PER_PACK = 4
 """How many shared records each pack examines again: more than one, so that the list cannot grow without end; few, so
 that a pack stays cheap."""

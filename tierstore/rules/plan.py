@@ -25,8 +25,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .record import RuledRecord
 
-__all__ = ["Place", "Plan", "Trace", "add_pack", "make_plan"]
-
 
 class Place(enum.Enum):
     """Where a record waits for backward."""

@@ -15,8 +15,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-__all__ = ["Reach", "Reaches"]
-
 _MAX_GRAPHS = 64
 
 

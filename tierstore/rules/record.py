@@ -8,8 +8,6 @@ from .plan import Place
 from .state import State
 from .windows import Window
 
-__all__ = ["R", "RuledRecord"]
-
 
 class RuledRecord(Protocol):
     """The part of a record that decides something. `handle.Record` describes each attribute."""

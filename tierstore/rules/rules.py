@@ -23,8 +23,6 @@ from .state import State
 from .up import Up
 from .windows import NUM_MEMBERS
 
-__all__ = ["NUM_PASSED", "Rules"]
-
 NUM_PASSED = 8
 """Tracked tensors, or members of groups, that backward asks for before it looks ahead again."""
 

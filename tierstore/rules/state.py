@@ -27,8 +27,6 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 
-__all__ = ["IN_MEMORY", "MOVES", "State"]
-
 
 class State(enum.Enum):
     """Where a record's bytes are; the module's docstring has the table."""

@@ -16,8 +16,6 @@ from .lookahead import Lookahead
 from .record import R
 from .state import State
 
-__all__ = ["Up"]
-
 _IN_HOST_MEMORY = frozenset({State.OFFLOADING, State.HOST, State.WRITING, State.CLEAN})
 
 

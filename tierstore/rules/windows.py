@@ -33,8 +33,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .record import RuledRecord
 
-__all__ = ["MOST_NOTED_BYTES", "NUM_GROUPS", "NUM_MEMBERS", "SMALL_BYTES", "HostWindows", "Window"]
-
 SMALL_BYTES = 4 * 2**10
 """Tensors of at most so many bytes are small in any case. See NOTE [Small tensors]."""
 MOST_NOTED_BYTES = 4 * 2**20

@@ -18,8 +18,6 @@ from ..errors import ProtocolError
 from .frames import FrameReader, encoded, frame_of
 from .messages import ClientMessage, DaemonMessage
 
-__all__ = ["Channel"]
-
 _RECEIVE_BYTES = 256 * 2**10
 _MOST_DESCRIPTORS = 8
 """Limit of descriptors that have arrived and no message has claimed. More are an attack, or a bug."""

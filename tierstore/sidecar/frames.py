@@ -13,8 +13,6 @@ import msgspec
 from ..errors import ProtocolError
 from .messages import ClientMessage, DaemonMessage, fitting
 
-__all__ = ["MAX_FRAME_BYTES", "FrameReader", "encoded", "frame_of"]
-
 MAX_FRAME_BYTES = 2**20
 """A longer frame is refused before any of it is kept."""
 

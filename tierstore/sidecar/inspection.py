@@ -15,8 +15,6 @@ from . import messages
 from .frames import FrameReader, frame_of
 from .peer import check_daemon
 
-__all__ = ["inspect_daemon"]
-
 T = TypeVar("T")
 
 _RECEIVE_BYTES = 256 * 2**10

@@ -23,8 +23,6 @@ from .peer import check_daemon, program_name
 from .reconnecting import Reconnecting, RefusedError, Silence
 from .shared_slab import SharedSlab
 
-__all__ = ["Answer", "DaemonLink", "Request"]
-
 _LONGEST_HANDSHAKE_SECONDS = 10.0
 _SIGNS_IN_A_HANDSHAKE = 4  # how often a slow daemon is asked whether it lives
 _CLOSE_SECONDS = 5.0

@@ -10,8 +10,6 @@ from pathlib import Path
 
 from ..base.address import SYSTEM_ADDRESS, is_of_root_alone, trusted_uid, unknown_owners
 
-__all__ = ["check_daemon", "program_name", "uid_of_peer"]
-
 _CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid (unix(7))
 
 

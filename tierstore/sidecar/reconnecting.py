@@ -14,8 +14,6 @@ from contextlib import suppress
 
 from ..base.system_words import words_of
 
-__all__ = ["Reconnecting", "RefusedError", "Silence"]
-
 _LOOKS = 10
 _LOOKS_BEFORE_ASKING = 5
 
@@ -194,5 +192,6 @@ class Reconnecting:
 
 
 def unasked_pause_seconds(grace_seconds: float) -> float:
+    """Between attempts that nobody has asked for, with a lease of `grace_seconds`."""
     pause = min(_LONGEST_UNASKED_PAUSE_SECONDS, grace_seconds / _ATTEMPTS_IN_GRACE)
     return max(_SHORTEST_UNASKED_PAUSE_SECONDS, pause)

@@ -39,8 +39,6 @@ from .link import Answer, DaemonLink, Request
 from .shared_slab import SharedSlab
 from .window import SharedWindow, WindowSlot
 
-__all__ = ["RemoteDisk"]
-
 _PAGE_BYTES = 4096
 _PART_BYTES = 8 * 2**20  # a record of the daemon's costs some 0.5 ms of CPU, whatever its length
 _PARTS_IN_WINDOW = 4  # at least: some at the drive, others being copied

@@ -17,8 +17,6 @@ from ..disk.allocator import round_up
 from ..disk.forking import Inode, inode_of, not_while_forking
 from ..disk.linux import address_of, make_pages_huge, map_over
 
-__all__ = ["F_ADD_SEALS", "F_GET_SEALS", "F_SEAL_FUTURE_WRITE", "SEALS", "SharedSlab"]
-
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 """Without the seals, cutting a slab short would kill its readers by SIGBUS (memfd_create(2))."""
 

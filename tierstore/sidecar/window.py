@@ -14,8 +14,6 @@ from ..disk.jobs import run_job
 from ..disk.linux import copy_memory
 from .shared_slab import SharedSlab
 
-__all__ = ["SharedWindow", "WindowSlot"]
-
 
 class WindowSlot(NamedTuple):
     """A range of a slab that one request may name."""

@@ -14,8 +14,6 @@ from itertools import count
 from math import inf
 from typing import Any
 
-__all__ = ["Clock", "Process", "Rates", "Resume", "VirtualTurns", "Wait"]
-
 _MOST_AT_ONCE = 1_000_000
 
 Resume = Callable[[], None]

@@ -13,8 +13,6 @@ from .clock import Clock
 from .hardware import Activity, CodecSpeed, Hardware
 from .record import SimulatedRecord
 
-__all__ = ["CodecOfRecords", "Encoded"]
-
 _METER_EVERY_SECONDS = 0.1
 
 

@@ -9,8 +9,6 @@ from .clock import Clock, Process, Resume
 from .hardware import Activity
 from .record import SimulatedRecord
 
-__all__ = ["Copy", "SimulatedDevice"]
-
 
 class Copy:
     """A copy between device and host memory, queued on the stream of its direction.

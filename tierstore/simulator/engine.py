@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from .rank import Rank
     from .simulate import Settings
 
-__all__ = ["SimulatedEngine", "Transfer"]
-
 _DEMAND, _PREFETCH = 0, 1
 _BLOCK_BYTES = 4096
 

@@ -8,8 +8,6 @@ from ..hardware import Hardware as DescribedHardware
 from ..hardware import Transfer
 from .hardware import CodecSpeed, DepthSpeed, Drive, Hardware, Link
 
-__all__ = ["CALL_SECONDS_PER_RECORD", "hardware_of"]
-
 CALL_SECONDS_PER_RECORD = 0.3e-3
 """Of a training thread; see `Hardware`. Traces of two models show so much, without waits, more than in a step in which
 nothing moves."""

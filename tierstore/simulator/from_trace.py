@@ -17,8 +17,6 @@ from ..tracing.steps import Step, records_of
 from . import workload
 from .workload import Action, Saved, Workload
 
-__all__ = ["workload_of"]
-
 _HOST = "cpu"
 
 

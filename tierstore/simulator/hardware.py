@@ -10,8 +10,6 @@ from typing import NamedTuple
 
 from ..errors import ConfigError
 
-__all__ = ["Activity", "CodecSpeed", "DepthSpeed", "Drive", "Hardware", "Link"]
-
 
 class Activity(Enum):
     """Kinds of work that take time. Work is in seconds of a training thread, a core or an accelerator, or in bytes to

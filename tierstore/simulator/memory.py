@@ -12,8 +12,6 @@ from ..rules.ledger import Ledger
 from ..rules.windows import NUM_MEMBERS, HostWindows
 from .record import GraphLog, SimulatedRecord
 
-__all__ = ["SimulatedMemory"]
-
 
 def _grouping_on_device(group_bytes: int) -> Grouping[list[int]]:
     return Grouping(group_bytes, group_bytes // NUM_MEMBERS, DEVICE_ALIGNMENT_BYTES)

@@ -20,8 +20,6 @@ from .memory import SimulatedMemory
 from .record import GraphLog, SimulatedRecord
 from .workload import Action, Compute, EndScope, LetGo, Pack, Release, Unpack, Workload
 
-__all__ = ["Rank"]
-
 _PACK_WAITS, _UNPACK_WAITS = STALL_CAUSES
 _ON_DISK_ALONE = frozenset({State.DISK, State.READING})
 

@@ -17,8 +17,6 @@ from .workload import Saved
 if TYPE_CHECKING:
     from .device import Copy
 
-__all__ = ["GraphLog", "SimulatedRecord"]
-
 
 class SimulatedRecord:
     """The bytes of one storage. Attributes as `RuledRecord`'s, and:

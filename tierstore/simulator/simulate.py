@@ -24,8 +24,6 @@ from .rank import Rank
 from .record import GraphLog
 from .workload import Pack, Unpack, Workload
 
-__all__ = ["Settings", "SimulatedStep", "fit", "simulate", "steady_seconds"]
-
 _CONTENTIONS = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
 _NUM_REFINEMENTS = 5
 _NUM_FITTED_STEPS = 4

@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 from ..errors import ConfigError
 
-__all__ = ["Action", "Compute", "EndScope", "LetGo", "Pack", "Release", "Saved", "Unpack", "Workload"]
-
 _MOST_BYTES = 2**50
 """The most bytes of one storage. A damaged trace may have larger figures, which would overflow any budget."""
 

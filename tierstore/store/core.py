@@ -24,8 +24,6 @@ from .options import StoreOptions
 from .plans import PlansOfStore
 from .stats import StoreStats
 
-__all__ = ["Core"]
-
 _OPEN_DEADLINE_SECONDS = 60.0  # to end the parts that were begun, when a store cannot be opened
 
 

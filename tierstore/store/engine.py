@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from ..disk.tier import DiskTier, Loaded, Stored
     from ..residency.residency import Residency
 
-__all__ = ["Engine", "OpenDisk"]
-
 _NUM_OTHER_THREADS = 2  # for the index and the segments, while the jobs of all lanes wait for a turn at the device
 
 _MOST_HELD_BYTES = 2**20

@@ -17,8 +17,6 @@ from typing import Protocol
 from ..base.remains import Remains
 from ..residency.torch_names import engine_run_backward
 
-__all__ = ["Mortal", "watch_over"]
-
 _EXIT_DEADLINE_SECONDS = 10.0
 _BACKWARD_SECONDS = 1.0
 """How long exit waits for threads in backward. Those that need a store have just been told that it is closed."""

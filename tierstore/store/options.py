@@ -41,8 +41,6 @@ from .trial import trial_of_process
 if TYPE_CHECKING:
     from ..residency.copies import Copies
 
-__all__ = ["DiskOptions", "StoreOptions", "connected_options", "local_options", "options_over", "refuse_unknown"]
-
 _HOST_SHARE = 4  # a quarter of the memory that is available
 _DISK_SHARE = 0.8  # of the free space
 _STAGING_BYTES = 112 * 2**20

@@ -6,8 +6,6 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-__all__ = ["PlansOfStore"]
-
 
 class PlansOfStore:
     """The memory plans that use one store.

@@ -11,8 +11,6 @@ from ..base.config import format_bytes
 from ..errors import ConfigTypeError
 from ..rules.counters import Counters
 
-__all__ = ["StoreStats"]
-
 _GIB = 2**30
 _LEAST_AWAY_BYTES, _MOST_TIMES_KEPT = 32 * 2**20, 4
 """The summary tells of freed memory that is kept if so much was on disk at once, and a quarter of it is kept."""

@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from ..returning.returner import MemoryUse
     from .engine import OpenDisk
 
-__all__ = ["TierStore"]
-
 _CLOSE_DEADLINE_SECONDS = 60.0
 
 

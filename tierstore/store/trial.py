@@ -24,8 +24,6 @@ import msgspec
 
 from ..errors import ConfigError
 
-__all__ = ["VARIABLE", "TracedStore", "Trial", "TrialEndedError", "TrialPlan", "announce_trace", "trial_of_process"]
-
 VARIABLE = "TIERSTORE_TUNE"
 """The environment variable."""
 

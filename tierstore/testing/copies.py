@@ -16,8 +16,6 @@ from ..residency.copies import Copies, Marker
 from .faults import Drawn, Faults
 from .plan import Operation
 
-__all__ = ["FaultyCopies", "SimulatedCopies"]
-
 _LONGEST_WAIT_SECONDS = 60.0
 
 

@@ -13,8 +13,6 @@ from typing import NamedTuple
 
 from .plan import Bandwidth, Fails, Fault, FaultPlan, Late, Latency, Operation, Rule, Short, Signal, Torn
 
-__all__ = ["Drawn", "Faults", "TokenBucket"]
-
 
 class Drawn(NamedTuple):
     """The fate of one operation.

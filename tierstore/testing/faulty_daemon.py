@@ -28,8 +28,6 @@ from .faults import Faults
 from .plan import FaultPlan
 from .system_calls import FaultyCalls, FaultyExecutor
 
-__all__ = ["FaultyDaemon", "main"]
-
 
 class FaultyDaemon(Daemon):
     """A `Daemon` whose system calls on files fail as a plan says."""

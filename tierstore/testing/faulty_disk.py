@@ -15,8 +15,6 @@ from ..errors import TierStoreError
 from .faults import Faults
 from .plan import Operation
 
-__all__ = ["FaultyDisk"]
-
 T = TypeVar("T")
 _PLACE = "a tier with injected faults"
 _IN_MEMORY = "the data is still in memory"

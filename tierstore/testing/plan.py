@@ -24,20 +24,6 @@ import msgspec
 
 from ..errors import ConfigError
 
-__all__ = [
-    "Bandwidth",
-    "Fails",
-    "Fault",
-    "FaultPlan",
-    "Late",
-    "Latency",
-    "Operation",
-    "Rule",
-    "Short",
-    "Signal",
-    "Torn",
-]
-
 DiskOperation = Literal["write", "read", "discard", "close"]
 CopyOperation = Literal["offload", "reload"]
 SystemCall = Literal["pwritev", "preadv", "fallocate"]

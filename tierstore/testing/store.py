@@ -17,8 +17,6 @@ from .faulty_disk import FaultyDisk
 from .plan import FaultPlan
 from .system_calls import FaultyCalls, FaultyExecutor
 
-__all__ = ["FaultyStore"]
-
 
 class FaultyStore(TierStore):
     """A `TierStore` whose disk tier, system calls and copy engine fail as a plan says. Opening it does not fail.

@@ -14,8 +14,6 @@ from ..disk.transfer import SYSTEM_CALLS, SystemCalls
 from .faults import Drawn, Faults
 from .plan import Operation
 
-__all__ = ["FaultyCalls", "FaultyExecutor"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

@@ -19,8 +19,6 @@ from typing import Literal
 from .events import Restore, Spill, Stall
 from .steps import Step
 
-__all__ = ["CAUSES", "Cause", "ExplainedWait", "codec_ns", "explain", "overlap_ns", "union_ns"]
-
 Cause = Literal["drive", "codec", "room", "prefetch off", "store"]
 
 CAUSES: Mapping[Cause, str] = {

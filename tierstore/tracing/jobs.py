@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import count
 
-__all__ = ["OpenJobs"]
-
 
 @dataclass(slots=True)
 class _Job:

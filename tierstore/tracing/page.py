@@ -20,8 +20,6 @@ from .steps import Step
 from .summary import Direction, StepSummary, summarize
 from .timeline import TIERS, limits_of, timeline_of
 
-__all__ = ["page_of"]
-
 _PHASES = ("forward", "backward")
 
 

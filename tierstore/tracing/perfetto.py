@@ -9,8 +9,6 @@ from typing import Any
 from .steps import Step
 from .timeline import TIERS, timeline_of
 
-__all__ = ["trace_events"]
-
 _STEP_LANE = 0
 
 

@@ -11,8 +11,6 @@ import msgspec
 from ..errors import ConfigError
 from .events import FORMAT, VERSION, End, Event, Header
 
-__all__ = ["RecordedTrace", "read_trace"]
-
 _OLDEST_VERSION = 1
 
 

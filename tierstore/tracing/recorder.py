@@ -49,8 +49,6 @@ if TYPE_CHECKING:
     from ..disk.tier import Loaded, Stored
     from ..residency.graph_times import GraphTimes
 
-__all__ = ["MOST_WAITING_EVENTS", "RecordedEvent", "Recorder", "TraceFile"]
-
 RecordedEvent = tuple[Any, ...]
 MOST_WAITING_EVENTS = 200_000
 """Some 50 MB."""

@@ -23,8 +23,6 @@ from .recorder import Recorder, TraceFile
 if TYPE_CHECKING:
     from ..residency.residency import Residency
 
-__all__ = ["Recordings", "header_of"]
-
 _DEADLINE_SECONDS = 60.0
 
 

@@ -28,8 +28,6 @@ from .events import (
 )
 from .reader import RecordedTrace
 
-__all__ = ["Step", "choose_step", "longest_waits", "records_of", "steps_of", "thread_names_of"]
-
 _T = TypeVar("_T")
 _ONE_WAIT_NS = 1_000_000
 """Any progress wakes a waiting thread, which may then wait again. A shorter gap does not end the wait."""

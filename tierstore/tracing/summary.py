@@ -11,8 +11,6 @@ from .causes import CAUSES, Cause, ExplainedWait, codec_ns, explain, union_ns
 from .events import Header, Restore, Spill
 from .steps import Step
 
-__all__ = ["Direction", "StepSummary", "summarize"]
-
 _WORTH_A_WORD = 0.03
 """Share of a phase. A thread that waited less gets no sentence about the cause."""
 

@@ -11,8 +11,6 @@ from .causes import CAUSES, codec_ns, explain
 from .events import Restore, Spill, StoreSettings
 from .steps import Step
 
-__all__ = ["TIERS", "Box", "Curve", "Lane", "Limit", "Timeline", "limits_of", "timeline_of"]
-
 TIERS: Mapping[str, str] = {
     "device_bytes": "device",
     "host_bytes": "host: within the budget",

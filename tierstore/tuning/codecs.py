@@ -17,8 +17,6 @@ from ..disk.codec.probing import probe
 from ..disk.scratch import Scratch
 from ..hardware import CodecSpeed
 
-__all__ = ["SAMPLES", "measure_codecs", "sample_data_of_kind"]
-
 _SAMPLE_BYTES = 2 * 2**20
 _FEATURES = 256  # of a generated layer; each has its own scale, as in trained layers
 _LEAST_SECONDS = 1e-9  # the clock of a thread's CPU time may not advance for so little work

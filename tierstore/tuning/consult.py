@@ -25,8 +25,6 @@ from .findings import Finding, unfit_because
 from .measurements import Measurements, fastest, rate
 from .report import Report, Setting, config_text, hardware_of, report_of
 
-__all__ = ["consult", "report_view"]
-
 _STYLES = {"problem": "bold red", "warning": "yellow", "note": "dim"}
 
 

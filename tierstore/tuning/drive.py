@@ -31,8 +31,6 @@ from ..hardware import Transfer
 from .measurements import Drive
 from .system import device_bytes
 
-__all__ = ["BLOCKS", "DEPTHS", "NUM_STEPS", "SLACK_SECONDS", "mapped", "measure_drive"]
-
 KIB, MIB = 2**10, 2**20
 
 BLOCKS = (128 * KIB, MIB, 16 * MIB)

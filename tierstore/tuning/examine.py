@@ -25,8 +25,6 @@ from .measurements import AcceleratorState, HugePages, Measurements, Memory
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["NUM_EXAMINED", "examine", "measure_accelerators"]
-
 MIB = 2**20
 NUM_EXAMINED = NUM_STEPS + len(SAMPLES) + 4
 """How often `examine` reports progress, at most."""

@@ -17,8 +17,6 @@ from ..base.config import format_bytes
 from ..disk.budget import DAY_SECONDS
 from .measurements import Drive, Measurements, fastest, rate
 
-__all__ = ["Finding", "findings_of", "is_shared", "unfit_because"]
-
 MIB, GIB = 2**20, 2**30
 
 _LITTLE_SPACE_BYTES = 16 * GIB

@@ -20,8 +20,6 @@ from .settings import TrialSettings, default_settings
 from .tune import TuningPlan, measure_machine, tune
 from .tuned import LEAST_ROUNDS, Tuned
 
-__all__ = ["tune_loop"]
-
 
 def tune_loop(
     step: Callable[[tiered_offload], object],

@@ -9,19 +9,6 @@ from msgspec import Struct
 
 from ..hardware import AcceleratorLink, CodecSpeed, Transfer
 
-__all__ = [
-    "AcceleratorState",
-    "Daemon",
-    "Drive",
-    "HugePages",
-    "Limits",
-    "Measurements",
-    "Memory",
-    "Processor",
-    "fastest",
-    "rate",
-]
-
 
 class Drive(Struct, frozen=True, kw_only=True):
     """The directory that was asked about, and the drive under it. Bytes per second are of all transfers together.

@@ -24,8 +24,6 @@ from .program import Program
 from .tune import TuningPlan, measure_machine, tune
 from .tuned import Candidate, Tuned
 
-__all__ = ["present", "tuned_view"]
-
 _MOST_SILENT_SECONDS = 10.0
 """A stage without trials tells how far it is after this time."""
 

@@ -17,8 +17,6 @@ from ..errors import ConfigError, TierStoreError
 from ..store.trial import VARIABLE, TrialPlan
 from .settings import TrialSettings
 
-__all__ = ["Program", "TrialFailedError"]
-
 _END_SECONDS = 10.0
 _MOST_LAST_WORDS = 2000
 

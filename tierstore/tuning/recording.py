@@ -25,8 +25,6 @@ from ..tracing.steps import Step, steps_of
 from .program import TrialFailedError
 from .settings import AUTO, TrialSettings
 
-__all__ = ["NUM_WARMUPS", "ProgramRecording", "read_recording", "step_seconds_of"]
-
 NUM_WARMUPS = 2
 """Graphs that are not counted: the first teaches the order, the second starts with the state that the first left."""
 

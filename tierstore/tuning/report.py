@@ -14,8 +14,6 @@ from ..plain_text import plain
 from .findings import Finding, findings_of, is_shared, unfit_because
 from .measurements import Measurements, fastest
 
-__all__ = ["REPORT_VERSION", "Report", "Setting", "config_text", "hardware_of", "report_of", "settings_of"]
-
 REPORT_VERSION = 1
 """Version of the output of `tierstore doctor --json`. Within a version fields may be added; none changes or goes."""
 

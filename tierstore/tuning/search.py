@@ -15,8 +15,6 @@ from typing import Any, Literal
 
 from .settings import LEAST_STAGING_BYTES, USUAL_STAGING_BYTES, TrialSettings, working_bytes
 
-__all__ = ["CODECS", "IO_DEPTHS", "Found", "Predict", "Space", "search"]
-
 CODECS = ("auto", "none", "zstd:1", "shuffle-zstd:1")
 IO_DEPTHS = (4, 8, 16)
 _NUM_OTHER_CODECS = 2

@@ -12,17 +12,6 @@ from ..disk.scratch import SCRATCH_BYTES
 from ..errors import ConfigError
 from ..simulator import Settings
 
-__all__ = [
-    "AUTO",
-    "LEAST_STAGING_BYTES",
-    "USUAL_INLINE_BYTES",
-    "USUAL_STAGING_BYTES",
-    "StoreLimits",
-    "TrialSettings",
-    "default_settings",
-    "working_bytes",
-]
-
 USUAL_STAGING_BYTES = 112 * 2**20
 LEAST_STAGING_BYTES = 16 * 2**20
 USUAL_INLINE_BYTES = 128 * 2**10

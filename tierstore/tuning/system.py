@@ -18,18 +18,6 @@ from ..errors import DaemonUnavailableError, TierStoreError
 from ..sidecar.inspection import inspect_daemon
 from .measurements import Daemon, Drive, Limits, Processor
 
-__all__ = [
-    "describe_drive",
-    "describe_limits",
-    "describe_processor",
-    "device_bytes",
-    "find_daemon",
-    "free_in_pieces",
-    "huge_bytes_at",
-    "huge_page_setting",
-    "memory_figures",
-]
-
 _DAEMON_SECONDS = 3.0
 _SECTOR_BYTES = 512  # the unit of /sys/block/*/size, whatever the device's sectors are
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage")

@@ -33,8 +33,6 @@ from .search import Found, Space, search
 from .settings import AUTO, LEAST_STAGING_BYTES, StoreLimits, TrialSettings, default_settings
 from .tuned import AS_IT_IS, Candidate, Tuned, choose
 
-__all__ = ["Run", "TuningPlan", "TuningProgress", "fitted", "measure_machine", "memory_within", "tune"]
-
 _NUM_SIMULATED_STEPS = 3
 _NUM_SIMULATED_FOR_FIT = 20
 _MACHINE_SECONDS, _LINK_SECONDS = 10.0, 1.0

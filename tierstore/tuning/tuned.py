@@ -13,8 +13,6 @@ from ..plain_text import plain
 from .search import Found
 from .settings import AUTO, TrialSettings
 
-__all__ = ["AS_IT_IS", "LEAST_ROUNDS", "Candidate", "Tuned", "choose"]
-
 AS_IT_IS = "as it is"
 """The name of the program's own settings; programs read it. People see `Candidate.label`."""
 LEAST_ROUNDS = 3

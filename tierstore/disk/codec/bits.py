@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from .family import CodecSetting, DamagedBytesError, Family
 
-__all__ = ["BITS"]
-
 
 def _encode(block: memoryview, room: memoryview, setting: CodecSetting) -> int | None:
     import numpy as np  # only where bits are packed: the sidecar starts without it

@@ -22,8 +22,6 @@ from typing import NamedTuple
 from ..tier import Kind
 from .codec import BITS, CONSTANT, NO_CODEC, Codec, is_shrinking
 
-__all__ = ["SMALLEST_PROBED_BYTES", "UNKNOWN_LOAD", "Choice", "CodecChooser", "Load", "Sample", "candidates"]
-
 SMALLEST_PROBED_BYTES = 64 * 2**10
 """Shorter records are not encoded unless space is short."""
 

@@ -17,23 +17,6 @@ from ...errors import ConfigError, ConfigTypeError
 from . import bits, constant, zstd
 from .family import BLOCK_BYTES, CodecSetting, DamagedBytesError, Workspace
 
-__all__ = [
-    "BITS",
-    "BLOCK_BYTES",
-    "CONSTANT",
-    "ENCODED_BLOCK_BYTES",
-    "FAMILIES",
-    "NO_CODEC",
-    "BlockDecoder",
-    "Codec",
-    "DamagedBytesError",
-    "Workspace",
-    "blocks_of",
-    "encode_block",
-    "is_shrinking",
-    "parse_codec",
-]
-
 FAMILIES = {family.name: family for family in (zstd.ZSTD, zstd.SHUFFLE_ZSTD, bits.BITS, constant.CONSTANT)}
 """The families by name. A new one is named here; its name is that in the `codec` option, in the index, on the wire."""
 

@@ -6,8 +6,6 @@ import ctypes
 
 from .family import CodecSetting, DamagedBytesError, Family
 
-__all__ = ["CONSTANT"]
-
 _WORD_BYTES = 8  # a multiple of every element's length except complex128's, which repeats only if its halves are equal
 
 _libc = ctypes.CDLL(None)

@@ -14,15 +14,6 @@ from typing import Literal, NamedTuple
 from ...base.config import allowed_cores
 from .choice import Load
 
-__all__ = [
-    "SMALLEST_TIMED_BYTES",
-    "Direction",
-    "LoadMeter",
-    "Readings",
-    "TransferClock",
-    "read_machine",
-]
-
 Direction = Literal["write", "read"]
 
 SMALLEST_TIMED_BYTES = 2**20

@@ -13,8 +13,6 @@ from .codec import NO_CODEC, Codec
 from .load import Direction, LoadMeter, TransferClock, read_machine
 from .probing import content_of
 
-__all__ = ["OTHER_KINDS", "CodecPolicy"]
-
 OTHER_KINDS = "others"
 """The name under which kinds are counted that have no entry of their own."""
 

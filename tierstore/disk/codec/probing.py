@@ -10,8 +10,6 @@ from ..tier import Kind
 from .choice import Sample, candidates
 from .codec import ENCODED_BLOCK_BYTES, BlockDecoder, Codec, encode_block, is_shrinking
 
-__all__ = ["SAMPLE_BYTES", "content_of", "probe"]
-
 SAMPLE_BYTES = 256 * 2**10
 _NUM_PIECES = 8  # of a sample, spread over the record
 _LOOK_BYTES = 512  # of each piece

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from .family import CodecSetting, DamagedBytesError, Family, Workspace
 
-__all__ = ["SHUFFLE_ZSTD", "ZSTD", "join_planes", "split_planes"]
-
 
 def split_planes(source: memoryview, destination: memoryview, itemsize_bytes: int) -> None:
     """Write the byte planes of `source` (uint8, shape [n]) to the first n bytes of `destination`.
