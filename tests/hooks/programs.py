@@ -68,6 +68,18 @@ def forget_after_error() -> None:
     torch.zeros((), requires_grad=True).backward()
 
 
+def sine_chain(leaf: torch.Tensor, num: int) -> torch.Tensor:
+    """Saves a tensor of its own in each of `num` operations, the leaf among them."""
+    value = leaf
+    for _ in range(num):
+        value = value.sin()
+    return value.sum()
+
+
+def half_leaf(num_numbers: int = 2**10) -> torch.Tensor:
+    return torch.full((num_numbers,), 0.5, requires_grad=True)
+
+
 class Mlp(nn.Module):
     def __init__(self, width: int = SIDE) -> None:
         super().__init__()

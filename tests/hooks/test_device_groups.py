@@ -11,7 +11,7 @@ import torch
 from tests.conftest import MakeStore
 from tests.existing import set_existing
 from tests.hooks.late_copies import LateCopies
-from tests.hooks.programs import forget_after_error
+from tests.hooks.programs import forget_after_error, half_leaf, sine_chain
 from tests.inspect_store import inspect
 from tierstore import ModifiedInPlaceError, TierStore, tiered_offload
 from tierstore.rules import windows
@@ -53,14 +53,7 @@ def store(make_store: MakeStore, copies: _Streams) -> TierStore:
 
 
 def _chain(leaf: torch.Tensor, num: int = _NUM) -> torch.Tensor:
-    value = leaf
-    for _ in range(num):
-        value = value.sin()
-    return value.sum()
-
-
-def _leaf(num_numbers: int = _KIB) -> torch.Tensor:
-    return torch.full((num_numbers,), 0.5, requires_grad=True)
+    return sine_chain(leaf, num)
 
 
 def _gradient(loss: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
@@ -74,7 +67,7 @@ def _group_sizes(store: TierStore) -> list[int]:
 @pytest.mark.parametrize("host_bytes", ["64MiB", 0])
 def test_small_tensors_leave_and_come_back_in_groups(make_store: MakeStore, copies: _Streams, host_bytes: Any) -> None:
     store = make_store(host_bytes=host_bytes, staging_bytes="256KiB", copies=copies)
-    expected = _gradient(_chain(leaf := _leaf()), leaf)
+    expected = _gradient(_chain(leaf := half_leaf()), leaf)
     for _ in range(3):  # with a plan too
         num_before = copies.num_out
         with tiered_offload(store, min_bytes=0):
@@ -93,7 +86,7 @@ def test_small_tensors_leave_and_come_back_in_groups(make_store: MakeStore, copi
 
 
 def test_what_stays_is_in_no_group_and_what_leaves_by_the_plan_is(store: TierStore, copies: _Streams) -> None:
-    expected = _gradient(_chain(leaf := _leaf()), leaf)
+    expected = _gradient(_chain(leaf := half_leaf()), leaf)
     for step in range(3):
         num_before = copies.num_out
         with tiered_offload(store, min_bytes=0, device_bytes=64 * _KIB):
@@ -107,7 +100,7 @@ def test_what_stays_is_in_no_group_and_what_leaves_by_the_plan_is(store: TierSto
 
 
 def test_what_others_hold_waits_once_and_leaves_alone(store: TierStore) -> None:
-    leaf = _leaf()
+    leaf = half_leaf()
     with tiered_offload(store, min_bytes=0):
         values = [leaf.sin()]
         for _ in range(_NUM):
@@ -120,7 +113,7 @@ def test_what_others_hold_waits_once_and_leaves_alone(store: TierStore) -> None:
 
 
 def test_change_in_place_is_found_as_one_of_the_tensor_that_was_changed(store: TierStore) -> None:
-    leaf = _leaf()
+    leaf = half_leaf()
     with tiered_offload(store, min_bytes=0):
         values = [leaf * number for number in range(24)]
         losses = [value.sin().sum() for value in values]
@@ -148,7 +141,7 @@ def test_views_lazy_bits_and_dtypes_come_back(store: TierStore) -> None:
             total = total + halves[0].sin().sum() + halves[1].sin().sum()
         return total
 
-    leaf = _leaf(301)  # no storage ends where the next may begin
+    leaf = half_leaf(301)  # no storage ends where the next may begin
     with tiered_offload(store, min_bytes=0):
         loss = loss_of(leaf)
     assert max(_group_sizes(store)) > 2
@@ -158,7 +151,7 @@ def test_views_lazy_bits_and_dtypes_come_back(store: TierStore) -> None:
 
 
 def test_graph_of_groups_that_is_dropped_leaves_nothing(store: TierStore, copies: _Streams) -> None:
-    leaf = _leaf()
+    leaf = half_leaf()
     with tiered_offload(store, min_bytes=0):
         loss = _chain(leaf)
         assert copies.num_out, "while the others are saved"
@@ -169,7 +162,7 @@ def test_graph_of_groups_that_is_dropped_leaves_nothing(store: TierStore, copies
 
 
 def test_memory_of_members_is_kept_for_every_stream_that_may_use_it(store: TierStore, copies: _Streams) -> None:
-    leaf = _leaf()
+    leaf = half_leaf()
     for _ in range(2):
         copies.now = "first"
         with tiered_offload(store, min_bytes=0, device_bytes="64MiB"):
@@ -191,7 +184,7 @@ def test_memory_of_members_is_kept_for_every_stream_that_may_use_it(store: TierS
 def test_each_leaves_alone_where_no_group_can_be_made(
     store: TierStore, copies: _Streams, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
-    leaf = _leaf()
+    leaf = half_leaf()
     with tiered_offload(store, min_bytes=0):
         loss = _chain(leaf, 10)
         if why == "another stream":
@@ -213,7 +206,7 @@ def test_second_derivative_of_what_came_back_in_groups(store: TierStore) -> None
             (first,) = torch.autograd.grad(loss, leaf, create_graph=True)
             return _gradient((first * first).sum(), leaf)
 
-    leaf = _leaf()
+    leaf = half_leaf()
     expected = second(leaf, torch.enable_grad())
     assert torch.equal(second(leaf, tiered_offload(store, min_bytes=0)), expected)
 
@@ -222,7 +215,7 @@ def test_second_derivative_of_what_came_back_in_groups(store: TierStore) -> None
 def test_full_device_gets_one_member(make_store: MakeStore, room_bytes: int) -> None:
     copies = LateCopies(room_bytes)
     store = make_store(host_bytes="64MiB", staging_bytes="256KiB", copies=copies)
-    expected = _gradient(_chain(leaf := _leaf()), leaf)
+    expected = _gradient(_chain(leaf := half_leaf()), leaf)
     for _ in range(3):
         with tiered_offload(store, min_bytes=0):
             loss = _chain(leaf)
@@ -240,7 +233,7 @@ def test_device_without_room_for_one_member_says_where_the_bytes_are(make_store:
     copies = LateCopies(room_bytes=2 * _KIB)
     store = make_store(host_bytes="64MiB", staging_bytes="256KiB", copies=copies)
     with tiered_offload(store, min_bytes=0):
-        loss = _chain(leaf := _leaf())
+        loss = _chain(leaf := half_leaf())
     with pytest.raises(torch.OutOfMemoryError) as raised:
         _gradient(loss, leaf)
     assert "bytes that backward asks for are in host memory still" in raised.value.__notes__[0]

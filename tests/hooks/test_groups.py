@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.conftest import MakeStore
-from tests.hooks.programs import forget_after_error
+from tests.hooks.programs import forget_after_error, half_leaf, sine_chain
 from tests.inspect_store import inspect
 from tierstore import ModifiedInPlaceError, StoreClosedError, TierStore, tiered_offload
 from tierstore.residency.slots import Slots
@@ -38,14 +38,7 @@ def _group_sizes(store: TierStore) -> list[int]:
 
 
 def _chain(leaf: torch.Tensor, num: int = _NUM) -> torch.Tensor:
-    value = leaf
-    for _ in range(num):
-        value = value.sin()
-    return value.sum()
-
-
-def _leaf(num_numbers: int = _KIB) -> torch.Tensor:
-    return torch.full((num_numbers,), 0.5, requires_grad=True)
+    return sine_chain(leaf, num)
 
 
 def _gradient(loss: torch.Tensor, *leaves: torch.Tensor) -> list[torch.Tensor]:
@@ -53,7 +46,7 @@ def _gradient(loss: torch.Tensor, *leaves: torch.Tensor) -> list[torch.Tensor]:
 
 
 def test_small_tensors_of_a_graph_are_written_and_read_in_groups(store: TierStore) -> None:
-    expected = _gradient(_chain(leaf := _leaf()), leaf)
+    expected = _gradient(_chain(leaf := half_leaf()), leaf)
     for number in range(3):  # with a plan too
         with tiered_offload(store, min_bytes=0):
             loss = _chain(leaf)
@@ -70,7 +63,7 @@ def test_small_tensors_of_a_graph_are_written_and_read_in_groups(store: TierStor
 
 
 def test_what_others_hold_is_in_no_group(store: TierStore) -> None:
-    leaf = _leaf()
+    leaf = half_leaf()
     with tiered_offload(store, min_bytes=0):
         values = [leaf.sin()]
         for _ in range(8):
@@ -89,7 +82,7 @@ def test_views_of_one_storage_are_in_a_group_once_and_large_tensors_in_none(stor
         halves = leaf.cos().chunk(2)
         return halves[0].sin().sum() + halves[1].sin().sum() + leaf.repeat(5).sin().sin().sum() + _chain(leaf, 5)
 
-    leaf = _leaf()
+    leaf = half_leaf()
     expected = _gradient(loss_of(leaf), leaf)
     with tiered_offload(store, min_bytes=0):
         loss = loss_of(leaf)
@@ -101,7 +94,7 @@ def test_views_of_one_storage_are_in_a_group_once_and_large_tensors_in_none(stor
 
 
 def test_what_was_handed_out_is_in_no_group(store: TierStore) -> None:
-    leaf = _leaf()
+    leaf = half_leaf()
     with tiered_offload(store, min_bytes=0):
         first = _Editing.apply(leaf)
         loss = _edited(first)
@@ -122,7 +115,7 @@ def test_groups_have_one_dtype_and_keep_lazy_bits(store: TierStore) -> None:
             total = total + (half * half.sin()).float().sum() + (turned.conj() * turned.conj()[3:4]).imag.exp().sum()
         return total
 
-    leaf = _leaf(100)
+    leaf = half_leaf(100)
     expected = _gradient(loss_of(leaf), leaf)
     with tiered_offload(store, min_bytes=0):
         loss = loss_of(leaf)
@@ -154,7 +147,7 @@ def _edited(leaf: torch.Tensor) -> torch.Tensor:
 
 
 def test_change_of_one_member_is_seen_in_that_one_alone(store: TierStore) -> None:
-    leaf = _leaf()
+    leaf = half_leaf()
     _edited(leaf).backward()
     expected, leaf.grad = leaf.grad, None
     with tiered_offload(store, min_bytes=0):
@@ -178,14 +171,14 @@ def test_second_derivatives_through_groups(store: TierStore) -> None:
         settle()
         return torch.autograd.grad(first.square().sum(), leaf)[0]
 
-    expected = second(_leaf(), lambda: None)
+    expected = second(half_leaf(), lambda: None)
     with tiered_offload(store, min_bytes=0):
-        found = second(_leaf(), store.flush)
+        found = second(half_leaf(), store.flush)
     assert torch.equal(found, expected)
 
 
 def test_member_that_outlives_the_others_is_still_right(store: TierStore) -> None:
-    leaf = _leaf()
+    leaf = half_leaf()
     with tiered_offload(store, min_bytes=0):
         middle = _chain(leaf, 5)
         loss = _chain(leaf, 5)
@@ -199,7 +192,7 @@ def test_member_that_outlives_the_others_is_still_right(store: TierStore) -> Non
 
 
 def test_group_that_is_formed_in_inference_mode(store: TierStore) -> None:
-    leaf = _leaf()
+    leaf = half_leaf()
     with tiered_offload(store, min_bytes=0):
         loss = _chain(leaf)
     with torch.inference_mode():
@@ -210,7 +203,7 @@ def test_group_that_is_formed_in_inference_mode(store: TierStore) -> None:
 
 def test_groups_are_small_beside_host_memory(make_store: MakeStore) -> None:
     store = make_store(host_bytes="64KiB", staging_bytes="1MiB")
-    leaf = _leaf()
+    leaf = half_leaf()
     with tiered_offload(store, min_bytes=0):
         loss = _chain(leaf, 20)
     store.flush()
@@ -225,7 +218,7 @@ def test_large_tensor_has_the_room_of_small_ones_that_others_hold(make_store: Ma
     chance = random.Random(seed)
     num_mib = chance.choice([1, 2])
     store = make_store(host_bytes=0, staging_bytes=f"{num_mib}MiB", disk_bytes="1GiB")
-    leaf, held = _leaf(), []
+    leaf, held = half_leaf(), []
     with tiered_offload(store, min_bytes=0):
         total = leaf.sum()
         for _ in range(60):
@@ -243,7 +236,7 @@ def test_without_memory_for_a_group_each_tensor_leaves_by_itself(
     store: TierStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     allocate = Slots.allocate
-    leaf = _leaf()
+    leaf = half_leaf()
     with tiered_offload(store, min_bytes=0):
         loss = _chain(leaf)
         monkeypatch.setattr(Slots, "allocate", os.fstat)  # no file has that number: an OSError from C
@@ -254,7 +247,7 @@ def test_without_memory_for_a_group_each_tensor_leaves_by_itself(
 
 
 def test_close_with_members_in_a_graph(store: TierStore) -> None:
-    leaf = _leaf()
+    leaf = half_leaf()
     with tiered_offload(store, min_bytes=0):
         loss = _chain(leaf)
     store.flush()
