@@ -110,11 +110,12 @@ class PackLog(NotedLog):
 
     # --- backward -----------------------------------------------------------------------------------------------
 
-    def come_in(self, index: int, record: Record) -> None:
-        super().come_in(index, record)
+    def come_in(self, indices: Sequence[int], record: Record) -> None:
+        super().come_in(indices, record)
         if self.recording is not None:
-            self.recording.booked(index, record.key)
-        self._order.come_in(index, record)
+            for index in indices:
+                self.recording.booked(index, record.key)
+        self._order.come_in(indices, record)
 
     def asked_for(self, index: int) -> None:
         if not self.started:
@@ -139,15 +140,20 @@ class PackLog(NotedLog):
 
         Raises what `TierStore.get` raises.
         """
-        self.asked_for(index)
+        if self.started and not self._large_nodes:
+            self._asked_for[index] = None  # as `asked_for`, without its call
+        else:
+            self.asked_for(index)
         record = self.records[index]
         if record is None:
             raise RuntimeError(f"saved tensor {index} is not booked")
         counter, order = None, self._order
         if index in self.members:
-            member = self.members[index]
-            member.check_unchanged(layout)
-            counter, layout = member.counter, member.in_group(layout)
+            counter, layout = self.members[index].unchanged(layout)
+            if order.is_followed:
+                view = self.residency.next_member(record, layout, order.lookahead, index, counter)
+                if view is not None:
+                    return view
         if not order.is_followed:
             if record.state is State.PENDING:
                 return self.residency.fetch(record, layout, counter=counter)

@@ -49,7 +49,8 @@ class SavedTensor(NotedTensor):
         """Waits only if its bytes are not in memory. Raises what `TierStore.get` raises."""
         alias, log = self.alias, self.log
         if alias is None or log.residency.closed is not None:
-            self._book()
+            if self.handle is None:
+                log.residency.book(self)
             alias = log.fetch(self.index, self.layout)
         else:
             check_unchanged(alias, self.version)
@@ -72,10 +73,6 @@ class SavedTensor(NotedTensor):
     def _own_counter(self) -> tuple[torch.Tensor | None, int]:
         """A tensor whose version must be the given one when the traced graph runs; (None, 0): the record has it."""
         return None, 0
-
-    def _book(self) -> None:
-        if self.handle is None:
-            self.log.residency.book(self)
 
 
 class RejoinedTensor(SavedTensor):

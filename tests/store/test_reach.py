@@ -11,13 +11,13 @@ STAGING = 100
 def _reach(*, asked_during_read: int, waits: bool = False) -> Reach:
     """Of a backward that asked for so many bytes while a read was under way, and for many more when none was."""
     reach = Reach()
-    reach.asked_for(1000)
+    reach.asked_bytes += 1000
     reach.read_began(1)
-    reach.asked_for(asked_during_read)
+    reach.asked_bytes += asked_during_read
     if waits:
         reach.wait()
     reach.read_ended(1)
-    reach.asked_for(1000)
+    reach.asked_bytes += 1000
     return reach
 
 
@@ -38,9 +38,9 @@ def test_near_is_enough_if_staging_holds_what_is_asked_for_during_a_read(
 def test_what_is_asked_for_counts_from_the_beginning_of_each_read_to_its_end() -> None:
     reach = Reach()
     for key, before, meanwhile in ((1, 0, 30), (2, 500, 70), (3, 500, 20)):
-        reach.asked_for(before)
+        reach.asked_bytes += before
         reach.read_began(key)
-        reach.asked_for(meanwhile)
+        reach.asked_bytes += meanwhile
         reach.read_ended(key)
     assert reach.most_bytes == 70
     reach.read_ended(4)  # somebody else's

@@ -89,7 +89,8 @@ class Booking:
         is_small = 0 < nbytes <= grouping.largest_bytes and log.gathers
         part = take_if_ours(tensors, nbytes) if is_small else None
         if part is not None:
-            key = log.number, part.aliases[0].dtype, log.place_of(first.index), first.stream
+            place = None if log.plan is None else log.plan.place_of(first.index)
+            key = log.number, part.aliases[0].dtype, place, first.stream
             group = grouping.add(part, nbytes, key)
             if group is not None:
                 self._book_group(group)
@@ -128,7 +129,8 @@ class Booking:
         self._records[record.key] = record
         self._pending.settle((record,))
         for part in group.parts:
-            self._count_joins(part.tensors, part.aliases)
+            if len(part.tensors) > 1:
+                self._count_joins(part.tensors, part.aliases)
         become_members(group, handle, None if device is None else self._streams.empty_on(memory.device))
         return record
 
@@ -185,7 +187,7 @@ class Booking:
         log.place(record, noted.index)
         self._records[record.key] = record
         self._pending.settle((record,))
-        log.come_in(noted.index, record)
+        log.come_in((noted.index,), record)
         self._become(noted, handle, record.layout)
 
     def _become(self, noted: NotedTensor, handle: Handle, layout: Layout) -> None:
@@ -207,7 +209,7 @@ class Booking:
     def _join(self, noted: NotedTensor, handle: Handle) -> None:
         layout = self._count_view(noted)
         handle.record.joined += (layout,)
-        noted.log.come_in(noted.index, handle.record)
+        noted.log.come_in((noted.index,), handle.record)
         self._become(noted, handle, layout)
 
     def _count_view(self, noted: NotedTensor) -> Layout:

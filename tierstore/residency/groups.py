@@ -89,11 +89,16 @@ def copy_into(slot: Slot, group: Group[Part]) -> None:
 
 def become_members(group: Group[Part], handle: Handle, empty: torch.Tensor | None) -> None:
     """The bytes are in the group's memory now. The tensors' own is freed: they lie over `empty` (None: the CPU's)."""
+    empty = _EMPTY if empty is None else empty
+    log, members = group.parts[0].tensors[0].log, []
     for part, first_byte in zip(group.parts, group.first_bytes, strict=True):
         for noted, alias in zip(part.tensors, part.aliases, strict=True):
-            layout = layout_of(alias)
+            noted.layout = layout = layout_of(alias)
             counter = alias_of(alias, layout) if layout.conj or layout.neg else alias
-            noted.log.join_group(noted.index, handle.record, Member(counter, noted.version, first_byte))
-            noted.become(handle, layout)
-            counter.data = _EMPTY if empty is None else empty
+            log.members[noted.index] = Member(counter, noted.version, first_byte)
+            counter.data = empty
+            members.append(noted)
         part.aliases.clear()
+    log.come_in([noted.index for noted in members], handle.record)
+    for noted in members:
+        noted.handle = handle  # last: who asks for the tensor meanwhile waits for the lock of the store

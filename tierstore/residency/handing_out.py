@@ -21,9 +21,9 @@ import torch
 from ..errors import ModifiedInPlaceError, StoreClosedError, TierStoreError
 from ..rules.counters import STALL_CAUSES
 from ..rules.state import IN_MEMORY, State
-from .guard import Guard, copy_of, whole
+from .guard import LOCKS, Guard, copy_of, holds_any_lock, whole
 from .handle import Record
-from .layout import Layout, describe, fits_in_storage, rebuild, rebuild_apart, rebuild_beyond
+from .layout import Layout, describe, fits_in_storage, is_inside_modes, rebuild, rebuild_apart, rebuild_beyond
 
 if TYPE_CHECKING:
     from ..rules.lookahead import Lookahead
@@ -59,12 +59,6 @@ class HandingOut(Guard):
             rules = self.rules
             if record.state is not State.CLOSED:
                 self._check_open()
-            if counter is not None and ahead is not None:
-                is_changing = True
-                is_next = rules.next_member(record, ahead, index)
-                is_changing = False
-                if is_next:
-                    return self._view_of(record, self._check_unchanged(record, layout), layout, counter)
             self._drain()
             self._check_unchanged(record, layout)
             is_changing = True
@@ -84,6 +78,35 @@ class HandingOut(Guard):
                 rules.used(record)
                 self._advance()
                 is_changing = False  # noqa: F841
+
+    def next_member(
+        self, record: Record, layout: Layout, ahead: Lookahead[Record], index: int, counter: torch.Tensor
+    ) -> torch.Tensor | None:
+        """What `fetch` returns for one more member of a group, where nothing else is to be done. None: call `fetch`."""
+        try:
+            if self._lock_is_mine() or (len(LOCKS) > 1 and holds_any_lock()):  # as `lock` does
+                self._refuse_handler()
+            with self._lock:
+                handle = record()
+                if handle is None or self.closed is not None or is_inside_modes():
+                    return None
+                is_changing = True
+                if not self.rules.next_member(record, ahead, index):
+                    is_changing = False
+                    return None
+                is_changing = False  # noqa: F841 - a new view that is not kept does no harm
+                views = handle.views
+                view = views.get(layout)
+                if view is None:
+                    view = rebuild_apart(handle.source, layout, counter)
+                    if isinstance(views, dict):  # as `keep_view`
+                        views[layout] = view
+                    else:
+                        handle.views = {layout: view}
+                return view
+        except BaseException as error:  # as in `Residency.note`
+            self.end_interrupted(error)
+            raise
 
     @whole
     def look_ahead(self, ahead: Lookahead[Record]) -> None:

@@ -142,7 +142,7 @@ class Record(Remains["Handle"]):
     def keep_view(self, layout: Layout, view: torch.Tensor) -> None:
         handle = self()
         if handle is not None:
-            handle.views = {**handle.views, layout: view}
+            handle.keep_view(layout, view)
 
     def forget_views(self) -> None:
         handle = self()
@@ -180,14 +180,14 @@ class Member(NamedTuple):
     version: int
     first_byte: int
 
-    def in_group(self, layout: Layout) -> Layout:
-        """The geometry over the group of a tensor that has `layout` over its own storage."""
+    def unchanged(self, layout: Layout) -> tuple[torch.Tensor, Layout]:
+        """Its counter, and the geometry over the group of a tensor that has `layout` over the member's own storage."""
+        counter = self.counter
+        if counter._version != self.version:
+            raise ModifiedInPlaceError(describe(layout), self.version, counter._version)
         dtype, size, stride, offset, conj, neg = layout
-        return Layout(dtype, size, stride, offset + self.first_byte // dtype.itemsize, conj, neg)
-
-    def check_unchanged(self, layout: Layout) -> None:
-        if self.counter._version != self.version:
-            raise ModifiedInPlaceError(describe(layout), self.version, self.counter._version)
+        place = dtype, size, stride, offset + self.first_byte // dtype.itemsize, conj, neg
+        return counter, tuple.__new__(Layout, place)  # as in `layout_of`
 
 
 class Handle:
@@ -215,6 +215,12 @@ class Handle:
         self.source = source
         self.views = _NO_VIEWS
         self.lent: tuple[torch.Tensor, ...] = ()
+
+    def keep_view(self, layout: Layout, view: torch.Tensor) -> None:
+        if isinstance(self.views, dict):
+            self.views[layout] = view
+        else:
+            self.views = {layout: view}
 
     def __reduce__(self) -> tuple[object, ...]:
         raise TypeError("a tierstore handle belongs to its process and cannot be pickled")

@@ -228,11 +228,12 @@ def rebuild(source: torch.Tensor, layout: Layout, first_byte: int = 0) -> torch.
 
 def rebuild_apart(source: torch.Tensor, layout: Layout, counter: torch.Tensor | None) -> torch.Tensor:
     """What `rebuild` returns, but sharing the version counter of `counter`; None: with one of its own."""
+    dtype, size, stride, offset, conj, neg = layout
     tensor = torch.empty(0) if counter is None else counter.detach()
-    has_lazy_bits = layout.conj or layout.neg
-    tensor.data = rebuild(source, layout._replace(conj=False, neg=False) if has_lazy_bits else layout)
-    if has_lazy_bits:
-        _set_lazy_bits(tensor, layout.conj, layout.neg)
+    there = torch.empty(0, dtype=dtype, device=source.device)
+    tensor.data = there.set_(source.untyped_storage(), offset, size, stride)  # type: ignore[call-overload]
+    if conj or neg:
+        _set_lazy_bits(tensor, conj, neg)
     return tensor
 
 

@@ -35,6 +35,8 @@ _REFERENCES_UNUSED = _references((torch.empty(0),))[0]
 def in_use(tensors: Collection[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """The tensors to which anybody besides this collection refers, in Python or in C++."""
     references = _references(tensors)
+    if references.count(_REFERENCES_UNUSED) == len(references):
+        return ()
     return tuple(tensor for tensor, found in zip(tensors, references, strict=True) if found != _REFERENCES_UNUSED)
 
 

@@ -52,17 +52,13 @@ class StoreMemory:
         self._booking = booking
         self._noted = booking.noted
         self._slots = slots
-        self._slab = slots.slab
+        self.pages = slots.slab
         self._devices = devices
         self._lent_views = lent_views
         self._empty = torch.empty(0, dtype=torch.uint8, device="cpu")
         self.book_settled = booking.book_all
         self.trim = slots.trim
         self.take_back = slots.take_back
-
-    @property
-    def cached_bytes(self) -> int:
-        return self._slab.cached_bytes
 
     @staticmethod
     def is_ours(record: Record) -> bool:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -35,7 +35,7 @@ from .torch_names import storage_use_count
 from .tracked import TrackedBytes, TrackedReference
 
 if TYPE_CHECKING:
-    from ..rules.plan import Place, Plan
+    from ..rules.plan import Plan
 
 _FIRST_LOOK_PACKS = 1024
 """A log is not searched for dead tensors before it has this many packs."""
@@ -181,20 +181,15 @@ class NotedLog:
         self.records.append(record)
         return index
 
-    def come_in(self, index: int, record: Record) -> None:
-        self.records[index] = record
-
-    def join_group(self, index: int, record: Record, member: Member) -> None:
-        self.members[index] = member
-        self.come_in(index, record)
+    def come_in(self, indices: Sequence[int], record: Record) -> None:
+        """The record of those tensors, which had none until now."""
+        for index in indices:
+            self.records[index] = record
 
     def let_leave(self, index: int) -> None:
         """Tracked tensor `index` is to leave with others."""
         self.leaving[index] = self.sizes[index]
         self.leaving_bytes += self.sizes[index]
-
-    def place_of(self, index: int) -> Place | None:
-        return None if self.plan is None else self.plan.place_of(index)
 
     def place_group(self, record: Record, tensors: Iterable[NotedTensor]) -> None:
         """A group is worth as much as the member that is needed first."""
@@ -214,16 +209,18 @@ class NotedLog:
         self.num_noted[storage] = num_before + 1
         return 0 if num_before else storage[1]
 
-    def forget(self, index: int) -> int:
+    def forget(self, indices: Iterable[int]) -> int:
         """Returns the bytes that are noted no longer."""
-        del self.noted[index]
-        storage = self.storage_ids[index], self.sizes[index]
-        num_left = self.num_noted[storage] - 1
-        if num_left:
-            self.num_noted[storage] = num_left
-            return 0
-        del self.num_noted[storage]
-        return storage[1]
+        noted, num_noted, storage_ids, sizes = self.noted, self.num_noted, self.storage_ids, self.sizes
+        forgotten_bytes = 0
+        for index in indices:
+            del noted[index]
+            storage = storage_ids[index], sizes[index]
+            num_noted[storage] -= 1
+            if not num_noted[storage]:
+                del num_noted[storage]
+                forgotten_bytes += storage[1]
+        return forgotten_bytes
 
     def give(self, index: int, layout: Layout) -> torch.Tensor:
         """Saved tensor `index`, for a traced graph: noted or not, in that geometry, which has no lazy bits."""
@@ -253,18 +250,18 @@ class NotedLog:
         num_booked = sum(1 for record in list(self.records) if record is not None and record.source is not None)
         return 2 * (num_noted + num_booked) < len(self.nodes)
 
-    def settled(self, among: Mapping[int, weakref.ref[NotedTensor]]) -> Iterator[tuple[int, NotedTensor | None]]:
-        """Yield (index, tensor) for tensors `among` these that may be read; None: it has died. May be removed then."""
-        for index, reference in sorted(among.items()):
-            if self.is_settled or self.nodes[index] != self.newest_node:
-                yield index, reference()
+    def settled(self, among: Mapping[int, weakref.ref[NotedTensor]]) -> list[tuple[int, NotedTensor | None]]:
+        """(index, tensor) of those `among` these that may be read; None: it has died."""
+        nodes, unsettled = self.nodes, None if self.is_settled else self.newest_node
+        return [(index, reference()) for index, reference in sorted(among.items()) if nodes[index] != unsettled]
 
     def unsurveyed(self) -> Iterator[NotedTensor]:
         for index in range(self.num_surveyed, len(self.nodes)):
             if not self.is_settled and self.nodes[index] == self.newest_node:
                 return
             self.num_surveyed = index + 1
-            noted = self.find(index)
+            reference = self.noted.get(index) or self.tracked.get(index)
+            noted = None if reference is None else reference()
             if noted is not None:
                 yield noted
 
@@ -357,13 +354,14 @@ class NotedTensors:
             for log in self.tracked.drop_dead(self._logs):
                 self._strike_out(log)
 
-    def take(self) -> Iterator[NotedTensor]:
-        """Remove and yield every settled tensor in host memory that is alive; dead ones are removed too."""
+    def take(self) -> list[NotedTensor]:
+        """Remove and return every settled tensor in host memory that is alive; dead ones are removed too."""
+        taken = []
         for log in self._living_logs():
-            for index, noted in log.settled(log.noted):
-                self._forget(log, index)
-                if noted is not None:
-                    yield noted
+            settled = log.settled(log.noted)
+            self._forget(log, [index for index, _ in settled])
+            taken += [noted for _, noted in settled if noted is not None]
+        return taken
 
     def put_back(self, tensors: Iterable[NotedTensor]) -> None:
         """They were taken, and stay noted."""
@@ -426,12 +424,12 @@ class NotedTensors:
 
     def remove(self, noted: NotedTensor) -> None:
         if noted.device is None:
-            self._forget(noted.log, noted.index)
+            self._forget(noted.log, (noted.index,))
         else:
             self._untrack(noted.log, noted.index)
 
-    def _forget(self, log: NotedLog, index: int) -> None:
-        self.num_bytes -= log.forget(index)
+    def _forget(self, log: NotedLog, indices: Iterable[int]) -> None:
+        self.num_bytes -= log.forget(indices)
         if self._windows.noted_bytes:
             self._windows.keep_noted(self.num_bytes)
         self._strike_out(log.remains)

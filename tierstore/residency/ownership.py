@@ -97,7 +97,7 @@ def holds_alone(aliases: Sequence[torch.Tensor], storage_id: int, address: int, 
     """Whether only `aliases` hold their storage, which has no claims and is where it was saved: see `is_sole_owner`."""
     storage = aliases[0].untyped_storage()
     return (
-        num_owners(storage_id) == len(aliases)
+        storage_use_count(storage_id) - 1 == len(aliases)  # as `num_owners`
         and storage_address(aliases[0]) == address
         and storage.nbytes() == nbytes
         and getrefcount(storage) == _NUM_REFERENCES_UNSHARED + 1  # the variable

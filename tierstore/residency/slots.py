@@ -100,9 +100,14 @@ class Slots:
         """
         if not is_for_read:
             self._spare_bytes = 0
-        if self.slab.cached_bytes and self.slab.gives_pages_back:
-            host, staging = self._windows.host, self._windows.staging
+        slab = self.slab
+        if slab.cached_bytes and slab.gives_pages_back:
+            windows = self._windows
+            host, staging = windows.host, windows.staging
             free_host = (host.limit_bytes or 0) - host.used_bytes - self._uncharged_bytes()
-            free_staging = (staging.limit_bytes or 0) - staging.used_bytes - self._windows.excess_bytes
+            taken_bytes = staging.used_bytes + windows.excess_bytes + windows.foreseen_bytes
+            free_staging = (staging.limit_bytes or 0) - taken_bytes
             spare_bytes = max(0, self._spare_bytes + min(0, free_staging))
-            self.slab.trim(max(max(0, free_host) + max(0, free_staging), spare_bytes))
+            allowance_bytes = max(max(0, free_host) + max(0, free_staging), spare_bytes)
+            if slab.cached_bytes > allowance_bytes:
+                slab.trim(allowance_bytes)

@@ -64,6 +64,7 @@ class Down(Generic[R]):
         self.is_closed = False
         self._ledger = ledger
         self._memory = memory
+        self._pages = memory.pages
         self._engine = engine
         self._uncharged_bytes = ledger.uncharged_bytes
         self._jobs: set[R] = set()  # records that a running job of the engine works on
@@ -87,7 +88,7 @@ class Down(Generic[R]):
             return True  # as `must_examine`, without its call
         limit_bytes = windows.host.limit_bytes or 0
         held_bytes = windows.host.used_bytes + pending.num_bytes + self.noted.num_bytes - windows.noted_bytes
-        if held_bytes + self._memory.cached_bytes + nbytes <= limit_bytes:
+        if held_bytes + self._pages.cached_bytes + nbytes <= limit_bytes:
             return False
         # What others hold would free nothing if it were looked at again now.
         self.uses_staging = held_bytes - pending.shared_bytes <= limit_bytes and windows.may_stay_noted(nbytes)
@@ -111,8 +112,11 @@ class Down(Generic[R]):
         return self.must_examine() or self.device.has_finished()
 
     def charge_noted(self, nbytes: int) -> None:
-        self.windows.charge_noted(nbytes)
-        self._memory.trim()
+        windows = self.windows
+        is_first = not windows.noted_bytes
+        windows.charge_noted(nbytes)
+        if is_first:
+            self._memory.trim()  # for all that follow: `HostWindows.foreseen_bytes`
 
     def relieve(self, how_many: int | None, *, is_planned: bool = False) -> None:
         """Admit what is ours, if not everything that may be ours fits: NOTE [No sooner than needed] in `pending.py`.

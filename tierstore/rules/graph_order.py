@@ -8,13 +8,13 @@ backward asked for is learned when the graph is gone.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Generic, NamedTuple
 
 from .coverage import StepTimes
 from .lookahead import LearnedOrders, Lookahead, reverse_topological
-from .plan import Plan, Trace, add_pack
+from .plan import Plan, Trace
 from .reach import Reach
 from .record import R
 from .state import State
@@ -79,11 +79,8 @@ class GraphOrder(Generic[R]):
         self.asked_for: dict[int, None] = {}
         self.predicted: Plan | None = None
         self._signature = 0  # of the packs so far, as long as there is a plan
+        self.is_followed = False
         self._trace: _TraceSoFar | None = None
-
-    @property
-    def is_followed(self) -> bool:
-        return self._trace is not None
 
     def follow(self, index: int, node: int, nbytes: int) -> bool:
         """Compare pack `index` with the graphs that are known. True: `predicted` was made anew.
@@ -91,11 +88,13 @@ class GraphOrder(Generic[R]):
         To be called for the first pack, and for each next one as long as there is a plan. `node` counts from the first
         pack's node.
         """
-        self._signature = add_pack(self._signature, node, nbytes)
-        if self.predicted is not None and self.predicted.trace.continues(index + 1, self._signature):
-            return False
+        self._signature = signature = hash((self._signature, node, nbytes))
+        if self.predicted is not None:
+            known = self.predicted.trace.signatures
+            if index < len(known) and known[index] == signature:
+                return False
         orders = self._orders
-        self.predicted = None if orders is None else orders.predict(index + 1, self._signature, *self._budgets)
+        self.predicted = None if orders is None else orders.predict(index + 1, signature, *self._budgets)
         return True
 
     @property
@@ -103,21 +102,24 @@ class GraphOrder(Generic[R]):
         """The plan to follow; None: nothing is predicted, or all of it stays where it is."""
         return self.predicted if self.predicted is not None and self.predicted.is_needed else None
 
-    def come_in(self, index: int, record: R) -> None:
-        self.lookahead.come_in(index, record)
-        self.reload_ahead.come_in(index, record)
+    def come_in(self, indices: Sequence[int], record: R) -> None:
+        """Those packs, which had no record until now, have one."""
+        if self.is_followed:
+            self.lookahead.come_in(indices, record)
+            self.reload_ahead.come_in(indices, record)
 
     def look_ahead(self, packs: Packs[R], records: Sequence[R | None]) -> None:
         """Something has left its place: from now on, bring back what backward will ask for before it asks.
 
         `records`: the log's own list, in which records may still come in; it may be longer than `packs`.
         """
-        signatures = list(_signatures(packs.nodes, packs.sizes))
+        signatures = _signatures(packs.nodes, packs.sizes)
         known = None if self._orders is None else self._orders.recall(signatures[-1])
         order = reverse_topological(packs.nodes) if known is None else known.order
         self.lookahead.begin(records, order)
         self.reload_ahead.begin(records, order)
         self._trace = trace = _trace_so_far(packs, signatures, known)
+        self.is_followed = True
         if self._orders is not None and self._finds_reach and not any(trace.on_device):
             # ahead of an accelerator, the host waits in any case
             self.lookahead.reach.begin(is_far=not self._orders.reaches.is_near(signatures[-1]))
@@ -145,11 +147,12 @@ def _trace_so_far(packs: Packs[R], signatures: Sequence[int], known: Trace | Non
     return _TraceSoFar(signatures, indices, sizes, packs.on_device)
 
 
-def _signatures(nodes: Sequence[int], sizes: Sequence[int]) -> Iterator[int]:
-    signature = 0
+def _signatures(nodes: Sequence[int], sizes: Sequence[int]) -> list[int]:
+    signature, signatures = 0, []
     for node, nbytes in zip(nodes, sizes, strict=True):
-        signature = add_pack(signature, node - nodes[0], nbytes)
-        yield signature
+        signature = hash((signature, node - nodes[0], nbytes))
+        signatures.append(signature)
+    return signatures
 
 
 def _learn(

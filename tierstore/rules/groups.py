@@ -15,23 +15,11 @@ another."""
 class Group(Generic[T]):
     """Storages that become one record, and where each one's bytes begin in it. `parts`: what is known of each."""
 
-    def __init__(self, first: T, nbytes: int, alignment_bytes: int) -> None:
-        self._alignment_bytes = alignment_bytes
+    def __init__(self, first: T, nbytes: int) -> None:
         self.parts = [first]
         self.first_bytes = [0]
         self.nbytes = nbytes
 
-    def fits(self, nbytes: int, most_bytes: int) -> bool:
-        return self._next_byte() + nbytes <= most_bytes
-
-    def _next_byte(self) -> int:
-        return self.nbytes + -self.nbytes % self._alignment_bytes
-
-    def add(self, part: T, nbytes: int) -> None:
-        first_byte = self._next_byte()
-        self.parts.append(part)
-        self.first_bytes.append(first_byte)
-        self.nbytes = first_byte + nbytes
 
 
 class Grouping(Generic[T]):
@@ -46,10 +34,14 @@ class Grouping(Generic[T]):
     def add(self, part: T, nbytes: int, key: Hashable) -> Group[T] | None:
         """Take a storage in, which only those of the same key may join. Returns a group that has become full."""
         group = self._open.get(key)
-        if group is not None and group.fits(nbytes, self._most_bytes):
-            group.add(part, nbytes)
-            return None
-        self._open[key] = Group(part, nbytes, self._alignment_bytes)
+        if group is not None:
+            first_byte = group.nbytes + -group.nbytes % self._alignment_bytes
+            if first_byte + nbytes <= self._most_bytes:
+                group.parts.append(part)
+                group.first_bytes.append(first_byte)
+                group.nbytes = first_byte + nbytes
+                return None
+        self._open[key] = Group(part, nbytes)
         return group
 
     def rest(self) -> Iterator[Group[T]]:

@@ -123,17 +123,21 @@ class Lookahead(Generic[R]):
         for rank, index in enumerate(order):
             self._rank[index] = rank
 
-    def come_in(self, index: int, record: R) -> None:
-        """Note that `records[index]`, which was None until now, has become `record`."""
+    def come_in(self, indices: Sequence[int], record: R) -> None:
+        """Note that the `records` of these indices, which were None until now, have become `record`."""
         known = self._ranks_by_key
-        if known is not None and index < len(self._rank) and self._rank[index] >= 0:
-            insort(known.setdefault(record.key, []), self._rank[index])
+        if known is None:
+            return
+        for index in indices:
+            if index < len(self._rank) and self._rank[index] >= 0:
+                insort(known.setdefault(record.key, []), self._rank[index])
 
-    def asked_for(self, index: int) -> None:
-        """Move the position to saved tensor `index`, which was asked for.
+    def asked_for(self, index: int, nbytes: int = 0) -> None:
+        """Move the position to saved tensor `index` of `nbytes`, which was asked for.
 
         If it was asked for before, what follows it lies ahead again: backward may go through a retained graph twice.
         """
+        self.reach.asked_bytes += nbytes
         self._ahead_bytes -= self._ahead.pop(index, 0)
         if index < len(self._rank):  # else it was packed on another thread, while backward began
             rank = self._rank[index]
@@ -156,7 +160,8 @@ class Lookahead(Generic[R]):
 
     def is_behind(self, record: R) -> bool:
         """Whether the record will be asked for after the one that was asked for last."""
-        ranks = self._ranks_of(record)
+        known = self._ranks_by_key
+        ranks = self._ranks_of(record) if known is None else known.get(record.key, ())
         return bool(ranks) and ranks[-1] > self._position
 
     def next_rank(self, record: R) -> float:
@@ -176,11 +181,15 @@ class Lookahead(Generic[R]):
 
     def advance(self, fetched_bytes: int) -> None:
         """Go past the record that `peek` named; `fetched_bytes` are being fetched for it."""
+        order, records, rank = self._order, self._records, self._next
+        index = order[rank]
         if fetched_bytes:
-            index = self._order[self._next]
             self._ahead_bytes += fetched_bytes - self._ahead.get(index, 0)
             self._ahead[index] = fetched_bytes
-        self._next += 1
+        rank += 1
+        while rank < len(order) and records[order[rank]] is records[index]:  # further members of the same group
+            rank += 1
+        self._next = rank
 
     def give_up(self) -> None:
         self._limit_bytes = 0

@@ -12,11 +12,18 @@ from .record import RuledRecord
 R_contra = TypeVar("R_contra", bound=RuledRecord, contravariant=True)
 
 
+class Pages(Protocol):
+    """Free host memory. `cached_bytes`: how much of it is kept for the next slots."""
+
+    @property
+    def cached_bytes(self) -> int: ...
+
+
 class Memory(Protocol[R_contra]):
     """The bytes of the records in host memory, and the tensors that refer to them."""
 
     @property
-    def cached_bytes(self) -> int: ...
+    def pages(self) -> Pages: ...
 
     def is_ours(self, record: R_contra) -> bool:
         """Whether nobody else holds the record's memory, or it is to be stored in any case."""

@@ -38,16 +38,12 @@ class Place(enum.Enum):
 _OFF_DEVICE = frozenset({Place.HOST, Place.DISK})
 
 
-def add_pack(signature: int, node: int, nbytes: int) -> int:
-    """The signature of some packs (0: none) and one more, of `nbytes`, by number `node` counted from the first node."""
-    return hash((signature, node, nbytes))
-
-
 class Trace:
     """The packs of one graph, and the order in which backward asked for them.
 
     Args:
-        signatures: for each pack, the signature of the packs up to and including it.
+        signatures: for each pack, the signature of the packs up to and including it: the hash of (the one before, or 0;
+            the number of its node, counted from the first node; its bytes).
         records: for each pack, the index of the first pack of the same record.
         sizes: for each pack, the record's bytes; 0: somebody else kept them, the store had nothing to do.
         on_device: for each pack, whether the record is on an accelerator.
@@ -126,11 +122,12 @@ class Plan:
 
     def place_group(self, record: RuledRecord, indices: Iterable[int], first_key: int) -> None:
         """The same for a group, whose members have one place: it is worth as much as the one that is needed first."""
-        worths = []
+        records, places, worths, worth = self.trace.records, self.places, self.worths, 0
         for index in indices:
-            self.place(record, index, first_key)
-            worths.append(record.worth)
-        record.worth = max(worths)
+            if index < len(places) and records[index] == index:
+                record.place = places[index]
+                worth = max(worth, first_key + worths[index])
+        record.worth = worth or record.worth
 
 
 def make_plan(

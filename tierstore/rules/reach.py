@@ -25,32 +25,30 @@ class Reach:
         is_far: bytes that are fetched ahead may take room of both windows; else of staging alone.
         has_waited: backward has waited for bytes on disk.
         most_bytes: the most bytes that backward asked for while one read was under way.
+        asked_bytes: how many it has asked for so far.
     """
 
     def __init__(self) -> None:
         self.is_far = True
         self.has_waited = False
         self.most_bytes = 0
-        self._asked_bytes = 0
+        self.asked_bytes = 0
         self._began_at: dict[int, int] = {}  # by the record's key: bytes asked for when its read began
 
     def begin(self, *, is_far: bool) -> None:
         self.is_far = is_far
-
-    def asked_for(self, nbytes: int) -> None:
-        self._asked_bytes += nbytes
 
     def wait(self) -> None:
         """Note that backward waits for bytes on disk; from now on its reach is far."""
         self.is_far = self.has_waited = True
 
     def read_began(self, key: int) -> None:
-        self._began_at[key] = self._asked_bytes
+        self._began_at[key] = self.asked_bytes
 
     def read_ended(self, key: int) -> None:
         """Note that the record's read has ended; without effect if it was not read for this backward."""
-        began_at = self._began_at.pop(key, self._asked_bytes)
-        self.most_bytes = max(self.most_bytes, self._asked_bytes - began_at)
+        began_at = self._began_at.pop(key, self.asked_bytes)
+        self.most_bytes = max(self.most_bytes, self.asked_bytes - began_at)
 
 
 class Reaches:

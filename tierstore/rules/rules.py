@@ -76,8 +76,7 @@ class Rules(Up[R]):
         if ahead is None:
             return self.by_hand.forget(record) and self.go_ahead()
         self.ahead = ahead
-        ahead.asked_for(index)
-        ahead.reach.asked_for(record.nbytes // record.num_members)
+        ahead.asked_for(index, record.nbytes // record.num_members)
         if record.state is State.DISK or record.state is State.READING:
             ahead.reach.wait()
         return self.go_ahead()
@@ -104,10 +103,10 @@ class Rules(Up[R]):
             return False
         if record.device is not None and not self.device.hand_over_again(record):
             return False
-        ahead.asked_for(index)
-        ahead.reach.asked_for(record.nbytes // record.num_members)
+        ahead.asked_for(index, record.nbytes // record.num_members)
         self.ahead = ahead
-        self.used(record)
+        if state is State.CLEAN and not record.demanded and not ahead.is_behind(record):  # as `used`
+            self._eviction.use(record)
         return True
 
     def hand_over(self, record: R, reload_ahead: Lookahead[R] | None, index: int) -> bool:

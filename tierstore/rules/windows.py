@@ -151,14 +151,20 @@ class HostWindows:
         room_bytes = min(self.staging.limit_bytes or 0, self.host.limit_bytes or sys.maxsize)
         self.group_bytes = min(self._most_noted_bytes, room_bytes // NUM_GROUPS)
         self.member_bytes = self.group_bytes // NUM_MEMBERS
+        self._most_beyond_bytes = max(self.group_bytes, min(_LEAST_NOTED_BYTES, self._most_noted_bytes))
         self.device_group_bytes = min(_DEVICE_GROUPS * self._most_noted_bytes, room_bytes // NUM_GROUPS)
 
     def may_stay_noted(self, nbytes: int) -> bool:
         return (
             (nbytes <= self.member_bytes or nbytes <= SMALL_BYTES)
-            and self.noted_bytes + nbytes <= max(self.group_bytes, min(_LEAST_NOTED_BYTES, self._most_noted_bytes))
+            and self.noted_bytes + nbytes <= self._most_beyond_bytes
             and self.staging.fits(nbytes + self.excess_bytes)
         )
+
+    @property
+    def foreseen_bytes(self) -> int:
+        """Bytes of staging that small tensors will take before anything else uses it, once some of them are there."""
+        return self._most_beyond_bytes - self.noted_bytes if self.noted_bytes else 0
 
     def charge_noted(self, nbytes: int) -> None:
         self.noted_bytes += nbytes

@@ -35,6 +35,10 @@ class SimulatedMemory:
 
     cached_bytes = 0
 
+    @property
+    def pages(self) -> SimulatedMemory:
+        return self
+
     def __init__(self, windows: HostWindows, device: DeviceRules[SimulatedRecord]) -> None:
         self.num_bytes = 0
         self.ended: deque[GraphLog] = deque()
