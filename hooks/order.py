@@ -171,8 +171,10 @@ class PackLog(NotedLog):
         self.residency.begin_backward(self)
         packs = self._packs()
         self._large_nodes = large_nodes(zip(packs.nodes, packs.storages, packs.sizes, strict=True), self._region_bytes)
-        if any(record is not None and record.state is not State.PENDING for record in self.records):
-            self._look_ahead()
+        for record in self.records:
+            if record is not None and record.state is not State.PENDING:
+                self._look_ahead()
+                break
 
     def _look_ahead(self) -> None:
         self._order.look_ahead(self._packs(), self.records)

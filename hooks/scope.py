@@ -96,7 +96,7 @@ class OffloadScope:
         device = self._device_of(tensor)
         if device is not None and is_capturing(tensor.device):
             return self.keep(tensor, "unsupported")
-        if attributes_of(tensor) is not None and not tensor.requires_grad:  # NOTE [The same object] in saved.py
+        if not tensor.requires_grad and attributes_of(tensor) is not None:  # NOTE [The same object] in saved.py
             return self.keep(tensor, "unsupported")
         if self._select is not None and not self._select(tensor):
             return self.keep(tensor, "selected out")

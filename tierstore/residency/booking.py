@@ -16,7 +16,7 @@ from .handle import Handle, Record
 from .layout import Layout, layout_of, unseen_by_modes
 from .lent import LentViews
 from .noted import NotedLog, NotedTensor, NotedTensors
-from .ownership import records_over
+from .ownership import CLAIMS_ATTRIBUTE, records_over
 from .slab import Slot
 from .slots import Slots
 
@@ -153,6 +153,11 @@ class Booking:
         self.noted.remove(noted)
         self._book(noted)
 
+    @staticmethod
+    def may_be_booked(noted: NotedTensor) -> bool:
+        alias = noted.alias
+        return alias is not None and CLAIMS_ATTRIBUTE in alias.untyped_storage().__dict__
+
     def is_booked(self, noted: NotedTensor) -> bool:
         """Whether there is a record of the same bytes, which it may share: then it takes no room."""
         return self._handle_of_same_bytes(noted) is not None
@@ -199,7 +204,7 @@ class Booking:
     @staticmethod
     def _handle_of_same_bytes(noted: NotedTensor) -> Handle | None:
         alias = noted.alias
-        if alias is None:
+        if alias is None or CLAIMS_ATTRIBUTE not in alias.untyped_storage().__dict__:  # as `may_be_booked`
             return None
         for record, handle in records_over(alias.untyped_storage(), noted.version, noted.log.residency):
             if record.span is None and record.source is not None and record.root is noted.root:

@@ -231,7 +231,7 @@ class Streams:
 
     def asked_on(self, record: Record) -> Any:
         stream = self.note_current(_device_of(record))
-        if (times := self._open_times()) is not None:
+        if self._times is not None and (times := self._open_times()) is not None:
             times.asked_for(stream)
         return stream
 

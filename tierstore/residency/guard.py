@@ -87,7 +87,9 @@ def _or_the_end(method: Callable[Concatenate[Guard, _P], _T]) -> Callable[Concat
 
     @wraps(method)
     def call(self: Guard, /, *arguments: _P.args, **keywords: _P.kwargs) -> _T:
-        with self.lock:
+        if self._lock_is_mine() or (len(LOCKS) > 1 and holds_any_lock()):  # as `lock` does
+            self._refuse_handler()
+        with self._lock:
             try:
                 return method(self, *arguments, **keywords)
             except BaseException as error:

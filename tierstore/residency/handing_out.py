@@ -95,14 +95,10 @@ class HandingOut(Guard):
                     is_changing = False
                     return None
                 is_changing = False  # noqa: F841 - a new view that is not kept does no harm
-                views = handle.views
-                view = views.get(layout)
+                view = handle.views.get(layout)
                 if view is None:
                     view = rebuild_apart(handle.source, layout, counter)
-                    if isinstance(views, dict):  # as `keep_view`
-                        views[layout] = view
-                    else:
-                        handle.views = {layout: view}
+                    handle.keep_view(layout, view)
                 return view
         except BaseException as error:  # as in `Residency.note`
             self.end_interrupted(error)

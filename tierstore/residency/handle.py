@@ -8,8 +8,7 @@ keeping data alive: the handle owns the tensors, so they are freed with it, at o
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..base.remains import Remains
@@ -26,7 +25,8 @@ if TYPE_CHECKING:
     from .copies import Marker
     from .slab import Slot
 
-_NO_VIEWS: Mapping[Layout, torch.Tensor] = MappingProxyType({})
+_NO_VIEWS: dict[Layout, torch.Tensor] = {}
+"""Shared by all handles that have handed out nothing; never filled."""
 
 
 class Record(Remains["Handle"]):
@@ -135,7 +135,7 @@ class Record(Remains["Handle"]):
         return end - first
 
     @property
-    def views(self) -> Mapping[Layout, torch.Tensor]:
+    def views(self) -> dict[Layout, torch.Tensor]:
         handle = self()
         return _NO_VIEWS if handle is None else handle.views
 
@@ -217,7 +217,7 @@ class Handle:
         self.lent: tuple[torch.Tensor, ...] = ()
 
     def keep_view(self, layout: Layout, view: torch.Tensor) -> None:
-        if isinstance(self.views, dict):
+        if self.views:
             self.views[layout] = view
         else:
             self.views = {layout: view}

@@ -231,7 +231,7 @@ def rebuild_apart(source: torch.Tensor, layout: Layout, counter: torch.Tensor | 
     dtype, size, stride, offset, conj, neg = layout
     tensor = torch.empty(0) if counter is None else counter.detach()
     there = torch.empty(0, dtype=dtype, device=source.device)
-    tensor.data = there.set_(source.untyped_storage(), offset, size, stride)  # type: ignore[call-overload]
+    tensor.data = there.set_(source.untyped_storage(), offset, size, stride)
     if conj or neg:
         _set_lazy_bits(tensor, conj, neg)
     return tensor

@@ -44,7 +44,7 @@ class LentViews:
     """Makes handles keep the tensors that they have lent. Guarded by the store's lock."""
 
     def __init__(self) -> None:
-        self._lenders: deque[Record] = deque()
+        self.lenders: deque[Record] = deque()
 
     def let_go(self, record: Record) -> None:
         """Drop the tensors that a record has handed out, except those in use; its bytes leave memory."""
@@ -56,23 +56,21 @@ class LentViews:
         used = in_use(handed_out)
         if used:
             if not record.lent:
-                self._lenders.append(record)
+                self.lenders.append(record)
             record.lend(record.lent + used)
 
     def take_back(self, how_many: int | None = _NUM_EXAMINED_PER_CALL) -> None:
         """Drop the lent tensors of up to `how_many` records (None: all) that are not in use any more."""
-        if not self._lenders:
-            return
         is_changing = True
-        num_lenders = len(self._lenders)
+        num_lenders = len(self.lenders)
         for _ in range(num_lenders if how_many is None else min(how_many, num_lenders)):
-            record = self._lenders.popleft()
+            record = self.lenders.popleft()
             record.lend(in_use(record.lent))
             if record.lent:
-                self._lenders.append(record)
+                self.lenders.append(record)
         is_changing = False  # noqa: F841 - see `interrupts.is_half_changed`
 
     def forget(self) -> None:
-        for record in self._lenders:
+        for record in self.lenders:
             record.lend(())
-        self._lenders.clear()
+        self.lenders.clear()

@@ -155,15 +155,16 @@ class StoreMemory:
         if record.span is not None:
             record.first_byte = record.span[0]
         self._lent_views.let_go(record)
-        unclaim(record)
+        record.claims = None  # as `unclaim`
         if source is not None:
             source.data = self._empty if record.device is None else self._devices.streams.empty_on(record.device)
 
     # --- what has died ------------------------------------------------------------------------------------------
 
     def has_changed(self) -> bool:
-        self._lent_views.take_back()
-        return bool(self._noted.ended or self._noted.tracked.dead or self._slots.has_returned)
+        if self._lent_views.lenders:
+            self._lent_views.take_back()
+        return bool(self._noted.ended or self._noted.tracked.dead or self._slots.returned)
 
     def catch_up(self) -> None:
         self._noted.drop_ended()

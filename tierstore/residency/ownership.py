@@ -115,12 +115,13 @@ def is_sole_owner(record: Record) -> bool:
     To be called only while the record's source holds the storage. A handle, and with it a claim, may die at any moment.
     Owners are counted first, so a claim that goes between the two counts makes the answer "no", never a wrong "yes".
     """
-    source, claims = record.source, record.claims
-    if source is None or claims is None:
+    handle, claims = record(), record.claims
+    if handle is None or claims is None:
         return False
+    source = handle.source
     num_owners = storage_use_count(record.storage_id) - 1
     if len(claims) == 1:
-        num_claims = 1 + _num_view_aliases(record) if record.views else 1
+        num_claims = 1 + _num_view_aliases(record) if handle.views else 1
     else:
         num_claims = sum(_num_aliases(ref, claims) for ref in claims)
     return (

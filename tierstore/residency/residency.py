@@ -49,7 +49,7 @@ class Residency(HandingOut):
                 log.newest_node = node
                 new_bytes = 0 if (noted.storage_id, nbytes) in log.num_noted else nbytes
                 is_short = rules.is_short_of(new_bytes)
-                is_planned = log.plan is not None and not rules.may_wait(new_bytes)
+                is_planned = log.plan is not None and not rules.may_wait
                 is_short |= is_planned
                 if is_short and (rules.must_examine() or not self._booking.is_booked(noted)):
                     self._relieve(is_planned=is_planned)
@@ -62,7 +62,8 @@ class Residency(HandingOut):
                 if rules.uses_staging:
                     rules.charge_noted(new_bytes)
                 if is_short:
-                    self._join_if_booked(noted)
+                    if self._booking.may_be_booked(noted):
+                        self._join_if_booked(noted)
                     self._slots.trim()
                 is_changing = False  # noqa: F841 - `is_half_changed` reads it
         except BaseException as error:  # as `whole` does, but without its extra call: every saved tensor passes here
@@ -180,6 +181,7 @@ class Residency(HandingOut):
             record.forced = True
             if record.nbytes:
                 self.rules.admit(record)
+                self._slots.trim()
                 try:
                     self._make_room()
                 except BaseException:
@@ -281,6 +283,7 @@ class Residency(HandingOut):
             is_changing = True
             self.rules.disk_is_full = False  # others may have freed something
             self.rules.examine()
+            self._slots.trim()
             self._make_room()
             while True:
                 is_changing = False

@@ -45,12 +45,8 @@ class Slots:
         self._uncharged_bytes = uncharged_bytes
         self._counters = Counters() if counters is None else counters
         self._spare_bytes = 0  # see NOTE [A spare slot]
-        self._returned: deque[SlotWatch] = deque()  # see NOTE [No finalizers] in `remains.py`
+        self.returned: deque[SlotWatch] = deque()  # see NOTE [No finalizers] in `remains.py`
         self._handed_out: set[Slot] = set()  # keeps their watches alive
-
-    @property
-    def has_returned(self) -> bool:
-        return bool(self._returned)
 
     def allocate(self, nbytes: int, phase: int = 0) -> Slot:
         return self.slab.allocate(nbytes, phase)
@@ -67,7 +63,7 @@ class Slots:
 
     def hand_out(self, slot: Slot) -> torch.Tensor:
         self._handed_out.add(slot)
-        return slot.as_tensor(self._returned.append)
+        return slot.as_tensor(self.returned.append)
 
     def let_go(self, slot: Slot) -> None:
         """Give up the store's use of the slot: it is freed now, or lent for as long as somebody else uses it."""
@@ -79,8 +75,8 @@ class Slots:
 
     def take_back(self) -> None:
         """Free the slots whose last tensor has died, if the store does not use them either."""
-        while self._returned:
-            slot = self._returned.popleft().slot
+        while self.returned:
+            slot = self.returned.popleft().slot
             slot.returned = True
             if slot.lent:
                 self._windows.lent.discharge(slot.nbytes)
@@ -100,14 +96,11 @@ class Slots:
         """
         if not is_for_read:
             self._spare_bytes = 0
-        slab = self.slab
-        if slab.cached_bytes and slab.gives_pages_back:
-            windows = self._windows
-            host, staging = windows.host, windows.staging
-            free_host = (host.limit_bytes or 0) - host.used_bytes - self._uncharged_bytes()
-            taken_bytes = staging.used_bytes + windows.excess_bytes + windows.foreseen_bytes
-            free_staging = (staging.limit_bytes or 0) - taken_bytes
+        cached_bytes = self.slab.cached_bytes
+        if cached_bytes:
+            free_host, free_staging = self._windows.free_bytes
+            free_host -= self._uncharged_bytes()
             spare_bytes = max(0, self._spare_bytes + min(0, free_staging))
             allowance_bytes = max(max(0, free_host) + max(0, free_staging), spare_bytes)
-            if slab.cached_bytes > allowance_bytes:
-                slab.trim(allowance_bytes)
+            if cached_bytes > allowance_bytes:
+                self.slab.trim(allowance_bytes)

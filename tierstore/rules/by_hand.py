@@ -28,32 +28,32 @@ class ByHand(Generic[R]):
 
     def __init__(self) -> None:
         self.reach = Reach()
-        self._waiting: OrderedDict[int, R] = OrderedDict()  # to be fetched, in this order
+        self.waiting: OrderedDict[int, R] = OrderedDict()  # to be fetched, in this order
         self._fetched: dict[int, R] = {}  # dealt with, in this order
 
     def name(self, record: R) -> None:
-        if record.key not in self._waiting:
+        if record.key not in self.waiting:
             self._fetched.pop(record.key, None)
-            self._waiting[record.key] = record
+            self.waiting[record.key] = record
 
     def peek(self) -> R | None:
-        return next(iter(self._waiting.values()), None)
+        return next(iter(self.waiting.values()), None)
 
     def advance(self, fetched_bytes: int) -> None:
-        key, record = self._waiting.popitem(last=False)
+        key, record = self.waiting.popitem(last=False)
         self._fetched[key] = record
 
     def come_back_for(self, record: R) -> None:
         """Make the record the next to fetch, if it was fetched: it has made way for another one."""
         if self._fetched.pop(record.key, None) is not None:
-            self._waiting[record.key] = record
-            self._waiting.move_to_end(record.key, last=False)
+            self.waiting[record.key] = record
+            self.waiting.move_to_end(record.key, last=False)
 
     def forget_fetched(self, record: R) -> None:
         self._fetched.pop(record.key, None)
 
     def forget(self, record: R) -> bool:
-        was_waiting = self._waiting.pop(record.key, None) is not None
+        was_waiting = self.waiting.pop(record.key, None) is not None
         return self._fetched.pop(record.key, None) is not None or was_waiting
 
     def last_fetched(self, is_meant: Callable[[R], bool]) -> R | None:
@@ -63,5 +63,5 @@ class ByHand(Generic[R]):
         return record.key in self._fetched
 
     def clear(self) -> None:
-        self._waiting.clear()
+        self.waiting.clear()
         self._fetched.clear()

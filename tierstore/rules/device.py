@@ -126,10 +126,6 @@ class DeviceRules(Generic[R]):
         if (used_bytes := self.used_bytes) > self.peak_bytes:
             self.peak_bytes = used_bytes
 
-    @property
-    def is_busy(self) -> bool:
-        return bool(self.flights or self.busy)
-
     def hold(self, record: R) -> None:
         """The record is ours alone now, and stays on the device until it is chosen to leave."""
         record.move(State.DEVICE)

@@ -39,7 +39,7 @@ class Down(Generic[R]):
         disk_is_full: a write found no room, and nothing was freed on disk since.
         disk_error: the disk tier's latest error for lack of room; None: it never was full.
         spill_error: the error of a failed write, which the next pack raises; None: it was raised, or no write failed.
-        uses_staging: whether the pack that `is_short_of` was last asked about takes room of staging.
+        uses_staging, may_wait: of the pack that `is_short_of` was last asked about; see there.
     """
 
     def __init__(self, ledger: Ledger[R], memory: Memory[R], device: DeviceRules[R], engine: Submissions[R]) -> None:
@@ -60,7 +60,7 @@ class Down(Generic[R]):
         self.disk_is_full = False
         self.disk_error: StoreFullError | None = None
         self.spill_error: Exception | None = None
-        self.uses_staging = False
+        self.uses_staging = self.may_wait = False
         self.is_closed = False
         self._ledger = ledger
         self._memory = memory
@@ -68,7 +68,7 @@ class Down(Generic[R]):
         self._engine = engine
         self._uncharged_bytes = ledger.uncharged_bytes
         self._jobs: set[R] = set()  # records that a running job of the engine works on
-        self._eviction = Eviction[R]()
+        self.eviction = Eviction[R]()
         self._parked: dict[int, R] = {}  # in HOST, but charged to staging: they were on their way out
 
     @property
@@ -80,28 +80,22 @@ class Down(Generic[R]):
     def is_short_of(self, nbytes: int) -> bool:
         """Whether a pack of `nbytes` has something to do first: make room, move a record out, or raise an error.
 
-        If not, `uses_staging` tells whether it takes room of staging: see NOTE [Small tensors] in `windows.py`.
+        If not, `uses_staging` tells whether it takes room of staging: see NOTE [Small tensors] in `windows.py`; and
+        `may_wait`, whether it may stay noted until a group is full, so that the plan sends it away a little later.
         """
+        windows, pending, noted_bytes = self.windows, self.pending, self.noted.num_bytes
         self.uses_staging = False
-        windows, pending = self.windows, self.pending
+        self.may_wait = nbytes <= windows.member_bytes and noted_bytes + nbytes <= windows.group_bytes
         if pending.must_be_examined or self.blocked or self.spill_error is not None:
             return True  # as `must_examine`, without its call
         limit_bytes = windows.host.limit_bytes or 0
-        held_bytes = windows.host.used_bytes + pending.num_bytes + self.noted.num_bytes - windows.noted_bytes
+        held_bytes = windows.host.used_bytes + pending.num_bytes + noted_bytes - windows.noted_bytes
         if held_bytes + self._pages.cached_bytes + nbytes <= limit_bytes:
             return False
         # What others hold would free nothing if it were looked at again now.
         self.uses_staging = held_bytes - pending.shared_bytes <= limit_bytes and windows.may_stay_noted(nbytes)
+        self.may_wait |= self.uses_staging
         return not self.uses_staging
-
-    def may_wait(self, nbytes: int) -> bool:
-        """Whether a tensor of `nbytes`, which `is_short_of` has found room for, may stay noted until a group is full.
-
-        Then the plan sends it away a little later.
-        """
-        windows = self.windows
-        is_small = nbytes <= windows.member_bytes
-        return self.uses_staging or (is_small and self.noted.num_bytes + nbytes <= windows.group_bytes)
 
     def must_examine(self) -> bool:
         """Whether a pack has something to do first, even if it needs no room."""
@@ -114,9 +108,10 @@ class Down(Generic[R]):
     def charge_noted(self, nbytes: int) -> None:
         windows = self.windows
         is_first = not windows.noted_bytes
-        windows.charge_noted(nbytes)
+        windows.noted_bytes += nbytes
+        windows.staging.charge(nbytes)
         if is_first:
-            self._memory.trim()  # for all that follow: `HostWindows.foreseen_bytes`
+            self._memory.trim()  # for all that follow: `HostWindows.free_bytes`
 
     def relieve(self, how_many: int | None, *, is_planned: bool = False) -> None:
         """Admit what is ours, if not everything that may be ours fits: NOTE [No sooner than needed] in `pending.py`.
@@ -135,7 +130,7 @@ class Down(Generic[R]):
         if self.blocked or not 0 < nbytes <= windows.group_bytes // 2 or windows.host.fits(self._uncharged_bytes()):
             return
         if windows.staging.fits(nbytes + windows.excess_bytes):
-            windows.charge_noted(nbytes)
+            self.charge_noted(nbytes)
 
     def examine(self, how_many: int | None = None) -> None:
         """Admit the records that are ours alone now, among all fresh ones and `how_many` (None: all) shared ones."""
@@ -166,7 +161,6 @@ class Down(Generic[R]):
             self._offload_surplus()
         elif not self._try_admit(record):
             self.blocked.append(record)
-        self._memory.trim()
 
     def admit_blocked(self, *, is_awaited: bool) -> None:
         """Try again to find room for blocked records; `is_awaited`: a thread waits for that.
@@ -192,7 +186,7 @@ class Down(Generic[R]):
 
     def _try_admit(self, record: R, *, takes_from_backward: bool = True) -> bool:
         """Find room in host memory; to make it, other records begin to move out. False: there is none yet."""
-        order = self._eviction
+        order = self.eviction
         next_to_spill = order.next_dirty if takes_from_backward else order.next_unasked
         next_to_drop = order.next_clean if takes_from_backward else order.next_used
         nbytes, host, staging = record.nbytes, self.windows.host, self.windows.staging
@@ -207,7 +201,7 @@ class Down(Generic[R]):
             self.windows.charge(record, window)
         elif not self._offload(record, window):
             return False
-        self._eviction.add_dirty(record)
+        self.eviction.add_dirty(record)
         if window is staging:
             self._queue_spill(record)
         return True
@@ -217,8 +211,8 @@ class Down(Generic[R]):
         if not self._may_move(record.nbytes):
             return False
         if record.place is Place.DISK:
-            return self._eviction.next_leaving() is None
-        victim = None if self.windows.host.fits(record.nbytes) else self._eviction.next_dirty()
+            return self.eviction.next_leaving() is None
+        victim = None if self.windows.host.fits(record.nbytes) else self.eviction.next_dirty()
         return victim is not None and record.worth < victim.worth
 
     def _offload(self, record: R, window: Window) -> bool:
@@ -235,7 +229,7 @@ class Down(Generic[R]):
 
     def _hand_back(self, record: R) -> None:
         """Return a record to PENDING: somebody else holds its storage again, so its removal would free nothing."""
-        self._eviction.remove(record)
+        self.eviction.remove(record)
         self._parked.pop(record.key, None)
         self.device.window.leave(record)
         self.windows.charge(record, None)
@@ -247,7 +241,7 @@ class Down(Generic[R]):
 
     def send_ahead(self) -> None:
         """Begin to move out the records that the plan sends to disk, as far as staging has room."""
-        while (record := self._eviction.next_leaving()) is not None and self.windows.staging.fits(record.nbytes):
+        while (record := self.eviction.next_leaving()) is not None and self.windows.staging.fits(record.nbytes):
             if not self._spill(record):
                 return
 
@@ -270,9 +264,8 @@ class Down(Generic[R]):
 
     def _queue_spill(self, record: R) -> None:
         self._parked.pop(record.key, None)
-        self._eviction.remove(record)
+        self.eviction.remove(record)
         self.windows.charge(record, self.windows.staging)
-        self._memory.trim()
         record.move(State.QUEUED)
         self.num_spills += 1
         self.observer.spill_queued(record.key, record.nbytes)
@@ -283,7 +276,7 @@ class Down(Generic[R]):
         self.num_spills -= 1
         self._stay(record)
         self.observer.spill_cancelled(record.key, record.nbytes)
-        self._eviction.add_asked(record)
+        self.eviction.add_asked(record)
 
     @property
     def unwritten_bytes(self) -> int:
@@ -309,7 +302,7 @@ class Down(Generic[R]):
         """
         if record is None:
             return False
-        self._eviction.remove(record)
+        self.eviction.remove(record)
         if self.ahead is not None:
             self.ahead.come_back_for(record)
         if is_for_read:

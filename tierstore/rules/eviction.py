@@ -34,7 +34,7 @@ class EvictionOrder(Generic[R]):
     def __init__(self) -> None:
         self._dirty: dict[int, R] = {}  # in memory only
         self._ranks: list[int] = []  # a heap of the ranks of `_dirty`, and of some that have left
-        self._leaving: OrderedDict[int, R] = OrderedDict()  # those of `_dirty` that the plan sends to disk
+        self.leaving: OrderedDict[int, R] = OrderedDict()  # those of `_dirty` that the plan sends to disk
         self._asked: OrderedDict[int, R] = OrderedDict()  # in memory only, asked for on their way out
         self._clean: OrderedDict[int, R] = OrderedDict()  # on disk too, needed last first
         self._used: OrderedDict[int, R] = OrderedDict()  # on disk too, and asked for already
@@ -43,7 +43,7 @@ class EvictionOrder(Generic[R]):
         self._dirty[record.key] = record
         heappush(self._ranks, _rank_of(record))
         if record.place is Place.DISK:
-            self._leaving[record.key] = record
+            self.leaving[record.key] = record
         if len(self._ranks) > 2 * len(self._dirty) + 64:
             self._ranks = sorted(_rank_of(dirty) for dirty in self._dirty.values())
 
@@ -71,7 +71,7 @@ class EvictionOrder(Generic[R]):
         return record.key in self._clean
 
     def remove(self, record: R) -> None:
-        for queue in (self._dirty, self._leaving, self._asked, self._clean, self._used):
+        for queue in (self._dirty, self.leaving, self._asked, self._clean, self._used):
             queue.pop(record.key, None)
 
     def next_used(self) -> R | None:
@@ -94,11 +94,11 @@ class EvictionOrder(Generic[R]):
         return None
 
     def next_leaving(self) -> R | None:
-        while self._leaving:
-            key, record = next(iter(self._leaving.items()))
+        while self.leaving:
+            key, record = next(iter(self.leaving.items()))
             if record.place is Place.DISK:
                 return record
-            del self._leaving[key]  # backward has begun: the record need not leave any more
+            del self.leaving[key]  # backward has begun: the record need not leave any more
         return None
 
     def __iter__(self) -> Iterator[R]:

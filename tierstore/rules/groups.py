@@ -21,7 +21,6 @@ class Group(Generic[T]):
         self.nbytes = nbytes
 
 
-
 class Grouping(Generic[T]):
     """Sorts storages of at most `largest_bytes` into groups of at most `most_bytes`."""
 

@@ -144,7 +144,8 @@ class Lookahead(Generic[R]):
             again, self._asked[index] = self._asked[index], 1
             if rank >= 0:
                 self._position = rank
-                self._next = rank + 1 if again else max(self._next, rank + 1)
+                if again or rank >= self._next:
+                    self._next = rank + 1
 
     def come_back_for(self, record: R) -> None:
         """Note that the record has left memory: if it was dealt with and not asked for yet, go on from it again."""
@@ -186,8 +187,8 @@ class Lookahead(Generic[R]):
         if fetched_bytes:
             self._ahead_bytes += fetched_bytes - self._ahead.get(index, 0)
             self._ahead[index] = fetched_bytes
-        rank += 1
-        while rank < len(order) and records[order[rank]] is records[index]:  # further members of the same group
+        rank, end, record = rank + 1, len(order), records[index]
+        while rank < end and records[order[rank]] is record:  # further members of the same group
             rank += 1
         self._next = rank
 

@@ -106,7 +106,7 @@ class Rules(Up[R]):
         ahead.asked_for(index, record.nbytes // record.num_members)
         self.ahead = ahead
         if state is State.CLEAN and not record.demanded and not ahead.is_behind(record):  # as `used`
-            self._eviction.use(record)
+            self.eviction.use(record)
         return True
 
     def hand_over(self, record: R, reload_ahead: Lookahead[R] | None, index: int) -> bool:
@@ -135,20 +135,26 @@ class Rules(Up[R]):
         return has_cancelled
 
     def go_ahead(self) -> bool:
-        """Restore what will be asked for next, unless a pack waits: a prefetch would take the room it waits for.
+        """Restore what lies ahead of backward, then what was named by hand, if backward wants nothing more for now.
 
+        Not while a pack waits: a prefetch would take the room that it waits for.
         True: a write was cancelled, for which somebody may wait.
         """
         if self.is_closed or self.num_packing:
             return False
         num_spills = self.num_spills
-        self._prefetch_all()
+        if self.ahead is not None:
+            self._prefetch(self.ahead)
+        if self.by_hand.waiting and not self.blocked and (self.ahead is None or self.ahead.peek() is None):
+            self._prefetch(self.by_hand)
         return self.num_spills < num_spills
 
     def advance(self) -> None:
         """Use the room of what was freed: for blocked records, writes and prefetches."""
-        self.admit_blocked(is_awaited=self.num_packing > 0)
-        self.send_ahead()
+        if self.blocked or self.eviction.leaving:
+            self.admit_blocked(is_awaited=self.num_packing > 0)
+            self.send_ahead()
+            self._memory.trim()
         self.go_ahead()
 
     def full_error(self, needed_bytes: int) -> StoreFullError:
@@ -191,13 +197,13 @@ class Rules(Up[R]):
         elif isinstance(outcome, Stored):
             record.move(State.CLEAN)
             if record.wanted:
-                self._eviction.add_clean(record)
+                self.eviction.add_clean(record)
             else:
                 self._drop(record)
         else:
             self._stay(record)
             record.place = None  # not again before it must
-            self._eviction.add_dirty(record)
+            self.eviction.add_dirty(record)
             self._note_failure(outcome)
 
     def _leave_moved(self, record: R) -> None:
@@ -249,7 +255,7 @@ class Rules(Up[R]):
         record.fetched = not record.demanded
         record.move(State.CLEAN)
         if not record.demanded:  # else it may not leave before the waiting thread has it
-            self._eviction.add_clean(record)
+            self.eviction.add_clean(record)
 
     def _leave_unread(self, record: R, error: Exception) -> None:
         self._free_memory(record)
@@ -286,7 +292,8 @@ class Rules(Up[R]):
 
     def drain(self) -> bool:
         """Account for what has died, and for finished copies; returns whether there was anything to do."""
-        if self._is_abandoned or not (self._memory.has_changed() or self.released or self.device.is_busy):
+        device = self.device
+        if not (self._memory.has_changed() or self.released or device.flights or device.busy) or self._is_abandoned:
             return False
         is_changing = True
         while self.released:
@@ -325,7 +332,7 @@ class Rules(Up[R]):
             self.pending.forget(record)
             if record.shared:
                 self.counters.kept_bytes["alive elsewhere"] += record.nbytes
-        self._eviction.remove(record)
+        self.eviction.remove(record)
         self.by_hand.forget(record)
         self._bury(record)
 
@@ -358,7 +365,7 @@ class Rules(Up[R]):
         self.device.stop_asking()
         self.drain()
         for record in self._ledger.records.values():
-            self._eviction.remove(record)
+            self.eviction.remove(record)
             self.device.release(record)
             self._memory.let_go(record)
             if record.held is None:

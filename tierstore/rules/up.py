@@ -40,7 +40,7 @@ class Up(Down[R]):
             if not demanded:
                 return False
             while (window := windows.window_for_prefetch(record.nbytes)) is None:
-                if not self._drop(self._eviction.next_clean(), is_for_read=True):
+                if not self._drop(self.eviction.next_clean(), is_for_read=True):
                     break
             window = window or windows.staging  # overdrawn, by one tensor for each thread that waits
         try:
@@ -75,13 +75,6 @@ class Up(Down[R]):
             if is_known and (record.state is State.DISK or not self.by_hand.has_fetched(record)):
                 self.by_hand.name(record)
 
-    def _prefetch_all(self) -> None:
-        """Restore what lies ahead of backward, then what was named by hand, if backward wants nothing more for now."""
-        if self.ahead is not None:
-            self._prefetch(self.ahead)
-        if self.by_hand.peek() is not None and not self.blocked and (self.ahead is None or self.ahead.peek() is None):
-            self._prefetch(self.by_hand)
-
     def _prefetch(self, ahead: Lookahead[R] | ByHand[R]) -> None:
         """Restore what lies ahead, and keep what is on its way out, as far as there is room for it."""
         while (record := ahead.peek()) is not None:
@@ -100,7 +93,7 @@ class Up(Down[R]):
             else:
                 fetched_bytes = 0
                 if isinstance(ahead, ByHand):
-                    self._eviction.want_again(record)
+                    self.eviction.want_again(record)
             ahead.advance(fetched_bytes)
 
     def _make_way(self, ahead: Lookahead[R] | ByHand[R]) -> bool:
@@ -109,10 +102,10 @@ class Up(Down[R]):
         For backward, a record that was prefetched by hand may also go, if nothing else can.
         """
         if isinstance(ahead, ByHand):
-            return self._drop(self._eviction.first_used(self._is_free_of_backward), is_for_read=True)
-        used = self._eviction.next_used()
+            return self._drop(self.eviction.first_used(self._is_free_of_backward), is_for_read=True)
+        used = self.eviction.next_used()
         if used is None or ahead.needs_first(used):
-            used = self.by_hand.last_fetched(self._eviction.is_clean)
+            used = self.by_hand.last_fetched(self.eviction.is_clean)
             if used is None:
                 return False
         return (ahead.reach.is_far or used.window is self.windows.staging) and self._drop(used, is_for_read=True)
@@ -169,7 +162,7 @@ class Up(Down[R]):
 
     def used(self, record: R) -> None:
         if record.state is State.CLEAN and not record.demanded and not self._is_wanted_again(record):
-            self._eviction.use(record)
+            self.eviction.use(record)
 
     def _is_wanted_again(self, record: R) -> bool:
         """Whether backward asks for another member of the group."""

@@ -114,7 +114,7 @@ class HostWindows:
 
     @property
     def excess_bytes(self) -> int:
-        return max(0, self.host.used_bytes - self.host_bytes + self._taken_bytes)
+        return max(0, self.host.used_bytes - (self.host.limit_bytes or 0))
 
     def limit(self, host_bytes: int, staging_bytes: int) -> None:
         """Set both limits from now on. What a window holds beyond its limit stays until it is let go of or moved."""
@@ -138,14 +138,15 @@ class HostWindows:
     def charge(self, record: RuledRecord, window: Window | None, nbytes: int | None = None) -> None:
         """Move the record's charge to `window` (None: to none). `nbytes`: what to charge; None: `record.nbytes`."""
         if record.window is not None:
-            record.window.discharge(record.charged_bytes)
+            record.window.used_bytes -= record.charged_bytes
         record.window = window
         record.charged_bytes = 0
         if window is not None:
             record.charged_bytes = record.nbytes if nbytes is None else nbytes
             window.charge(record.charged_bytes)
             self._largest_bytes = max(self._largest_bytes, record.charged_bytes)
-            self.host_bytes_peak = max(self.host_bytes_peak, self.used_bytes[0])
+            if self._taken_bytes or window is self.host:
+                self.host_bytes_peak = max(self.host_bytes_peak, self.used_bytes[0])
 
     def _limit_groups(self) -> None:
         room_bytes = min(self.staging.limit_bytes or 0, self.host.limit_bytes or sys.maxsize)
@@ -155,20 +156,19 @@ class HostWindows:
         self.device_group_bytes = min(_DEVICE_GROUPS * self._most_noted_bytes, room_bytes // NUM_GROUPS)
 
     def may_stay_noted(self, nbytes: int) -> bool:
-        return (
-            (nbytes <= self.member_bytes or nbytes <= SMALL_BYTES)
-            and self.noted_bytes + nbytes <= self._most_beyond_bytes
-            and self.staging.fits(nbytes + self.excess_bytes)
-        )
+        if (nbytes > self.member_bytes and nbytes > SMALL_BYTES) or self.noted_bytes + nbytes > self._most_beyond_bytes:
+            return False
+        host, staging = self.host, self.staging  # as `staging.fits(nbytes + self.excess_bytes)`, without the calls
+        excess_bytes = max(0, host.used_bytes - (host.limit_bytes or 0))
+        return staging.used_bytes + nbytes + excess_bytes <= (staging.limit_bytes or 0)
 
     @property
-    def foreseen_bytes(self) -> int:
-        """Bytes of staging that small tensors will take before anything else uses it, once some of them are there."""
-        return self._most_beyond_bytes - self.noted_bytes if self.noted_bytes else 0
-
-    def charge_noted(self, nbytes: int) -> None:
-        self.noted_bytes += nbytes
-        self.staging.charge(nbytes)
+    def free_bytes(self) -> tuple[int, int]:
+        """Of host, and of staging without what small tensors will take there once there are some; may be negative."""
+        host_bytes = (self.host.limit_bytes or 0) - self.host.used_bytes
+        staging_bytes = (self.staging.limit_bytes or 0) - self.staging.used_bytes + min(0, host_bytes)
+        foreseen_bytes = self._most_beyond_bytes - self.noted_bytes if self.noted_bytes else 0
+        return host_bytes, staging_bytes - foreseen_bytes
 
     def keep_noted(self, nbytes: int) -> None:
         surplus = self.noted_bytes - nbytes

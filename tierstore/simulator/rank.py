@@ -208,7 +208,7 @@ class Rank:
         log.newest_node, log.is_settled = saved.node, False
         new_bytes = 0 if log.root_of(index) in log.num_noted else saved.nbytes
         is_short = rules.is_short_of(new_bytes)
-        is_planned = log.plan is not None and not rules.may_wait(new_bytes)
+        is_planned = log.plan is not None and not rules.may_wait
         is_short |= is_planned
         if is_short and (rules.must_examine() or log.unread_record_of(index) is None):
             self._drain()

@@ -276,7 +276,7 @@ class GraphLog:
 
     def come_in(self, index: int, record: SimulatedRecord) -> None:
         self.records[index] = record
-        self.order.come_in(index, record)
+        self.order.come_in((index,), record)
 
     def look_ahead(self) -> None:
         """Something has left its place: from now on what will be asked for is brought back before."""
