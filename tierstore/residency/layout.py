@@ -228,6 +228,9 @@ def rebuild(source: torch.Tensor, layout: Layout, first_byte: int = 0) -> torch.
 
 def rebuild_apart(source: torch.Tensor, layout: Layout, counter: torch.Tensor | None) -> torch.Tensor:
     """What `rebuild` returns, but sharing the version counter of `counter`; None: with one of its own."""
+    if torch.is_inference_mode_enabled():  # backward may be called there; it takes no tensors that were made there
+        with torch.inference_mode(False):
+            return rebuild_apart(source, layout, counter)
     dtype, size, stride, offset, conj, neg = layout
     tensor = torch.empty(0) if counter is None else counter.detach()
     there = torch.empty(0, dtype=dtype, device=source.device)
