@@ -32,27 +32,36 @@ class FreeRuns:
 
     def take(self, start: int, num_bytes: int) -> None:
         """Take [start, start + num_bytes), which must be free."""
-        end = start + num_bytes
-        run = self.starts[bisect_right(self.starts, start) - 1]
-        run_end = self._end_of(run)
-        self._remove(run)
-        if run < start:
-            self._insert(run, start - run)
+        place = bisect_right(self.starts, start) - 1
+        run = self.starts[place]
+        length = self.length_at.pop(run)
+        end, run_end = start + num_bytes, run + length
+        by_length = self._by_length
+        del by_length[bisect_left(by_length, (length, run))]
+        left = [(run, start - run)] if run < start else []
         if end < run_end:
-            self._insert(end, run_end - end)
+            left.append((end, run_end - end))
+        self.starts[place : place + 1] = [first for first, _ in left]
+        for first, nbytes in left:
+            self.length_at[first] = nbytes
+            insort(by_length, (nbytes, first))
 
     def free(self, start: int, num_bytes: int) -> None:
         """Add [start, start + num_bytes), in which no byte may be free, and join it with its neighbours."""
-        end = start + num_bytes
-        before_bytes = self.length_before(start)
-        if before_bytes:
-            start -= before_bytes
-            self._remove(start)
-        if end in self.length_at:
-            following_bytes = self.length_at[end]
-            self._remove(end)
-            end += following_bytes
-        self._insert(start, end - start)
+        starts, length_at, by_length = self.starts, self.length_at, self._by_length
+        end, place = start + num_bytes, bisect_left(starts, start)
+        after = place  # up to which runs are replaced
+        if place and starts[place - 1] + length_at[starts[place - 1]] == start:
+            place -= 1
+            start = starts[place]
+        if end in length_at:
+            end += length_at[end]
+            after += 1
+        for joined in starts[place:after]:
+            del by_length[bisect_left(by_length, (length_at.pop(joined), joined))]
+        starts[place:after] = [start]
+        length_at[start] = end - start
+        insort(by_length, (end - start, start))
 
     def length_before(self, end: int) -> int:
         place = bisect_left(self.starts, end)
@@ -67,13 +76,3 @@ class FreeRuns:
 
     def _end_of(self, start: int) -> int:
         return start + self.length_at[start]
-
-    def _insert(self, start: int, length: int) -> None:
-        insort(self.starts, start)
-        self.length_at[start] = length
-        insort(self._by_length, (length, start))
-
-    def _remove(self, start: int) -> None:
-        length = self.length_at.pop(start)
-        del self.starts[bisect_left(self.starts, start)]
-        del self._by_length[bisect_left(self._by_length, (length, start))]

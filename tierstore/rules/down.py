@@ -66,7 +66,6 @@ class Down(Generic[R]):
         self._memory = memory
         self._pages = memory.pages
         self._engine = engine
-        self._uncharged_bytes = ledger.uncharged_bytes
         self._jobs: set[R] = set()  # records that a running job of the engine works on
         self.eviction = Eviction[R]()
         self._parked: dict[int, R] = {}  # in HOST, but charged to staging: they were on their way out
@@ -119,15 +118,21 @@ class Down(Generic[R]):
         Examines `how_many` (None: all) of the records that others held at the last look again. `is_planned`: the plan
         may send something away even if there is room.
         """
-        if is_planned or self.pending.must_be_examined or not self.windows.host.fits(self._uncharged_bytes()):
+        if is_planned or self.pending.must_be_examined or not self._fits_uncharged():
             self.examine(how_many)
             self._charge_rest()
         self._memory.trim()
 
+    def _fits_uncharged(self, nbytes: int = 0) -> bool:
+        """Whether host memory has room for what no window is charged with yet, and `nbytes` more."""
+        windows, host = self.windows, self.windows.host
+        uncharged_bytes = self.pending.num_bytes + self.noted.num_bytes - windows.noted_bytes
+        return host.used_bytes + uncharged_bytes + nbytes <= (host.limit_bytes or 0)
+
     def _charge_rest(self) -> None:
         """What could not be booked stays noted: in staging, if nothing waits for room there."""
         nbytes, windows = self.noted.num_bytes, self.windows
-        if self.blocked or not 0 < nbytes <= windows.group_bytes // 2 or windows.host.fits(self._uncharged_bytes()):
+        if self.blocked or not 0 < nbytes <= windows.group_bytes // 2 or self._fits_uncharged():
             return
         if windows.staging.fits(nbytes + windows.excess_bytes):
             self.charge_noted(nbytes)

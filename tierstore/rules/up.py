@@ -33,7 +33,8 @@ class Up(Down[R]):
             StorageIOError: the system has no memory for a demanded record, which stays on disk.
         """
         windows = self.windows
-        if windows.noted_bytes or not windows.host.fits(self._uncharged_bytes() + record.nbytes):
+        may_examine = self.noted.num_bytes or self.pending.num_bytes
+        if windows.noted_bytes or (may_examine and not self._fits_uncharged(record.nbytes)):
             self.examine(0)
         window = windows.window_for_prefetch(record.nbytes, is_far=is_far)
         if window is None:

@@ -181,15 +181,16 @@ class HostWindows:
 
         `from_host`: they are charged to host already.
         """
-        held_bytes = nbytes if from_host else nbytes + self.excess_bytes
-        return self.staging.fits(held_bytes) or self.staging.used_bytes == 0
+        staging = self.staging
+        held_bytes = staging.used_bytes + (nbytes if from_host else nbytes + self.excess_bytes)
+        return held_bytes <= (staging.limit_bytes or 0) or not staging.used_bytes
 
     def window_for_prefetch(self, nbytes: int, *, is_far: bool = True) -> Window | None:
         """The window that has room for a prefetch; None: neither has. A prefetch never exceeds a limit.
 
         `is_far`: the host window may be used too, not only staging.
         """
-        for window in (self.staging, self.host) if is_far else (self.staging,):
-            if window.fits(nbytes + self.excess_bytes):
-                return window
-        return None
+        nbytes += self.excess_bytes
+        if self.staging.fits(nbytes):
+            return self.staging
+        return self.host if is_far and self.host.fits(nbytes) else None
