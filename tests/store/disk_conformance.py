@@ -78,12 +78,6 @@ class DiskConformance:
             assert receipt.stored_bytes >= 0
             assert await read_back(tier, key, size) == content[:size]
 
-    async def test_read_twice_is_the_same(self, tier: DiskTier) -> None:
-        content = random_bytes(300_001)
-        await tier.write(1, memoryview(content), PLAIN)
-        copies = await gather(*(read_back(tier, 1, len(content)) for _ in range(4)))
-        assert copies == [content] * 4
-
     async def test_read_unknown_or_wrong_length_is_refused(self, tier: DiskTier) -> None:
         await tier.write(1, memoryview(bytes(100)), PLAIN)
         with pytest.raises(KeyError):

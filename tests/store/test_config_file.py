@@ -62,20 +62,6 @@ def test_store_of_a_file_has_its_arguments(write: Write, store_directory: Path) 
         assert set(store.stats().codec_choices["float32"]) == {"zstd:1"}
 
 
-def test_store_of_a_mapping_takes_path_objects_and_none(store_directory: Path) -> None:
-    config = {"store": {"path": store_directory, "inline_bytes": None, "host_bytes": 0, "disk_bytes": "64MiB"}}
-    with TierStore.from_config(config) as store:
-        handle = store.put(torch.ones(MIB))
-        store.flush()
-        assert torch.equal(store.get(handle), torch.ones(MIB))
-
-
-def test_store_of_a_file_given_a_path_uses_that(write: Write, store_directory: Path) -> None:
-    file = write('[store]\nconnect = "/run/nobody.sock"\nhost_bytes = "1MiB"')
-    with TierStore.from_config(file, path=store_directory, host_bytes=0) as store:
-        assert store.host_bytes == 0
-
-
 def test_store_of_a_file_that_names_a_socket_is_the_daemons(
     write: Write, start_daemon: StartDaemon, tmp_path: Path
 ) -> None:

@@ -142,45 +142,25 @@ def _note(coverage: Coverage, signature: int, times: _Times) -> _Times:
     return times
 
 
-def test_staying_bytes_of_each_graph_grow_by_what_still_waits() -> None:
+def test_staying_bytes_of_each_graph_grow_by_what_still_waits_and_are_kept() -> None:
     coverage = Coverage()
     assert coverage.staying_bytes(1) == 0
     _note(coverage, 1, _Times(_measured(forward_wait=4.0)))
     assert (coverage.staying_bytes(1), coverage.staying_bytes(2)) == (400, 0)
+    for later in (_measured(), None):
+        _note(coverage, 1, _Times(later, staying_bytes=400))
+        assert coverage.staying_bytes(1) == 400
     _note(coverage, 1, _Times(_measured(forward_wait=1.0), staying_bytes=400))
     assert coverage.staying_bytes(1) == 500
 
 
-def test_staying_bytes_once_found_are_kept() -> None:
+@pytest.mark.parametrize("second_wait", [4.0, 1.0])
+def test_staying_bytes_two_comings_under_the_same_count_once(second_wait: float) -> None:
+    """The host was ahead: two steps had run before the first was looked at, and the second may have waited less."""
     coverage = Coverage()
-    _note(coverage, 1, _Times(_measured(forward_wait=4.0)))
-    for later in (_measured(), None):
-        _note(coverage, 1, _Times(later, staying_bytes=400))
-        assert coverage.staying_bytes(1) == 400
-
-
-def test_staying_bytes_two_comings_under_the_same_count_once() -> None:
-    """The host was ahead: two steps had run before the first was looked at."""
-    coverage = Coverage()
-    for _ in range(2):
-        _note(coverage, 1, _Times(_measured(forward_wait=4.0)))
+    for wait in (4.0, second_wait):
+        _note(coverage, 1, _Times(_measured(forward_wait=wait)))
     assert coverage.staying_bytes(1) == 400
-
-
-def test_staying_bytes_coming_that_is_looked_at_late_takes_nothing_back() -> None:
-    """The host was ahead: it ran under what was known before, and happened to wait less."""
-    coverage = Coverage()
-    _note(coverage, 1, _Times(_measured(forward_wait=4.0)))
-    _note(coverage, 1, _Times(_measured(forward_wait=1.0)))
-    assert coverage.staying_bytes(1) == 400
-
-
-def test_staying_bytes_of_ever_new_graphs_those_of_the_latest_are_known() -> None:
-    coverage = Coverage()
-    for signature in range(1000):
-        _note(coverage, signature, _Times(_measured(forward_wait=4.0)))
-        assert coverage.staying_bytes(signature) == 400
-    assert len(coverage._staying) <= 64
 
 
 def test_staying_bytes_never_more_than_the_device_has_to_spare() -> None:
@@ -198,9 +178,12 @@ def test_staying_bytes_wait_for_the_device_to_be_through() -> None:
     assert coverage.staying_bytes(1) == 400
 
 
-def test_staying_bytes_host_far_ahead_keeps_few_comings() -> None:
+def test_of_ever_new_graphs_and_of_a_host_far_ahead_little_is_kept() -> None:
     coverage = Coverage()
+    for signature in range(1000):
+        _note(coverage, signature, _Times(_measured(forward_wait=4.0)))
+        assert coverage.staying_bytes(signature) == 400
+    assert len(coverage._staying) <= 64
     for _ in range(100):
         _note(coverage, 1, _Times(_measured())).over = False
-    assert coverage.staying_bytes(1) == 0
     assert len(coverage._unread) <= 4

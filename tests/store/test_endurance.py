@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.conftest import MakeStore
 from tests.hooks.programs import assert_same_gradients, training
-from tierstore import ConfigError, StoreFullError, TierStore, tiered_offload
+from tierstore import StoreFullError, TierStore, tiered_offload
 from tierstore.disk.budget import DAY_SECONDS, WriteAllowance
 
 MIB = 2**20
@@ -49,14 +49,6 @@ def test_more_than_a_day_is_never_written() -> None:
     assert not nothing.take(1, 10 * DAY_SECONDS)
     assert math.isinf(nothing.seconds_until(1, 0.0))
     assert nothing.seconds_until(0, 0.0) == 0
-
-
-def test_refusal_says_what_is_left_and_when_there_is_enough() -> None:
-    allowance = WriteAllowance(86_400, now=0.0)
-    assert allowance.take(86_000, 0.0)
-    words = "the write allowance of 86400 bytes a day is spent: 400 bytes of it are left, and 1000 will be in 600 s"
-    assert allowance.refusal(1000, 0.0) == words
-    assert allowance.take(1000, 600.0)
 
 
 @given(
@@ -161,13 +153,6 @@ def test_allowance_counts_what_is_on_disk_not_what_was_given(make_store: MakeSto
     stats = store.stats()
     assert stats.spilled_bytes == 8 * MIB
     assert stats.write_allowance_bytes == 2 * MIB - stats.written_bytes > MIB
-
-
-def test_no_allowance_given_nothing_is_limited(make_store: MakeStore) -> None:
-    store = make_store()
-    assert store.stats().write_allowance_bytes is None
-    with pytest.raises(ConfigError, match="max_write_bytes_per_day"):
-        make_store(max_write_bytes_per_day="much")
 
 
 def test_open_seconds_end_with_the_store(make_store: MakeStore) -> None:

@@ -194,14 +194,6 @@ async def test_io_threads_run_jobs_and_deliver_what_they_raise() -> None:
     threads.shutdown()
 
 
-async def test_io_threads_many_jobs_that_end_at_once_are_all_delivered() -> None:
-    threads = IoThreads(4, "tierstore-test")
-    for _ in range(20):
-        futures = [threads.submit(pow, number, 2) for number in range(200)]
-        assert await asyncio.gather(*futures) == [number**2 for number in range(200)]
-    threads.shutdown()
-
-
 async def test_io_threads_shut_down_finish_what_is_queued() -> None:
     threads = IoThreads(1, "tierstore-test")
     door = threading.Event()
@@ -209,19 +201,6 @@ async def test_io_threads_shut_down_finish_what_is_queued() -> None:
     start_thread(door.set, "tierstore-opener")
     threads.shutdown()
     assert (await first, await second) == (True, 0)
-
-
-async def test_io_threads_skip_a_job_cancelled_before_it_begins() -> None:
-    threads = IoThreads(1, "tierstore-test")
-    door = threading.Event()
-    ran: list[int] = []
-    first = threads.submit(door.wait, 20)
-    cancelled, last = threads.submit(ran.append, 1), threads.submit(int)
-    assert cancelled.cancel()
-    door.set()
-    assert (await first, await last) == (True, 0)
-    threads.shutdown()
-    assert not ran
 
 
 def test_io_threads_loop_that_is_gone_does_not_end_them() -> None:

@@ -6,26 +6,11 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tierstore.rules.windows import HostWindows, Window
+from tierstore.rules.windows import HostWindows
 
 
 def _record(nbytes: int) -> Any:
     return SimpleNamespace(nbytes=nbytes, window=None, charged_bytes=0)
-
-
-def test_window_fits_up_to_its_limit_exactly() -> None:
-    window = Window(10)
-    assert window.fits(10)
-    assert not window.fits(11)
-    window.charge(7)
-    assert window.fits(3)
-    assert not window.fits(4)
-    window.discharge(7)
-    assert (window.used_bytes, window.peak_bytes) == (0, 7)
-
-
-def test_window_without_limit_fits_anything() -> None:
-    assert Window(None).fits(2**70)
 
 
 def test_charge_moves_with_the_record_and_remembers_its_size() -> None:
@@ -49,13 +34,6 @@ def test_move_larger_than_the_staging_begins_only_alone() -> None:
     assert not books.admits_move(500)
     assert books.admits_move(49)
     assert not books.admits_move(50)
-
-
-def test_move_with_no_staging_at_all_begins_alone() -> None:
-    books = HostWindows(0, 0)
-    assert books.admits_move(1)
-    books.charge(_record(1), books.staging)
-    assert not books.admits_move(1)
 
 
 def test_prefetch_takes_staging_then_host_and_never_overdraws() -> None:

@@ -49,14 +49,6 @@ def test_let_go_keeps_what_is_in_use_until_it_is_not() -> None:
     assert handle.lent == ()
 
 
-def test_let_go_forgets_what_nobody_uses() -> None:
-    handle, lent_views = _handle(), LentViews()
-    _hand_out(handle)
-    lent_views.let_go(handle.record)
-    assert handle.lent == ()
-    assert not handle.views
-
-
 def test_kept_for_as_long_as_the_handle_lives() -> None:
     handle, lent_views = _handle(), LentViews()
     used, record = _hand_out(handle), handle.record
@@ -67,18 +59,6 @@ def test_kept_for_as_long_as_the_handle_lives() -> None:
     del used
     assert memory() is None
     lent_views.take_back()
-
-
-def test_lent_again_while_the_first_is_in_use_keeps_both() -> None:
-    handle, lent_views = _handle(), LentViews()
-    used = [_hand_out(handle)]
-    lent_views.let_go(handle.record)
-    used.append(_hand_out(handle))
-    lent_views.let_go(handle.record)
-    assert [id(tensor) for tensor in handle.lent] == [id(tensor) for tensor in used]
-    del used[0]
-    lent_views.take_back()
-    assert [id(tensor) for tensor in handle.lent] == [id(tensor) for tensor in used]
 
 
 def test_each_call_looks_at_some_and_all_get_their_turn() -> None:

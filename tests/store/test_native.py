@@ -6,8 +6,6 @@
 import contextlib
 import errno
 import os
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -162,18 +160,6 @@ def test_parts_that_do_not_fit_together_are_refused(parts: tuple[int, int, int])
         pool.close()
 
 
-def test_errors_of_the_system_are_told_by_their_number() -> None:
-    pool = tierstore_native.Pool(1, 1, 5, "ts-native")
-    memory = memoryview(bytearray(8192))
-    try:
-        pool.submit(7, False, 2**30, 0, address_of(memory), len(memory), 0, 8192, 0, True, 0)
-        while not (ended := pool.take()):
-            pass
-        assert ended[0][:2] == (7, errno.EBADF)
-    finally:
-        pool.close()
-
-
 def test_gradients_are_the_same_and_nothing_is_left(store_directory: Path) -> None:
     layers = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.GELU()) for _ in range(8)))
     batch = torch.randn(2048, 256)
@@ -191,15 +177,6 @@ def test_gradients_are_the_same_and_nothing_is_left(store_directory: Path) -> No
     assert all(map(torch.equal, expected, (parameter.grad for parameter in layers.parameters())))
 
 
-def test_switched_off_python_does_everything(store_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(native.SWITCH, "0")
-    with TierStore(store_directory, host_bytes=0, codec="none") as store:
-        handle = store.put(torch.ones(MIB))
-        store.flush()
-        assert threads_of_pools() == []
-        assert torch.equal(store.get(handle), torch.ones(MIB))
-
-
 def test_forked_child_ends_well_and_the_parent_goes_on(store_directory: Path) -> None:
     with TierStore(store_directory, host_bytes=0, codec="none") as store:
         handles = [store.put(torch.full((MIB,), float(number))) for number in range(8)]
@@ -209,18 +186,6 @@ def test_forked_child_ends_well_and_the_parent_goes_on(store_directory: Path) ->
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         for number, handle in enumerate(handles):
             assert torch.equal(store.get(handle), torch.full((MIB,), float(number)))
-
-
-def test_exit_with_a_store_in_use_is_clean(store_directory: Path) -> None:
-    program = (
-        "import sys, torch; from tierstore import TierStore\n"
-        "store = TierStore(sys.argv[1], host_bytes=0, codec='none')\n"
-        "handles = [store.put(torch.ones(2**22)) for _ in range(16)]\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(store_directory)], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_signals_go_to_the_threads_of_the_interpreter(store_directory: Path) -> None:

@@ -50,12 +50,6 @@ def test_name_that_is_not_there_raises_attribute_error() -> None:
     assert not hasattr(tierstore, "__path_that_is_not__")
 
 
-def test_star_import_gives_them_all() -> None:
-    namespace: dict[str, object] = {}
-    exec("from tierstore import *", namespace)
-    assert set(NAMES) <= set(namespace)
-
-
 def test_store_has_the_methods_of_the_contract() -> None:
     public = {name for name in vars(tierstore.TierStore) if not name.startswith("_")}
     assert {"put", "get", "prefetch", "flush", "stats", "close"} <= public

@@ -56,13 +56,6 @@ def test_graph_that_waited_is_fetched_from_afar_at_once_and_the_next_time() -> N
     assert not reaches.is_near(1)
 
 
-def test_last_coming_decides() -> None:
-    reaches = Reaches()
-    for asked in (0, STAGING + 1, 0):
-        reaches.note(1, _reach(asked_during_read=asked), STAGING)
-    assert reaches.is_near(1)
-
-
 def test_graphs_are_known_apart_and_the_oldest_is_forgotten() -> None:
     reaches = Reaches()
     for signature in range(65):

@@ -48,15 +48,6 @@ def test_slot_whose_storage_died_first_is_free_once_it_is_let_go_of() -> None:
     assert slots.allocate(NBYTES).start == start
 
 
-def test_slot_that_was_never_handed_out_is_free_at_once() -> None:
-    books, slots = _one_slot()
-    slot = slots.allocate(NBYTES)
-    start = slot.start
-    slots.let_go(slot)
-    assert books.lent.used_bytes == 0
-    assert slots.allocate(NBYTES).start == start
-
-
 @pytest.mark.parametrize("taken", ["host", "staging", "uncharged"])
 def test_free_pages_are_kept_within_what_both_windows_leave_free(taken: str) -> None:
     books, uncharged = HostWindows(2 * NBYTES, NBYTES), [0]
