@@ -42,21 +42,6 @@ def test_lists_come_one_after_the_other_each_record_once() -> None:
     assert list(_order(by_hand)) == [0, 1, 2, 3, 4, 5]
 
 
-def test_what_made_way_for_a_read_is_fetched_next_what_left_otherwise_is_not() -> None:
-    by_hand, records = ByHand[Any](), _records(5)
-    for record in records:
-        by_hand.name(record)
-    for _ in range(3):
-        by_hand.advance(1)
-    assert by_hand.last_fetched(lambda record: record.key != 2) is records[1]
-    by_hand.come_back_for(records[2])
-    by_hand.come_back_for(records[3])  # was not fetched yet
-    by_hand.forget_fetched(records[1])
-    assert by_hand.forget(records[0])
-    assert not by_hand.forget(records[0])
-    assert list(_order(by_hand)) == [2, 3, 4]
-
-
 @pytest.fixture
 def stored(make_store: MakeStore) -> tuple[TierStore, list[Handle]]:
     """A store with room for some, and many that are on disk."""

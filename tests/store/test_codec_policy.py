@@ -99,14 +99,6 @@ def test_auto_follows_the_load_of_the_disk(machine: Machine) -> None:
     assert order.codec == NO_CODEC
 
 
-def test_how_far_a_record_shrank_overrules_the_probe(machine: Machine) -> None:
-    policy = CodecPolicy(None, 8)
-    assert a_while(policy, machine, idle_cores=4.0) == FAST
-    for _ in range(20):
-        policy.learn_written(KIND, RECORD, WriteOrder(FAST, 4, None, probe=False), written(FAST, 1.0, 0.6e-9))
-    assert ordered(policy).codec == NO_CODEC
-
-
 def test_name_of_a_kind_is_of_bounded_length() -> None:
     """A client of the daemon may call its tensors what it likes; all their names stand in one report."""
     policy = CodecPolicy(NO_CODEC, 8)
@@ -117,21 +109,6 @@ def test_name_of_a_kind_is_of_bounded_length() -> None:
     whole = "bfloat16 ScaledDotProductCudnnAttentionBackward0, many zeros"
     assert policy.learn_written(honest, RECORD, order, written()) == whole
     assert set(policy.choices()) == {name, whole}
-
-
-def test_a_transfer_that_fails_says_nothing_of_the_disk(machine: Machine) -> None:
-    policy = CodecPolicy(None, 8)
-    order = WriteOrder(NO_CODEC, 4, None, probe=False)
-
-    def fail() -> None:
-        machine.pass_time(1000.0, idle_cores=4.0)
-        raise OSError("it broke")
-
-    for _ in range(8):
-        with pytest.raises(OSError, match="it broke"), policy.clock.timed("write", RECORD):
-            fail()
-    policy.learn_written(KIND, RECORD, order, written(samples=(SIXTH,)))
-    assert ordered(policy).codec == NO_CODEC
 
 
 def test_a_fixed_codec_measures_nothing(machine: Machine) -> None:

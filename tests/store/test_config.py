@@ -73,21 +73,14 @@ def test_directory_that_cannot_be_one_is_refused(tmp_path: Path, path: object) -
         TierStore(path.format(folder=tmp_path) if isinstance(path, str) else path)
 
 
-def test_directory_that_is_missing_is_refused_and_never_created(tmp_path: Path) -> None:
-    missing = tmp_path / "nvme" / "scratch"
-    with pytest.raises(ConfigError, match="never created") as caught:
-        TierStore(missing)
-    assert (caught.value.option, caught.value.given) == ("path", str(missing))
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_directory_that_is_a_file_is_refused_and_untouched(tmp_path: Path) -> None:
-    file = tmp_path / "file"
+def test_directory_that_is_missing_or_a_file_is_refused_and_never_created(tmp_path: Path) -> None:
+    missing, file = tmp_path / "nvme" / "scratch", tmp_path / "file"
     file.write_text("content")
-    with pytest.raises(ConfigError, match="not a directory"):
-        TierStore(file)
-    with pytest.raises(ConfigError):
-        TierStore(file / "below")
+    for path, words in ((missing, "never created"), (file, "not a directory"), (file / "below", "directory")):
+        with pytest.raises(ConfigError, match=words) as caught:
+            TierStore(path)
+        assert (caught.value.option, caught.value.given) == ("path", str(path))
+    assert list(tmp_path.iterdir()) == [file]
     assert file.read_text() == "content"
 
 

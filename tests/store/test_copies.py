@@ -12,7 +12,7 @@ import torch
 
 from tierstore.base.threads import start_thread
 from tierstore.residency import capture
-from tierstore.residency.capture import beside_captures, is_capturing
+from tierstore.residency.capture import is_capturing
 from tierstore.residency.copies import AcceleratorCopies, _Point
 
 GLOBAL, RELAXED = 0, 2
@@ -162,17 +162,6 @@ def test_beside_captures_after_an_error_the_mode_is_what_it_was(driver: Driver) 
     with pytest.raises(RuntimeError, match="lost"):
         _Point(event, DEVICE).query()  # type: ignore[arg-type]
     assert driver.mode == GLOBAL
-
-
-def test_beside_captures_of_host_memory_asks_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capture, "_exchange_mode", lambda: pytest.fail("a driver was asked for"))
-    with beside_captures(torch.device("cpu")):
-        pass
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a driver")
-def test_exchange_mode_without_a_driver_there_is_none() -> None:
-    assert capture._exchange_mode.__wrapped__() is None
 
 
 def test_is_capturing_asks_the_devices_own_stream_and_never_a_default_one(driver: Driver) -> None:

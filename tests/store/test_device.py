@@ -10,7 +10,7 @@ import threading
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from queue import SimpleQueue
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, cast
 
 import pytest
@@ -31,35 +31,26 @@ NBYTES = 4096
 POISON = 0xEE
 
 
-class Event:
+class Event(threading.Event):
     """A point in a stream's work. A `Marker`."""
 
-    def __init__(self) -> None:
-        self._over = threading.Event()
-
-    def query(self) -> bool:
-        return self._over.is_set()
+    query = threading.Event.is_set
 
     def synchronize(self) -> None:
-        assert self._over.wait(20), "the stream never came there"
-
-    def set(self) -> None:
-        self._over.set()
+        assert self.wait(20), "the stream never came there"
 
 
 class Stream:
     """Work done one after the other, on a thread of its own, when it is let."""
 
-    def __init__(self, name: str) -> None:
-        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1)
+        self._done: list[Future[None]] = []
         self._may_run = threading.Event()
         self._may_run.set()
-        self.errors: list[BaseException] = []
-        self._thread = threading.Thread(target=self._run, name=f"stream-{name}", daemon=True)
-        self._thread.start()
 
     def enqueue(self, work: Callable[[], None]) -> None:
-        self._work.put(work)
+        self._done.append(self._thread.submit(work))
 
     def record(self) -> Event:
         event = Event()
@@ -72,34 +63,26 @@ class Stream:
     def hold(self) -> None:
         """Stand still after what is queued so far."""
         self._may_run.clear()
-        self.enqueue(lambda: self._may_run.wait(20))
+        self.enqueue(lambda: self._may_run.wait(20) and None)
 
     def let_go(self) -> None:
         self._may_run.set()
 
     def synchronize(self) -> None:
-        self.record().synchronize()
-        assert not self.errors, self.errors
+        """All that is queued has been done, and nothing of it has failed."""
+        while self._done:
+            self._done.pop(0).result(20)
 
     def end(self) -> None:
-        self.let_go()
-        self._work.put(None)
-        self._thread.join(20)
-
-    def _run(self) -> None:
-        while (work := self._work.get()) is not None:
-            try:
-                work()
-            except BaseException as error:  # noqa: BLE001 - for the test's thread
-                self.errors.append(error)
+        self._thread.shutdown()
+        self.synchronize()
 
 
 class Accelerator:
     """A copy engine. `Copies`, with CPU memory for device memory."""
 
     def __init__(self) -> None:
-        self.compute, self.side = Stream("compute"), Stream("side")
-        self.out, self.into = Stream("out"), Stream("in")
+        self.compute, self.side, self.out, self.into = (Stream() for _ in range(4))
         self.current = self.compute
         self.num_waits: Counter[Stream] = Counter()
         self.copied: list[tuple[str, Stream]] = []  # which way, and for which stream
@@ -107,8 +90,6 @@ class Accelerator:
         self._shared: dict[int, list[Stream]] = {}
         self._watches: set[weakref.ref[torch.UntypedStorage]] = set()
         self.held_bytes = 0
-
-    # --- what PyTorch's allocator would do
 
     def allocate(self, nbytes: int, stream: Stream) -> torch.Tensor:
         """Device memory of a stream. What of it is freed is used again by later work of the same stream."""
@@ -150,8 +131,6 @@ class Accelerator:
             return torch.frombuffer(bytearray(seen[0]), dtype=torch.uint8)
 
         return result
-
-    # --- `Copies`
 
     def device_of(self, tensor: torch.Tensor) -> torch.device | None:
         return CPU
@@ -195,8 +174,6 @@ class Accelerator:
             stream.let_go()
         for stream in self.streams():
             stream.end()
-        for stream in self.streams():
-            assert not stream.errors, stream.errors
 
 
 def _content(number: int, nbytes: int = NBYTES) -> torch.Tensor:
@@ -236,17 +213,9 @@ def _offload(tier: DeviceTier, slab: Slab, record: Record) -> Slot:
     return record.slot
 
 
-def _offloaded(tier: DeviceTier, slab: Slab, tensor: torch.Tensor) -> Handle:
-    """Saved, and copied to host memory."""
-    handle = _save(tier, tensor, 1)
-    _offload(tier, slab, handle.record)
-    _poll_until(tier, lambda: handle.record.state is State.HOST)
-    return handle
-
-
-def _offloaded_many(tier: DeviceTier, slab: Slab, accelerator: Accelerator, number: int) -> list[Handle]:
-    """So many records whose copies out are over."""
-    handles = [_save(tier, accelerator.computed(i), i) for i in range(number)]
+def _offloaded(tier: DeviceTier, slab: Slab, accelerator: Accelerator, *numbers: int) -> list[Handle]:
+    """Records with such contents, whose copies out are over."""
+    handles = [_save(tier, accelerator.computed(number), number) for number in numbers]
     for handle in handles:
         _offload(tier, slab, handle.record)
     _poll_until(tier, lambda: all(handle.record.state is State.HOST for handle in handles))
@@ -342,7 +311,7 @@ def test_offload_beyond_the_bound_makes_the_stream_wait_not_the_host(
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["its stream", "elsewhere"])
 def test_reload_is_seen_by_every_later_kernel(accelerator: Accelerator, slab: Slab, elsewhere: bool) -> None:
     tier = DeviceTier(accelerator)
-    handle = _offloaded(tier, slab, accelerator.computed(5))
+    (handle,) = _offloaded(tier, slab, accelerator, 5)
     record = handle.record
     accelerator.into.hold()
     accelerator.current = accelerator.side if elsewhere else accelerator.compute
@@ -358,7 +327,7 @@ def test_reload_is_seen_by_every_later_kernel(accelerator: Accelerator, slab: Sl
 
 def test_reload_ahead_no_stream_waits_before_somebody_asks(accelerator: Accelerator, slab: Slab) -> None:
     tier = DeviceTier(accelerator)
-    handle = _offloaded(tier, slab, accelerator.computed(5))
+    (handle,) = _offloaded(tier, slab, accelerator, 5)
     record = handle.record
     accelerator.into.hold()
     assert record.source is not None
@@ -375,11 +344,8 @@ def test_reload_ahead_no_stream_waits_before_somebody_asks(accelerator: Accelera
 
 def test_make_room_lets_go_at_once_of_copies_that_still_run_each_way(accelerator: Accelerator, slab: Slab) -> None:
     tier = DeviceTier(accelerator)
-    handles = [_save(tier, accelerator.computed(i), i) for i in range(3)]
+    handles = [*_offloaded(tier, slab, accelerator, 0, 1), _save(tier, accelerator.computed(2), 2)]
     records = [handle.record for handle in handles]
-    for record in records[:2]:
-        _offload(tier, slab, record)
-    _poll_until(tier, lambda: all(record.state is State.HOST for record in records[:2]))
     accelerator.into.hold()
     result = accelerator.read_by_kernel(_reload(tier, records[0]))  # asked for
     assert records[1].source is not None
@@ -416,8 +382,9 @@ def test_reload_waits_for_the_copy_out_that_still_runs(accelerator: Accelerator,
 
 
 def test_reload_beyond_its_bound_forgets_what_backward_needs_last(accelerator: Accelerator, slab: Slab) -> None:
+    """But never what was handed over last, even if the order does not know it: a thread has still to take its bytes."""
     tier = DeviceTier(accelerator, reload_bytes=2 * NBYTES)
-    handles = _offloaded_many(tier, slab, accelerator, 4)
+    handles = _offloaded(tier, slab, accelerator, *range(4))
     records = [handle.record for handle in handles]
     first, second, third, fourth = records
     _reload(tier, first)
@@ -429,26 +396,8 @@ def test_reload_beyond_its_bound_forgets_what_backward_needs_last(accelerator: A
     tier.reload(third, next_rank=lambda record: ranks[record])
     assert [record.has_device_bytes for record in records] == [True, False, True, False]
     tier.hand_over(third)
-    tier.reload(fourth, next_rank=lambda record: math.inf if record is first else 9)
+    tier.reload(fourth, next_rank=lambda record: math.inf if record is third else 3)
     assert [record.has_device_bytes for record in records] == [False, False, True, True]
-    for record in records:
-        tier.release(record)
-    _poll_until(tier, lambda: not tier.is_busy)
-
-
-def test_reload_ahead_what_was_handed_over_last_stays_even_if_the_order_does_not_know_it(
-    accelerator: Accelerator, slab: Slab
-) -> None:
-    """The thread that asked for it has still to take its bytes."""
-    tier = DeviceTier(accelerator, reload_bytes=2 * NBYTES)
-    handles = _offloaded_many(tier, slab, accelerator, 3)
-    records = [handle.record for handle in handles]
-    first, second, third = records
-    _reload(tier, first)
-    _reload(tier, second)
-    assert not tier.has_room_to_reload(NBYTES, lambda record: record is first)
-    tier.reload(third, next_rank=lambda record: math.inf if record is second else 3)
-    assert [record.has_device_bytes for record in records] == [False, True, True]
     for record in records:
         tier.release(record)
     _poll_until(tier, lambda: not tier.is_busy)

@@ -41,16 +41,6 @@ def test_what_was_not_written_comes_back_and_what_was_beside_it_counts() -> None
     assert allowance.left_bytes(0.0) == 1000
 
 
-def test_more_than_a_day_is_never_written() -> None:
-    allowance = WriteAllowance(1000, now=0.0)
-    assert math.isinf(allowance.seconds_until(1001, 0.0))
-    assert "1001 bytes are more than a day's" in allowance.refusal(1001, 0.0)
-    nothing = WriteAllowance(0, now=0.0)
-    assert not nothing.take(1, 10 * DAY_SECONDS)
-    assert math.isinf(nothing.seconds_until(1, 0.0))
-    assert nothing.seconds_until(0, 0.0) == 0
-
-
 @given(
     day_bytes=st.integers(1, 10**12),
     steps=st.lists(st.tuples(st.floats(0, 10**5), st.integers(0, 10**12)), min_size=1, max_size=60),

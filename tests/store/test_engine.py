@@ -91,9 +91,9 @@ def open_engine(open_disk: OpenDisk) -> Iterator[Callable[[], tuple[Engine, Ledg
         engine.stop(20)
 
 
-def _fill(ledger: Ledger, keys: range) -> None:
+def _fill(ledger: Ledger, keys: range, nbytes: int = NBYTES) -> None:
     for key in keys:
-        ledger.contents[key] = bytes([key % 251]) * NBYTES
+        ledger.contents[key] = bytes([key % 251]) * nbytes
 
 
 def test_what_is_submitted_before_serve_begins_then(open_disk: OpenDisk) -> None:
@@ -118,7 +118,7 @@ def test_small_records_wait_for_company_or_for_somebody_who_waits(
     open_engine: Callable[[], tuple[Engine, Ledger]],
 ) -> None:
     engine, ledger = open_engine()
-    _fill(ledger, range(5000))
+    _fill(ledger, range(5000), 100)
     begun: list[int] = []
     begin = ledger.begin_spill
     ledger.begin_spill = lambda record: begun.append(record.key) or begin(record)  # type: ignore[method-assign]

@@ -63,19 +63,6 @@ def test_table_in_the_docstring_names_every_state() -> None:
     assert documented == [state.name for state in State]
 
 
-def test_record_keeps_what_was_saved() -> None:
-    source = torch.arange(6.0).reshape(2, 3).t()
-    source.add_(1)
-    handle = _handle(source, key=7)
-    record = handle.record
-    assert (record.key, record.state, record.version, record.nbytes) == (7, State.PENDING, 1, 24)
-    assert record.source is source
-    assert record.layout == layout_of(source)
-    assert record.device is None
-    assert "PENDING" in repr(record)
-    assert not hasattr(record, "__dict__")
-
-
 def test_record_keeps_what_was_handed_out_as_long_as_its_handle_lives() -> None:
     handle = _handle()
     record, view = handle.record, handle.source.view(2, 5)

@@ -1,6 +1,5 @@
 """The description of a machine: read back as written, and refused by file and key where it is wrong."""
 
-import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -130,11 +129,3 @@ def test_description_that_is_missing_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file") as caught:
         read_hardware(tmp_path / "hw.toml")
     assert caught.value.given == str(tmp_path / "hw.toml")
-
-
-def test_description_cut_anywhere_is_whole_or_refused(tmp_path: Path) -> None:
-    file = tmp_path / "hw.toml"
-    for length in range(0, len(TEXT), 7):
-        file.write_text(TEXT[:length])
-        with contextlib.suppress(ConfigError):
-            assert read_hardware(file).version == 1

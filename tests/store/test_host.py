@@ -91,16 +91,6 @@ def test_what_staging_took_counts_for_what_is_new_only_as_host_lets_go_of_it() -
     assert books.admits_move(20, from_host=True)
 
 
-def test_one_tensor_that_overdraws_staging_is_not_counted_as_the_hosts() -> None:
-    books = HostWindows(160, 15, grows=True)
-    for _ in range(16):
-        books.charge(_record(10), books.host)
-    books.grow_staging(10)
-    assert books.admits_move(20)
-    books.charge(_record(20), books.staging)
-    assert (books.used_bytes, books.host_bytes_peak) == ((160, 20), 160)
-
-
 _MOVES = st.tuples(st.integers(0, 5), st.sampled_from(["admit", "send", "read", "free"]))
 
 

@@ -245,28 +245,6 @@ def test_what_a_drive_refuses_that_others_fill_and_free_is_done_in_the_end(
         assert fetch(index, 1) == value
 
 
-def test_short_write_where_nobody_says_what_is_free_is_told_of_that_change_alone(
-    index: Index, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def stale(_: int) -> None:
-        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-
-    value, found = os.urandom(400_000), []
-    index.apply([Put(key, location(3), b"old") for key in range(3)])
-    operations = [
-        Fetch(0, lambda old: found.append(bytes(old))),
-        Put(10, location(3), b"new"),
-        Put(11, location(len(value)), value),
-        Delete(2),
-    ]
-    monkeypatch.setattr(os, "fstatvfs", stale)
-    with files_no_longer_than(os.fstat(index.file.fileno()).st_size + 16 * 4096):
-        outcomes = index.apply(operations)
-    assert [getattr(outcome.error, "code", None) for outcome in outcomes] == [None, None, errno.EIO, None]
-    assert found == [b"old"]
-    assert sorted(index.entries().locations) == [0, 1, 10]
-
-
 def test_short_write_on_a_full_drive_is_a_full_drive(tmp_path: Path) -> None:
     with mounted_drive(tmp_path, 32 * MIB) as drive, index_on(drive) as index:
         value = os.urandom(100_000)

@@ -116,13 +116,6 @@ def test_alias_keeps_neither_graph_nor_the_saved_tensor() -> None:
     assert alias.data_ptr() == output.data_ptr()
 
 
-def test_alias_shares_the_version_counter() -> None:
-    tensor = torch.randn(10, dtype=torch.complex64).conj()
-    alias = alias_of(tensor, layout_of(tensor))
-    tensor.add_(1)
-    assert alias._version == tensor._version == 1
-
-
 def test_memory_at_reads_and_writes_foreign_memory() -> None:
     buffer = (ctypes.c_char * 10)(*b"0123456789")
     view = memory_at(ctypes.addressof(buffer) + 2, 5)

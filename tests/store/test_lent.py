@@ -61,21 +61,6 @@ def test_kept_for_as_long_as_the_handle_lives() -> None:
     lent_views.take_back()
 
 
-def test_each_call_looks_at_some_and_all_get_their_turn() -> None:
-    lent_views, handles = LentViews(), [_handle() for _ in range(5)]
-    used = [_hand_out(handle) for handle in handles]
-    for handle in handles:
-        lent_views.let_go(handle.record)
-    del used[3:]
-    lent_views.take_back(3)
-    assert [len(handle.lent) for handle in handles] == [1, 1, 1, 1, 1]
-    lent_views.take_back(3)
-    assert [len(handle.lent) for handle in handles] == [1, 1, 1, 0, 0]
-    used.clear()
-    lent_views.take_back(None)
-    assert [len(handle.lent) for handle in handles] == [0] * 5
-
-
 def test_closed_store_keeps_nothing() -> None:
     handle, lent_views = _handle(), LentViews()
     used = _hand_out(handle)

@@ -177,13 +177,6 @@ def test_exit_leaves_no_thread_of_a_store_running(store_directory: Path) -> None
     assert process.returncode == 0
 
 
-def test_exit_by_an_exception_shows_that_alone_and_by_sys_exit_keeps_its_code(run: Run) -> None:
-    _, err = run("handles = [store.put(tensor(i)) for i in range(30)]\nraise KeyError('mine')", 1)
-    assert err.strip().endswith("KeyError: 'mine'")
-    assert err.count("Traceback") == 1
-    assert run("handles = [store.put(tensor(i)) for i in range(30)]\nsys.exit(7)", 7)[1] == ""
-
-
 # --- fork ---------------------------------------------------------------------------------------------------------
 
 

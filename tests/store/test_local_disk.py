@@ -24,7 +24,7 @@ from tierstore.disk.linux import address_of
 from tierstore.disk.local import LocalDisk
 from tierstore.disk.raw_records import lay_out, split_at
 from tierstore.disk.tier import Kind
-from tierstore.errors import ConfigError, CorruptDataError, StorageIOError, StoreFullError
+from tierstore.errors import CorruptDataError, StorageIOError, StoreFullError
 
 OpenDisk = Callable[..., Awaitable[LocalDisk]]
 MASK = Kind("uint8", 1, "DropoutBackward0")
@@ -389,21 +389,13 @@ async def test_extents_that_nobody_will_look_for_do_not_enter_the_index(
 
     disk = await open_disk(inline_bytes=1000)
     content = random_bytes(3000)
-    for key in range(5000):
+    for key in range(3000):
         await disk.write(key, memoryview(content), PLAIN)
-    assert await read_back(disk, 4999, len(content)) == content
-    await disk.discard(range(5000))
+    assert await read_back(disk, 2999, len(content)) == content
+    await disk.discard(range(3000))
     assert disk.usage().disk_bytes == 0
     await disk.write(5000, memoryview(content[:1000]), PLAIN)
     assert await read_back(disk, 5000, 1000) == content[:1000]
-
-
-@pytest.mark.parametrize(
-    "options", [{"codec": "lz4"}, {"disk_bytes": -1}, {"inline_bytes": -1}, {"directory": Path("/nonexistent")}]
-)
-async def test_unusable_options_are_refused(open_disk: OpenDisk, options: dict[str, object]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(options)).replace("directory", "path")):
-        await open_disk(**options)
 
 
 async def test_close_lets_go_of_every_descriptor_and_byte(open_disk: OpenDisk, directory: Path) -> None:

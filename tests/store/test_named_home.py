@@ -17,7 +17,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.descriptors import descriptors_of
 from tests.inspect_store import inspect_tier
 from tests.store.disk_conformance import PLAIN, DiskConformance, gather, random_bytes
 from tests.store.named_home_process import DISK_BYTES, Report, content_of, open_named, read
@@ -26,9 +25,8 @@ from tierstore.disk import extents as extents_module
 from tierstore.disk import home as home_module
 from tierstore.disk.folder import LockedFolder
 from tierstore.disk.home import FOLDER_NAME, NamedHome
-from tierstore.disk.index import Index, Put
+from tierstore.disk.index import Index
 from tierstore.disk.local import LocalDisk
-from tierstore.disk.location import record_hasher, record_seed
 from tierstore.errors import ConfigError, StorageIOError
 
 ROOT = Path(__file__).parents[2]
@@ -153,20 +151,6 @@ async def test_segments_that_are_empty_lose_their_names(
         assert len(names()) == len(inspect_tier(disk).space.files()) == 1
         assert all(path.stat().st_mode & 0o777 == 0o600 for path in folder.iterdir())
         assert folder.stat().st_mode & 0o777 == 0o700
-
-
-async def test_receipt_names_kind_and_checksum(directory: Path) -> None:
-    async with open_named(directory, "zstd") as (_, disk):
-        for size in (1000, 200_000):
-            content = random_bytes(size)
-            receipt = await disk.write(size, memoryview(content), PLAIN)
-            assert receipt.kind in disk.codec_choices()
-            hasher = record_hasher(record_seed(disk.session, size))
-            hasher.update(content)
-            assert receipt.checksum == hasher.intdigest()
-            assert (await disk.write(size + 1, memoryview(bytes(size)), PLAIN)).checksum is None
-    async with open_named(directory, checksum=False) as (_, disk):
-        assert (await disk.write(1, memoryview(b"x"), PLAIN)).checksum is None
 
 
 async def test_index_that_the_drive_refuses_to_change_is_not_cleared(directory: Path, folder: Path) -> None:
@@ -325,22 +309,6 @@ def change_index(folder: Path, change: object) -> None:
         index.close()
 
 
-async def test_entries_that_overlap_are_dropped_both(directory: Path, folder: Path) -> None:
-    await fill(directory)
-
-    def damage(index: Index) -> None:
-        locations = index.entries().locations
-        key = next(key for key, each in locations.items() if each.segment is not None and each.offset)
-        copy = msgspec.structs.replace(locations[key], offset=(locations[key].offset or 0) + 4096)
-        index.apply([Put(999, copy, None)])
-
-    change_index(folder, damage)
-    found, num_records = await open_and_look(directory)
-    assert num_records < len(KEYS)
-    assert found.endswith("damaged ones were dropped")
-    assert "dropped" not in (await open_and_look(directory))[0]
-
-
 async def test_entry_that_makes_no_sense_and_values_that_are_not_theirs_are_dropped(
     directory: Path, folder: Path
 ) -> None:
@@ -371,35 +339,6 @@ async def test_second_process_is_refused_until_the_first_is_killed(directory: Pa
         holder.kill()
         holder.wait(60)
     assert await open_and_look(directory) == (f"taken up: {len(KEYS)} records", len(KEYS))
-
-
-async def test_forked_child_lets_go_of_the_lock_and_of_what_was_taken_up(directory: Path) -> None:
-    await fill(directory)
-
-    def num_open() -> int:
-        return sum(str(directory) in target for target in descriptors_of().values())
-
-    async with open_named(directory) as (_, disk):
-        from_child, to_parent = os.pipe()
-        from_parent, to_child = os.pipe()
-        child = os.fork()
-        if child == 0:
-            os.close(to_child)
-            disk.abandon_after_fork()
-            os.write(to_parent, str(num_open()).encode())
-            os.read(from_parent, 1)  # until the parent has tried
-            os._exit(0)
-        try:
-            assert os.read(from_child, 1) == b"0"
-            assert num_open() > 4
-            with pytest.raises(ConfigError, match=str(os.getpid())):
-                NamedHome(directory)
-            await disk.close(keep=True)
-            NamedHome(directory).close(keep=True)
-        finally:
-            for descriptor in (to_child, from_parent, from_child, to_parent):
-                os.close(descriptor)
-            os.waitpid(child, 0)
 
 
 async def test_close_removes_our_names_only(directory: Path, folder: Path) -> None:

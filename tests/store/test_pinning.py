@@ -1,10 +1,8 @@
 """Host memory is registered behind the store's back, and nothing waits for that but whoever asks to."""
 
-import errno
 import mmap
 import os
 import threading
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -116,26 +114,6 @@ def _region(num_bytes: int) -> tuple[mmap.mmap, int]:
     return region, address_of(memoryview(region))
 
 
-def _resident_pages(address: int, num_bytes: int) -> int:
-    """By proc_pid_pagemap(5): bit 63 of each entry."""
-    with open("/proc/self/pagemap", "rb") as pages:
-        pages.seek(address // mmap.PAGESIZE * 8)
-        entries = pages.read(num_bytes // mmap.PAGESIZE * 8)
-    return sum(entries[number * 8 + 7] >> 7 for number in range(num_bytes // mmap.PAGESIZE))
-
-
-def test_pages_are_taken_before_the_driver_is_told_of_them() -> None:
-    region, address = _region(4 * CHUNK)
-    counts: list[int] = []
-
-    def register() -> None:
-        counts.append(_resident_pages(address, 4 * CHUNK))
-
-    Pinning(address, 4 * CHUNK, DEVICE, register).wait()
-    assert counts == [4 * CHUNK // mmap.PAGESIZE]
-    assert len(region) == 4 * CHUNK
-
-
 def test_end_before_all_pages_are_taken_the_driver_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
     region, address = _region(4 * CHUNK)
     monkeypatch.setattr(pinning, "_STEP_BYTES", CHUNK)
@@ -167,21 +145,6 @@ def test_driver_that_raises_is_told_of() -> None:
     under_way = Pinning(address, CHUNK, DEVICE, register)
     under_way.wait()
     assert under_way.failure == "RuntimeError('no context')"
-    under_way.end()
-    assert len(region) == CHUNK
-
-
-def test_no_more_threads_the_caller_tells_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    def start_thread(target: Callable[[], None], name: str) -> threading.Thread:
-        raise OSError(errno.EAGAIN, "no more threads")
-
-    monkeypatch.setattr(pinning, "start_thread", start_thread)
-    region, address = _region(CHUNK)
-    told: list[threading.Thread] = []
-    under_way = Pinning(address, CHUNK, DEVICE, lambda: told.append(threading.current_thread()))
-    assert told == [threading.current_thread()]
-    assert under_way.is_over
-    assert under_way.failure is None
     under_way.end()
     assert len(region) == CHUNK
 

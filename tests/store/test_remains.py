@@ -136,11 +136,6 @@ def _num_misses(store: TierStore, end: Callable[[list[Any]], None]) -> int:
     return misses
 
 
-def test_interrupt_where_a_graph_dies_its_order_is_learned(make_store: MakeStore, interrupted: Interrupted) -> None:
-    store = make_store(host_bytes=0)
-    assert _num_misses(store, lambda graph: interrupted(graph.clear)) <= 1
-
-
 def test_graph_ends_as_garbage_its_order_is_learned(make_store: MakeStore) -> None:
     store = make_store(host_bytes=0)
 

@@ -220,15 +220,6 @@ async def _raise_later(error: Exception) -> Stored:
     raise error
 
 
-@pytest.mark.parametrize("stage", ["writing", "reading"])
-def test_drop_while_the_job_runs_noticed_only_at_its_end(bench: Bench, stage: str) -> None:
-    store, disk, handle, _ = _at(bench, stage)
-    del handle  # and nobody calls the store before the job has ended
-    disk.let_go()
-    until(lambda: disk.usage().num_records == 0 and not inspect(store).num_released)
-    until_empty(store)
-
-
 def test_read_that_ends_while_the_handle_has_only_begun_to_die_frees_everything(bench: Bench) -> None:
     """There is nothing left to put the bytes into, and nobody has been told yet that the handle is gone."""
     store, disk, handle, _ = _at(bench, "reading")

@@ -10,7 +10,6 @@ from tierstore.tracing.page import page_of
 from tierstore.tracing.reader import RecordedTrace
 from tierstore.tracing.steps import Step, choose_step, steps_of
 from tierstore.tracing.summary import StepSummary, summarize
-from tierstore.tracing.timeline import timeline_of
 
 MS = 1_000_000
 FOR_ROOM, FOR_BYTES = STALL_CAUSES
@@ -124,26 +123,11 @@ def first_pack_of(graph: int) -> Pack:
     return Pack(at, at + 1, THREAD, graph, graph, 0, graph, None, 0, 0, 0, 1, 1, "float32", "cpu", (1,))
 
 
-def drawn() -> tuple[Step, StepSummary]:
+def test_page_needs_nothing_from_elsewhere_and_no_text_ends_its_script() -> None:
     levels = [Levels(at * MS, 0, 0, at, 2, 0, 3) for at in range(0, 1000, 100)]
     events = (spill(10, 400, codec="zstd:1", at_drive_ms=100), stall(20, 400, FOR_ROOM), restore(500, 600), *levels)
     step = step_of(*events)
-    return step, summarize(step, HEADER)
-
-
-def test_timeline_cuts_an_encoded_write_in_two_and_lays_waits_over_forward() -> None:
-    timeline = timeline_of(drawn()[0], {THREAD: "main"})
-    boxes = {(lane.group, lane.name): lane.boxes for lane in timeline.lanes}
-    assert [(box.kind, box.ended_ns - box.began_ns) for box in boxes["codec", "encode 1"]] == [("encode", 290 * MS)]
-    assert [(box.kind, box.ended_ns - box.began_ns) for box in boxes["drive: writes", "write 1"]] == [
-        ("write", 100 * MS)
-    ]
-    assert [box.kind for box in boxes["compute", "main"]] == ["forward", "backward", "codec"]
-    assert [curve.field for curve in timeline.curves] == ["host_bytes", "staging_bytes", "disk_bytes"]
-
-
-def test_page_needs_nothing_from_elsewhere_and_no_text_ends_its_script() -> None:
-    step, summary = drawn()
+    summary = summarize(step, HEADER)
     page = page_of([step], HEADER, {THREAD: "</script><b>main"}, 3, first=summary.number)
     assert "</script><b>" not in page
     assert page.count("</script>") == 2

@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.conftest import MakeStore
 from tests.daemon.conftest import environment_of_tests
 from tests.inspect_store import inspect
-from tierstore import ConfigError, StoreClosedError, TierStore, tiered_offload
+from tierstore import ConfigError, TierStore, tiered_offload
 from tierstore.rules.observer import Observer
 from tierstore.tracing import recorder as recording
 from tierstore.tracing.events import End, Lost, Pack, Release, Unpack
@@ -59,14 +58,6 @@ def test_trace_of_a_relative_path_goes_on_there_after_chdir(
         saved_by_a_graph()
     store.close()
     assert read_trace(file).is_complete
-
-
-def test_trace_of_a_closed_store_refused(make_store: MakeStore, file: Path) -> None:
-    store = make_store()
-    store.close()
-    with pytest.raises(StoreClosedError), store.trace(file):
-        pass
-    assert not file.exists()
 
 
 def test_trace_of_a_store_that_nobody_closes_is_written_and_its_thread_ends(store_directory: Path, file: Path) -> None:
