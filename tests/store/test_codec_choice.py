@@ -159,6 +159,13 @@ def test_raw_records_show_now_and_then_whether_the_disk_is_still_slow() -> None:
     assert choose(made, load=load) == NO_CODEC
 
 
+def test_more_kinds_than_are_remembered_are_learned_afresh() -> None:
+    made = chooser(0.1, 0.1, ((ZSTD, 0.3, 1.0, 1.0),))
+    for number in range(1024):
+        assert choose(made, FLOAT._replace(origin=str(number))) == NO_CODEC
+    assert choose(made) == NO_CODEC
+
+
 def test_size_classes_kinds_and_contents_are_apart() -> None:
     made = chooser(0.1, 0.1)
     made.learn_samples(FLOAT, RECORD, [sample(ZSTD, 0.3, 1.0, 1.0)])

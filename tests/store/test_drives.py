@@ -148,6 +148,9 @@ async def test_parts_begin_at_the_same_address_modulo_4096_as_the_record(several
     copy = at_phase(bytes(len(record)), 64)
     await tier.read(1, copy)
     assert copy == record
+    inspect_drives(tier).set_speeds([1e9, 1e7])  # a drive that would have a short part gets none
+    await fill(tier, 2, [10 * MIB])
+    assert inspect_drives(tier).parts_of(2) == [10 * MIB]
 
 
 async def test_record_that_fits_only_on_both_is_divided_as_the_room_is(several: SeveralDrives) -> None:

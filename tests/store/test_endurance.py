@@ -26,6 +26,8 @@ def test_refills_evenly_up_to_a_day() -> None:
     assert allowance.take(100, HOUR_SECONDS)
     assert allowance.left_bytes(HOUR_SECONDS) == 0
     assert allowance.left_bytes(1000 * DAY_SECONDS) == 2400
+    assert "2401 bytes are more than a day's" in allowance.refusal(2401, 0.0)
+    assert WriteAllowance(0, now=0.0).seconds_until(0, 0.0) == 0
 
 
 def test_what_was_not_written_comes_back_and_what_was_beside_it_counts() -> None:

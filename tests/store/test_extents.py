@@ -90,6 +90,12 @@ def test_allocator_refuses_to_free_what_is_not_handed_out(start: int, length: in
     with pytest.raises(ValueError, match="not handed out"):
         allocator.free(start * BLOCK, length * BLOCK)
     assert allocator.free_bytes == 14 * BLOCK
+    with pytest.raises(ValueError, match="multiple"):
+        allocator.allocate(BLOCK + 1)
+    with pytest.raises(ValueError, match="not an unused range"):
+        allocator.remove_range(0, 16 * BLOCK)
+    with pytest.raises(ValueError, match="touches"):
+        allocator.add_range(16 * BLOCK, BLOCK)
 
 
 def test_budget_counts_values_at_their_peak() -> None:

@@ -166,8 +166,10 @@ async def test_commits_of_jobs_and_batches_do_not_overlap(index: Index) -> None:
     assert [fetch(index, key) for key in (1, 2)] == [b"abc", b"def"]
 
 
-async def test_commits_report_a_pool_that_is_gone(index: Index) -> None:
+async def test_commit_that_fails_and_a_pool_that_is_gone_are_outcomes(index: Index) -> None:
     executor = ThreadPoolExecutor(1)
+    index.close()
+    assert Commits(index, executor).commit_now(Delete(1)).error is not None
     executor.shutdown()
     outcome = await Commits(index, executor).submit(Delete(1))
     assert isinstance(outcome.error, RuntimeError)

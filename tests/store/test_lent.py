@@ -1,6 +1,5 @@
 """What a handle keeps of what it has handed out, once the bytes have left memory."""
 
-import weakref
 from collections import deque
 from typing import Any, cast
 
@@ -47,18 +46,6 @@ def test_let_go_keeps_what_is_in_use_until_it_is_not() -> None:
     del used
     lent_views.take_back()
     assert handle.lent == ()
-
-
-def test_kept_for_as_long_as_the_handle_lives() -> None:
-    handle, lent_views = _handle(), LentViews()
-    used, record = _hand_out(handle), handle.record
-    memory = weakref.ref(used.untyped_storage())
-    lent_views.let_go(record)
-    del handle
-    assert record.lent == ()
-    del used
-    assert memory() is None
-    lent_views.take_back()
 
 
 def test_closed_store_keeps_nothing() -> None:

@@ -184,22 +184,3 @@ def test_lookahead_knows_what_is_needed_before_what_it_fetches() -> None:
     assert not ahead.needs_first(first)
     assert not ahead.needs_first(third)
     assert [ahead.next_rank(record) for record in (first, second, third)] == [math.inf, 2, 3]
-
-
-class _CountsLooks(list[Any]):
-    num_looks = 0
-
-    def __getitem__(self, index: Any) -> Any:
-        self.num_looks += 1
-        return super().__getitem__(index)
-
-
-def test_lookahead_asked_about_records_of_other_graphs_does_not_search_each_time() -> None:
-    """Forward of the next step spills while this one's position is still the last."""
-    mine, *others = _records(101)
-    records = _CountsLooks([mine, *[None] * 99])
-    ahead = Lookahead(100)
-    ahead.begin(records, range(100))
-    for other in others:
-        ahead.come_back_for(other)
-    assert records.num_looks <= 100

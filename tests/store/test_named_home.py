@@ -18,7 +18,7 @@ import msgspec
 import pytest
 
 from tests.inspect_store import inspect_tier
-from tests.store.disk_conformance import PLAIN, DiskConformance, gather, random_bytes
+from tests.store.disk_conformance import PLAIN, DiskConformance, gather, random_bytes, read_back
 from tests.store.named_home_process import DISK_BYTES, Report, content_of, open_named, read
 from tests.store.test_index import files_no_longer_than, location
 from tierstore.disk import extents as extents_module
@@ -129,6 +129,17 @@ async def test_kept_records_leases_and_budget_are_found_again(directory: Path) -
         assert found == "taken up: 0 records"
         assert disk.usage().disk_bytes == 0
         assert not [name for name in os.listdir(directory / FOLDER_NAME) if name.startswith("segment")]
+
+
+async def test_large_values_are_read_where_they_lie(directory: Path) -> None:
+    lengths = {1: 70_000, 2: 3 * 2**20 + 1, 3: 100}
+    async with open_named(directory, inline_bytes=None) as (_, disk):
+        for key, length in lengths.items():
+            await disk.write(key, memoryview(random_bytes(length)), PLAIN)
+    async with open_named(directory, inline_bytes=None) as (_, disk):
+        assert [each.offset is None for each in disk.found_locations().values()] == [False, False, True]
+        for key, length in lengths.items():
+            assert await read_back(disk, key, length) == random_bytes(length)
 
 
 async def test_segments_that_are_empty_lose_their_names(
@@ -344,6 +355,12 @@ async def test_second_process_is_refused_until_the_first_is_killed(directory: Pa
 async def test_close_removes_our_names_only(directory: Path, folder: Path) -> None:
     await fill(directory)
     assert sorted(os.listdir(folder)) == ["format", "index", "lock", "segment-000000"]
+    (folder / "a file of others").write_bytes(bytes(PAGE_BYTES))
+    home = NamedHome(directory)
+    ours = [(folder / name).stat().st_blocks for name in ("format", "index", "segment-000000")]
+    assert home.taken_bytes == 512 * sum(ours) >= PAGE_BYTES
+    home.close(keep=True)
+    (folder / "a file of others").unlink()
     async with open_named(directory) as (_, disk):
         await disk.close()
     assert os.listdir(directory) == []

@@ -1,8 +1,10 @@
 """Host memory is registered behind the store's back, and nothing waits for that but whoever asks to."""
 
+import errno
 import mmap
 import os
 import threading
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -134,6 +136,18 @@ def test_end_before_all_pages_are_taken_the_driver_is_not_told(monkeypatch: pyte
     assert steps == [CHUNK]
     assert under_way.failure == "the store was closed"
     assert len(region) == 4 * CHUNK
+
+
+def test_no_more_threads_the_caller_tells_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start_thread(target: Callable[[], None], name: str) -> threading.Thread:
+        raise OSError(errno.EAGAIN, "no more threads")
+
+    monkeypatch.setattr(pinning, "start_thread", start_thread)
+    region, address = _region(CHUNK)
+    told: list[threading.Thread] = []
+    under_way = Pinning(address, CHUNK, DEVICE, lambda: told.append(threading.current_thread()))
+    assert told == [threading.current_thread()]
+    assert (under_way.is_over, under_way.failure, len(region)) == (True, None, CHUNK)
 
 
 def test_driver_that_raises_is_told_of() -> None:

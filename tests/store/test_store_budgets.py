@@ -257,19 +257,6 @@ def test_disk_full_collects_cycles_before_it_gives_up(make_store: MakeStore) -> 
         gc.enable()
 
 
-def test_disk_of_no_bytes_is_a_store_in_memory(make_store: MakeStore) -> None:
-    store = make_store(host_bytes=4 * NBYTES, disk_bytes=0, staging_bytes=0)
-    handles, error = _fill(store)
-    assert len(handles) >= 4
-    assert error.disk_bytes == 0
-    for i, handle in enumerate(handles):
-        assert torch.equal(store.get(handle), _tensor(i))
-    assert store.stats().written_bytes == 0
-    del handles, handle
-    assert store.stats().host_bytes == 0
-    assert len(_fill(store)[0]) >= 4
-
-
 # --- what need not be written is not ------------------------------------------------------------------------------
 
 
