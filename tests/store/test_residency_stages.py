@@ -18,6 +18,7 @@ from tests.conftest import MakeStore
 from tests.inspect_store import inspect
 from tests.waiting import until, until_empty
 from tierstore import Handle, ModifiedInPlaceError, StorageIOError, StoreClosedError, TierStore
+from tierstore.base.defaults import NUM_RESTORES
 from tierstore.disk.local import LocalDisk
 from tierstore.disk.tier import Kind, Stored
 from tierstore.hooks.order import LogOptions, PackLog, open_log
@@ -267,24 +268,22 @@ def test_get_at_every_stage_returns_the_bytes(bench: Bench, stage: str) -> None:
     assert store.stats().forwarded_bytes == (NBYTES if stage in ("queued", "writing") else 0)
 
 
-@pytest.mark.parametrize("grows", [True, False], ids=["auto", "given"])
-def test_several_of_the_largest_are_written_at_once_out_of_the_host_budget(bench: Bench, grows: bool) -> None:
-    """One at a time where `staging_bytes` is given."""
-    store, disk = bench.open(host_bytes=16 * NBYTES, staging_bytes=NBYTES)
-    inspect(store).let_staging_grow(grows)
-    disk.hold("write")
-    handles = [store.put(_tensor(i)) for i in range(17)]
-    for handle in handles[: 4 if grows else 1]:
-        disk.await_begin("write", handle)
-    bench.on_thread(store, store.put, _tensor(17))
-    assert handles[1].record.state is (State.WRITING if grows else State.HOST)
-    stats = store.stats()
-    assert (stats.host_bytes, stats.staging_used_bytes) == (16 * NBYTES, NBYTES)
-    disk.let_go()
+def test_get_overtakes_every_queued_prefetch(bench: Bench) -> None:
+    store, disk = bench.open()
+    handles = [store.put(_tensor(i)) for i in range(20)]
     store.flush()
-    assert store.stats().host_bytes_peak == 16 * NBYTES
-    for i, handle in enumerate(handles):
-        assert torch.equal(store.get(handle), _tensor(i))
+    disk.hold("read")
+    store.prefetch(handles[:15])
+    for handle in handles[:NUM_RESTORES]:
+        disk.await_begin("read", handle)
+    wanted = [bench.on_thread(store, store.get, handles[i]) for i in (14, 19)]
+    disk.let_go()
+    assert torch.equal(wanted[0].result(20), _tensor(14))
+    assert torch.equal(wanted[1].result(20), _tensor(19))
+    order = [disk.began.get(timeout=20) for _ in range(2)]
+    assert order == [("read", handles[14].record.key), ("read", handles[19].record.key)]
+    stats = store.stats()
+    assert (stats.prefetch_late, stats.prefetch_misses) == (1, 1)
 
 
 def test_change_while_a_get_waits_is_found(bench: Bench) -> None:
@@ -394,7 +393,7 @@ def test_close_wakes_whoever_waits(bench: Bench, what: str) -> None:
 
 
 def test_close_wakes_whoever_waits_before_the_engine_has_ended(bench: Bench) -> None:
-    store, _, _handle, go_on = _at(bench, "queued", staging_bytes=NBYTES)
+    store, disk, handle, go_on = _at(bench, "queued", staging_bytes=NBYTES)
     waiting = bench.on_thread(store, store.put, _tensor(1))
     closing = ThreadPoolExecutor(1).submit(store.close)
     with pytest.raises(StoreClosedError):
@@ -402,6 +401,7 @@ def test_close_wakes_whoever_waits_before_the_engine_has_ended(bench: Bench) -> 
     assert not closing.done()
     go_on.set()
     closing.result(20)
+    assert handle.record.key not in disk.written, "what is queued is abandoned"
 
 
 @pytest.mark.parametrize("how", ["get", "prefetch", "drop"])
