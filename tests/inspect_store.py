@@ -120,23 +120,6 @@ class InsideStore:
         self.residency._noted.drop_ended()
 
     @property
-    def num_held(self) -> dict[str, int]:
-        """How many records or slots each list of the store has."""
-        rules = self.rules
-        return {
-            "booked": len(self.residency.records),
-            "to be evicted": len(rules._eviction),
-            "parked": len(rules._parked),
-            "blocked": len(rules.blocked),
-            "handed out": len(self.residency._slots._handed_out),
-        }
-
-    @property
-    def num_released(self) -> int:
-        """Records whose handle is gone, and that no call has accounted for yet."""
-        return len(self.rules.released)
-
-    @property
     def num_restores(self) -> int:
         """Reads that are queued or running."""
         return self.rules.num_restores
@@ -184,11 +167,6 @@ class InsideStore:
     def let_staging_grow(self, grows: bool = True) -> None:
         """As where no `staging_bytes` is given."""
         set_existing(self.rules.windows, grows=grows)
-
-    @property
-    def num_lanes(self) -> int:
-        """Records in flight each way, at most."""
-        return self.engine._num_spills
 
     def stall(self) -> threading.Event:
         return InsideEngine(self.engine).stall()
@@ -281,14 +259,12 @@ class InsideTier:
     Attributes:
         locations: where each record lies, by key; the tier's own.
         index, space: the index and the segments.
-        turns: those at the device.
     """
 
     def __init__(self, tier: LocalDisk) -> None:
         self._tier = tier
         self.locations = tier._shelf.locations
         self.index, self.space = tier._index, tier._space
-        self.turns = tier._shelf.turns
 
     def pretend_session(self, session: int) -> None:
         """From now on its checksums are those of another session."""

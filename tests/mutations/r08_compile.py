@@ -26,7 +26,7 @@ MUTATIONS = {
             "Kept.__init__", "attributes_of(tensor) is None or tensor.requires_grad"
         ),
     },
-    "test_is_capturing_asks_the_devices_own_stream": {
+    "test_is_capturing_asks_the_devices_own_stream_and_never_a_default_one": {
         "whether a graph is captured is asked of the tensor's own device": replace(
             "is_capturing", "with torch.cuda.device(device): ...", "..."
         ),

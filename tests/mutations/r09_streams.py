@@ -162,12 +162,12 @@ MUTATIONS = {
             "Streams.copy_back", "record.ready", "None", inside="self._copies.copy_in(...)"
         ),
     },
-    "test_reload_on_another_stream_than_the_records_waits_there_too": {
+    "test_reload_is_seen_by_every_later_kernel[elsewhere]": {
         "the stream at pack is kept with the record; a reload's target is allocated under it": replace(
             "Streams.copy_back", "record.stream", "self._copies.current_stream(_device_of(record))"
         ),
     },
-    "test_offload_on_another_stream_than_the_records_follows_the_records": {
+    "test_offload_copies_what_the_kernel_wrote_and_then_lets_go[elsewhere]": {
         "a copy out waits for the stream that packed": replace(
             "Streams.copy_out", "record.stream", "self._copies.current_stream(_device_of(record))"
         ),

@@ -17,7 +17,7 @@ MUTATIONS = {
     "test_residency_stages.py": {
         "whoever waits is woken by what is freed": drop("Guard._advance", "self._progress.notify_all()"),
     },
-    "test_flush_ends_when_the_last_queued_write_is_cancelled_by_a_prefetch": {
+    "test_flush_ends_when_the_last_queued_write_is_cancelled[prefetch]": {
         "a flush is told when a prefetch has cancelled the last queued write": drop(
             "Guard._go_ahead", "self._progress.notify_all()"
         ),

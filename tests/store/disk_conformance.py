@@ -78,12 +78,6 @@ class DiskConformance:
             assert receipt.stored_bytes >= 0
             assert await read_back(tier, key, size) == content[:size]
 
-    async def test_read_twice_is_the_same(self, tier: DiskTier) -> None:
-        content = random_bytes(300_001)
-        await tier.write(1, memoryview(content), PLAIN)
-        copies = await gather(*(read_back(tier, 1, len(content)) for _ in range(4)))
-        assert copies == [content] * 4
-
     async def test_read_unknown_or_wrong_length_is_refused(self, tier: DiskTier) -> None:
         await tier.write(1, memoryview(bytes(100)), PLAIN)
         with pytest.raises(KeyError):
@@ -180,13 +174,13 @@ class DiskConformance:
         usage = tier.usage()
         assert (usage.num_records, usage.disk_bytes) == (0, 0)
 
-    async def test_space_is_reused_over_thousands_of_steps(self, tier: DiskTier) -> None:
+    async def test_space_is_reused_over_a_thousand_steps(self, tier: DiskTier) -> None:
         """Half the budget is in use, sizes change all the time, nothing is ever refused."""
 
         steps, live = random.Random(5), dict[int, int]()
         half, content = tier.usage().budget_bytes // 2, memoryview(random_bytes(2**20))
-        for key in range(2000):
-            size = int(2 ** steps.uniform(12, 20 if key % 700 < 350 else 17))
+        for key in range(1000):
+            size = int(2 ** steps.uniform(12, 20 if key % 400 < 200 else 17))
             while sum(live.values()) + size > half:
                 victim = steps.choice(list(live))
                 del live[victim]

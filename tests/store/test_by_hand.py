@@ -1,6 +1,5 @@
 """What is named to `prefetch`: fetched in that order, on into the room of what was got, and never at others' cost."""
 
-import random
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -43,21 +42,6 @@ def test_lists_come_one_after_the_other_each_record_once() -> None:
     assert list(_order(by_hand)) == [0, 1, 2, 3, 4, 5]
 
 
-def test_what_made_way_for_a_read_is_fetched_next_what_left_otherwise_is_not() -> None:
-    by_hand, records = ByHand[Any](), _records(5)
-    for record in records:
-        by_hand.name(record)
-    for _ in range(3):
-        by_hand.advance(1)
-    assert by_hand.last_fetched(lambda record: record.key != 2) is records[1]
-    by_hand.come_back_for(records[2])
-    by_hand.come_back_for(records[3])  # was not fetched yet
-    by_hand.forget_fetched(records[1])
-    assert by_hand.forget(records[0])
-    assert not by_hand.forget(records[0])
-    assert list(_order(by_hand)) == [2, 3, 4]
-
-
 @pytest.fixture
 def stored(make_store: MakeStore) -> tuple[TierStore, list[Handle]]:
     """A store with room for some, and many that are on disk."""
@@ -86,45 +70,6 @@ def test_list_longer_than_the_room_goes_on_into_that_of_what_was_got(stored: tup
         assert store.stats().staging_used_bytes <= ROOM * NBYTES
     stats = store.stats()
     assert (stats.prefetch_hits, stats.prefetch_late, stats.prefetch_misses) == (NUM, 0, 0)
-
-
-def test_next_few_named_before_each_get(stored: tuple[TierStore, list[Handle]]) -> None:
-    store, handles = stored
-    for number in range(NUM):
-        store.prefetch(handles[number : number + ROOM])
-        _get(store, handles, number)
-    assert store.stats().read_bytes == store.stats().spilled_bytes  # each once
-
-
-def test_got_in_another_order_each_is_read_and_right(stored: tuple[TierStore, list[Handle]]) -> None:
-    store, handles = stored
-    order = list(range(NUM))
-    random.Random(0).shuffle(order)
-    store.prefetch(handles)
-    for number in order:
-        assert torch.equal(store.get(handles[number]), _tensor(number))
-    assert store.stats().staging_used_bytes <= ROOM * NBYTES
-
-
-def test_got_again_after_it_was_named_again(stored: tuple[TierStore, list[Handle]]) -> None:
-    """What is in memory and named again is not what makes way for the others."""
-    store, handles = stored
-    store.prefetch(handles[:ROOM])
-    for number in range(ROOM):
-        _get(store, handles, number)
-    store.prefetch([handles[1], handles[2], *handles[ROOM:]])
-    for number in (1, 2, *range(ROOM, NUM)):
-        _get(store, handles, number)
-    assert store.stats().read_bytes == store.stats().spilled_bytes
-
-
-def test_what_was_made_way_for_a_demand_is_fetched_again(stored: tuple[TierStore, list[Handle]]) -> None:
-    store, handles = stored
-    store.prefetch(handles[:ROOM])
-    until(lambda: _states(handles[:ROOM]) == {State.CLEAN})
-    assert torch.equal(store.get(handles[-1]), _tensor(NUM - 1))  # from the disk
-    for number in range(ROOM):
-        _get(store, handles, number)
 
 
 def test_list_keeps_nothing_alive(stored: tuple[TierStore, list[Handle]]) -> None:
@@ -171,23 +116,4 @@ def test_backward_goes_first_and_takes_the_room_of_what_was_named(stored: tuple[
         got = inspect(store).residency.fetch(records[index], records[index].layout, ahead, None, index)
         assert torch.equal(got, _tensor(index))
     for number in range(NUM // 2):  # in the room that backward does not need any more
-        _get(store, handles, number)
-
-
-def test_nothing_is_fetched_by_hand_while_backward_waits_for_room(make_store: MakeStore) -> None:
-    store = make_store(host_bytes=ROOM * NBYTES, staging_bytes=ROOM * NBYTES)
-    handles = [store.put(_tensor(number)) for number in range(NUM)]
-    store.flush()
-    del handles[-ROOM:]  # which stayed in memory
-    records = [handle.record for handle in handles]
-    near = Lookahead[Any](NUM * NBYTES)
-    near.reach.is_far = False
-    near.begin(records, range(ROOM + 1))
-    inspect(store).residency.look_ahead(near)
-    store.prefetch(handles[-ROOM:])
-    until(lambda: {record.state for record in records[:ROOM]} == {State.CLEAN})
-    assert _states(handles[ROOM:]) == {State.DISK}
-    for index in range(2):
-        inspect(store).residency.fetch(records[index], records[index].layout, near, None, index)
-    for number in range(len(handles) - ROOM, len(handles)):
         _get(store, handles, number)

@@ -99,23 +99,6 @@ def test_auto_follows_the_load_of_the_disk(machine: Machine) -> None:
     assert order.codec == NO_CODEC
 
 
-def test_how_far_a_record_shrank_overrules_the_probe(machine: Machine) -> None:
-    policy = CodecPolicy(None, 8)
-    assert a_while(policy, machine, idle_cores=4.0) == FAST
-    for _ in range(20):
-        policy.learn_written(KIND, RECORD, WriteOrder(FAST, 4, None, probe=False), written(FAST, 1.0, 0.6e-9))
-    assert ordered(policy).codec == NO_CODEC
-
-
-def test_how_long_records_were_on_their_way_overrules_the_probe(machine: Machine) -> None:
-    policy = CodecPolicy(None, 4)
-    assert a_while(policy, machine, idle_cores=4.0) == FAST
-    slow = written(FAST, 0.16, 0.6e-9)._replace(lane_seconds=4 * RECORD / 0.5e9)
-    for _ in range(20):
-        policy.learn_written(KIND, RECORD, WriteOrder(FAST, 4, None, probe=False), slow)
-    assert ordered(policy).codec == NO_CODEC
-
-
 def test_name_of_a_kind_is_of_bounded_length() -> None:
     """A client of the daemon may call its tensors what it likes; all their names stand in one report."""
     policy = CodecPolicy(NO_CODEC, 8)
@@ -126,34 +109,6 @@ def test_name_of_a_kind_is_of_bounded_length() -> None:
     whole = "bfloat16 ScaledDotProductCudnnAttentionBackward0, many zeros"
     assert policy.learn_written(honest, RECORD, order, written()) == whole
     assert set(policy.choices()) == {name, whole}
-
-
-def test_a_transfer_that_fails_says_nothing_of_the_disk(machine: Machine) -> None:
-    policy = CodecPolicy(None, 8)
-    order = WriteOrder(NO_CODEC, 4, None, probe=False)
-
-    def fail() -> None:
-        machine.pass_time(1000.0, idle_cores=4.0)
-        raise OSError("it broke")
-
-    for _ in range(8):
-        with pytest.raises(OSError, match="it broke"), policy.clock.timed("write", RECORD):
-            fail()
-    policy.learn_written(KIND, RECORD, order, written(samples=(SIXTH,)))
-    assert ordered(policy).codec == NO_CODEC
-
-
-def test_choices_are_named_by_dtype_origin_and_content() -> None:
-    policy = CodecPolicy(None, 8)
-    order = WriteOrder(NO_CODEC, 4, None, probe=False)
-    for kind in (KIND, Kind("bfloat16", 2), Kind("bool", 1, content="all zeros"), Kind()):
-        policy.learn_written(kind, RECORD, order, written())
-    assert policy.choices() == {
-        "float32 ReluBackward0, many zeros": {"none": 1},
-        "bfloat16": {"none": 1},
-        "bool, all zeros": {"none": 1},
-        "unknown": {"none": 1},
-    }
 
 
 def test_a_fixed_codec_measures_nothing(machine: Machine) -> None:

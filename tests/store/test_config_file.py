@@ -1,7 +1,6 @@
 """A store and a scope from a file: what it may say, and what is said of a file that cannot be used."""
 
 import contextlib
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.daemon.conftest import StartDaemon, short_directory, start_daemon
 from tests.inspect_store import inspect
-from tierstore import ConfigError, DaemonUnavailableError, TierStore, tiered_offload
+from tierstore import ConfigError, TierStore, tiered_offload
 from tierstore.base.config_file import offload_options, store_options
 from tierstore.base.toml_file import toml_text
 
@@ -62,20 +61,6 @@ def test_store_of_a_file_has_its_arguments(write: Write, store_directory: Path) 
         assert set(store.stats().codec_choices["float32"]) == {"zstd:1"}
 
 
-def test_store_of_a_mapping_takes_path_objects_and_none(store_directory: Path) -> None:
-    config = {"store": {"path": store_directory, "inline_bytes": None, "host_bytes": 0, "disk_bytes": "64MiB"}}
-    with TierStore.from_config(config) as store:
-        handle = store.put(torch.ones(MIB))
-        store.flush()
-        assert torch.equal(store.get(handle), torch.ones(MIB))
-
-
-def test_store_of_a_file_given_a_path_uses_that(write: Write, store_directory: Path) -> None:
-    file = write('[store]\nconnect = "/run/nobody.sock"\nhost_bytes = "1MiB"')
-    with TierStore.from_config(file, path=store_directory, host_bytes=0) as store:
-        assert store.host_bytes == 0
-
-
 def test_store_of_a_file_that_names_a_socket_is_the_daemons(
     write: Write, start_daemon: StartDaemon, tmp_path: Path
 ) -> None:
@@ -105,7 +90,7 @@ def test_file_without_tables_is_the_defaults(write: Write, store: TierStore) -> 
     assert offload_options(write(""), {}).values == {}
 
 
-BAD_STORES: list[tuple[str, str, object, str]] = [
+BAD_FILES: list[tuple[str, str, object, str]] = [
     ("[store]\npath = '{drive}'\nhost_byte = 1", "store.host_byte", 1, "host_bytes, disk_bytes"),
     ("[store]\npath = '{drive}'\nhost_bytes = '12 parsecs'", "store.host_bytes", "12 parsecs", "GiB"),
     ("[store]\npath = '{drive}'\nhost_bytes = 1.5", "store.host_bytes", 1.5, "int | str"),
@@ -122,38 +107,27 @@ BAD_STORES: list[tuple[str, str, object, str]] = [
     ("[store]\npath = '/x'\nconnect = '/y'", "store", {"path": "/x", "connect": "/y"}, "either path"),
     ("store = 5", "store", 5, "object"),
     ("[shop]\npath = '/x'", "shop", {"path": "/x"}, "store, offload"),
-    ("[offload]\nmin_byte = 5", "offload.min_byte", 5, "min_bytes, device_bytes"),
+    ("[store]\npath = '{drive}'\ncodec = 'zstd:99'", "store.codec", "zstd:99", "shuffle-zstd"),
+    ("[store]\npath = '{drive}'\nio_depth = 0", "store.io_depth", 0, "1 to 64"),
+    ("[store]\npath = '{drive}'\nio_depth = 65", "store.io_depth", 65, "1 to 64"),
+    ("[store]\npath = '{drive}'\n[offload]\nmin_byte = 5", "offload.min_byte", 5, "min_bytes, device_bytes"),
+    ("[offload]\nprefetch = 'soon'", "offload.prefetch", "soon", "'learned'"),
+    ("[offload]\nmin_bytes = 'tiny'", "offload.min_bytes", "tiny", "GiB"),
+    ("[offload]\nselect = 'all'", "offload.select", "all", "min_bytes"),
+    ("[offload]\ndevice_bytes = []", "offload.device_bytes", [], "int | str"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("text", "key", "value", "allowed"), BAD_STORES, ids=[key for _, key, _, _ in BAD_STORES])
-def test_store_of_a_bad_file_names_file_and_key(
-    text: str, key: str, value: object, allowed: str, write: Write, store_directory: Path
+@pytest.mark.parametrize(("text", "key", "value", "allowed"), BAD_FILES, ids=[key for _, key, _, _ in BAD_FILES])
+def test_bad_file_is_refused_with_its_name_and_key(
+    text: str, key: str, value: object, allowed: str, write: Write, store: TierStore, store_directory: Path
 ) -> None:
+    """Of a store; of a scope where there is nothing else."""
     file = write(text.replace("{drive}", str(store_directory)))
     with pytest.raises(ConfigError) as caught:
-        TierStore.from_config(file)
+        tiered_offload.from_config(store, file) if text.startswith("[offload]") else TierStore.from_config(file)
     expected = value.replace("{drive}", str(store_directory)) if isinstance(value, str) else value
     assert (caught.value.option, caught.value.given) == (f"{file}: {key}", expected)
-    assert allowed in caught.value.allowed
-
-
-@pytest.mark.parametrize(
-    ("text", "key", "allowed"),
-    [
-        ("[offload]\nprefetch = 'soon'", "offload.prefetch", "'learned'"),
-        ("[offload]\nmin_bytes = 'tiny'", "offload.min_bytes", "GiB"),
-        ("[offload]\nselect = 'all'", "offload.select", "min_bytes"),
-        ("[offload]\ndevice_bytes = []", "offload.device_bytes", "int | str"),
-    ],
-)
-def test_scope_of_a_bad_file_names_file_and_key(
-    text: str, key: str, allowed: str, write: Write, store: TierStore
-) -> None:
-    file = write(text)
-    with pytest.raises(ConfigError) as caught:
-        tiered_offload.from_config(store, file)
-    assert caught.value.option == f"{file}: {key}"
     assert allowed in caught.value.allowed
 
 
@@ -203,26 +177,6 @@ def test_mapping_of_anything_is_taken_or_refused(config: dict[str, Any]) -> None
     for read in (store_options, offload_options):
         with contextlib.suppress(ConfigError):
             assert isinstance(read(config, {}).values, dict)
-
-
-@pytest.mark.parametrize("digits", [20, 4000, 5000])
-def test_number_without_end_is_refused_or_stands_for_ever(digits: int, tmp_path: Path) -> None:
-    """Python turns no integer of 400 digits into a float, and prints none of more than 4,300."""
-    file = tmp_path / "store.toml"
-    names = ("host_bytes", "disk_bytes", "staging_bytes", "inline_bytes", "max_write_bytes_per_day", "io_depth")
-    for name in names:
-        file.write_text(f"[store]\npath = {json.dumps(str(tmp_path))}\n{name} = {'9' * digits}\n")
-        with pytest.raises(ConfigError) as refused:
-            TierStore.from_config(file)
-        assert len(str(refused.value)) < 2000
-    for name in ("window_bytes", "reconnect_seconds"):
-        file.write_text(f"[store]\nconnect = {json.dumps(str(tmp_path / 's'))}\n{name} = {'9' * digits}\n")
-        with pytest.raises((ConfigError, DaemonUnavailableError)):
-            TierStore.from_config(file)
-    for name in ("min_bytes", "device_bytes", "lookahead_bytes"):
-        file.write_text(f"[offload]\n{name} = {'9' * digits}\n")
-        with TierStore(tmp_path, host_bytes=0, disk_bytes=0) as store, pytest.raises(ConfigError):
-            tiered_offload.from_config(store, file)
 
 
 _PLAIN = st.one_of(st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=False), st.text(max_size=8))

@@ -12,7 +12,7 @@ import torch
 
 from tierstore.base.threads import start_thread
 from tierstore.residency import capture
-from tierstore.residency.capture import beside_captures, is_capturing
+from tierstore.residency.capture import is_capturing
 from tierstore.residency.copies import AcceleratorCopies, _Point
 
 GLOBAL, RELAXED = 0, 2
@@ -127,23 +127,17 @@ def test_thread_of_the_stores_stays_on_the_device_that_it_touches(driver: Driver
     """It comes to drop what it has asked for, too: there PyTorch goes back to wherever the thread was."""
     event = Event(driver)
 
-    def work() -> None:
+    def ask() -> None:
         _Point(event, DEVICE).query()  # type: ignore[arg-type]
         event.record_or_destroy()
 
-    _on_a_thread_of_the_stores(work)
-    assert driver.contexts == {1}
-
-
-def test_thread_of_the_stores_that_has_a_stream_wait_stays_there_too(driver: Driver) -> None:
-    event = Event(driver)
-
-    def work() -> None:
+    def wait() -> None:
         AcceleratorCopies().wait(Stream(event), _Point(event, DEVICE))  # type: ignore[arg-type]
         event.record_or_destroy()
 
-    _on_a_thread_of_the_stores(work)
-    assert driver.contexts == {1}
+    for work in (ask, wait):
+        _on_a_thread_of_the_stores(work)
+        assert driver.contexts == {1}
 
 
 def test_thread_of_the_users_keeps_its_device(driver: Driver) -> None:
@@ -152,19 +146,13 @@ def test_thread_of_the_users_keeps_its_device(driver: Driver) -> None:
     assert driver.contexts == {1}
 
 
-def test_waiting_for_an_event_looks_at_it_until_it_is_over(driver: Driver) -> None:
-    """It has no other way: to synchronize would keep a core busy."""
-    event = Event(driver, num_queries=4)
-    _Point(event, DEVICE).synchronize()  # type: ignore[arg-type]
-    assert len(event.modes) == 4
-
-
 def test_event_that_is_asked_for_while_another_thread_captures_does_it_no_harm(driver: Driver) -> None:
-    event = Event(driver, num_queries=2)
+    """To wait for it is to look at it until it is over: to synchronize would keep a core busy."""
+    event = Event(driver, num_queries=5)
     point = _Point(event, DEVICE)  # type: ignore[arg-type]
     point.query()
     point.synchronize()
-    assert event.modes == [RELAXED, RELAXED]
+    assert event.modes == [RELAXED] * 5
     assert driver.mode == GLOBAL
 
 
@@ -176,30 +164,15 @@ def test_beside_captures_after_an_error_the_mode_is_what_it_was(driver: Driver) 
     assert driver.mode == GLOBAL
 
 
-def test_beside_captures_of_host_memory_asks_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capture, "_exchange_mode", lambda: pytest.fail("a driver was asked for"))
-    with beside_captures(torch.device("cpu")):
-        pass
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a driver")
-def test_exchange_mode_without_a_driver_there_is_none() -> None:
-    assert capture._exchange_mode.__wrapped__() is None
-
-
-def test_is_capturing_asks_the_devices_own_stream(driver: Driver) -> None:
+def test_is_capturing_asks_the_devices_own_stream_and_never_a_default_one(driver: Driver) -> None:
+    """Nor that of the thread's current device, while the tensor is on another."""
     driver.streams = {0: 3, 1: 5}
     driver.capturing = {(1, 5)}
     assert is_capturing(torch.device("cuda", 1))
     assert not is_capturing(torch.device("cuda", 0))
     assert driver.asked == [(1, 5), (0, 3)]
     assert driver.current() == 0
-
-
-def test_is_capturing_never_asks_a_default_stream(driver: Driver) -> None:
-    """Nor that of the thread's current device, while the tensor is on another."""
     driver.streams = {0: 0, 1: 5}
-    is_capturing(torch.device("cuda", 1))
-    is_capturing(torch.device("cuda", 0))
-    is_capturing(torch.device("cpu"))
-    assert driver.asked == [(1, 5)]
+    for device in (torch.device("cuda", 0), torch.device("cpu")):
+        assert not is_capturing(device)
+    assert driver.asked == [(1, 5), (0, 3)]

@@ -1,7 +1,6 @@
 """What of a graph has to stay on an accelerator, found from times; which are made up here."""
 
 from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 import torch
@@ -9,7 +8,7 @@ import torch
 from tests.hooks.virtual_accelerator import VirtualAccelerator
 from tierstore.residency import graph_times
 from tierstore.residency.graph_times import GraphTimes
-from tierstore.rules.coverage import Coverage, Measured
+from tierstore.rules.coverage import Measured
 
 
 @pytest.fixture(autouse=True)
@@ -115,92 +114,3 @@ def test_times_of_a_graph_that_backward_asks_nothing_of_tell_nothing() -> None:
     engine.synchronize()
     assert times.is_over()
     assert times.measured() is None
-
-
-class _Times:
-    """A graph's times that are known beforehand."""
-
-    def __init__(self, measured: Measured | None, staying_bytes: int = 0, spare: int | None = None) -> None:
-        self._measured, self.staying_bytes, self.spare = measured, staying_bytes, spare
-        self.over = True
-
-    def end(self) -> None:
-        pass
-
-    def is_over(self) -> bool:
-        return self.over
-
-    def measured(self) -> Measured | None:
-        return self._measured
-
-    def spare_bytes(self) -> int | None:
-        return self.spare
-
-
-def _note(coverage: Coverage, signature: int, times: _Times) -> _Times:
-    coverage.note(signature, cast("GraphTimes", cast("Any", times)))
-    return times
-
-
-def test_staying_bytes_of_each_graph_grow_by_what_still_waits() -> None:
-    coverage = Coverage()
-    assert coverage.staying_bytes(1) == 0
-    _note(coverage, 1, _Times(_measured(forward_wait=4.0)))
-    assert (coverage.staying_bytes(1), coverage.staying_bytes(2)) == (400, 0)
-    _note(coverage, 1, _Times(_measured(forward_wait=1.0), staying_bytes=400))
-    assert coverage.staying_bytes(1) == 500
-
-
-def test_staying_bytes_once_found_are_kept() -> None:
-    coverage = Coverage()
-    _note(coverage, 1, _Times(_measured(forward_wait=4.0)))
-    for later in (_measured(), None):
-        _note(coverage, 1, _Times(later, staying_bytes=400))
-        assert coverage.staying_bytes(1) == 400
-
-
-def test_staying_bytes_two_comings_under_the_same_count_once() -> None:
-    """The host was ahead: two steps had run before the first was looked at."""
-    coverage = Coverage()
-    for _ in range(2):
-        _note(coverage, 1, _Times(_measured(forward_wait=4.0)))
-    assert coverage.staying_bytes(1) == 400
-
-
-def test_staying_bytes_coming_that_is_looked_at_late_takes_nothing_back() -> None:
-    """The host was ahead: it ran under what was known before, and happened to wait less."""
-    coverage = Coverage()
-    _note(coverage, 1, _Times(_measured(forward_wait=4.0)))
-    _note(coverage, 1, _Times(_measured(forward_wait=1.0)))
-    assert coverage.staying_bytes(1) == 400
-
-
-def test_staying_bytes_of_ever_new_graphs_those_of_the_latest_are_known() -> None:
-    coverage = Coverage()
-    for signature in range(1000):
-        _note(coverage, signature, _Times(_measured(forward_wait=4.0)))
-        assert coverage.staying_bytes(signature) == 400
-    assert len(coverage._staying) <= 64
-
-
-def test_staying_bytes_never_more_than_the_device_has_to_spare() -> None:
-    coverage = Coverage()
-    _note(coverage, 1, _Times(_measured(forward_wait=4.0), staying_bytes=50, spare=70))
-    assert coverage.staying_bytes(1) == 120
-
-
-def test_staying_bytes_wait_for_the_device_to_be_through() -> None:
-    coverage = Coverage()
-    times = _note(coverage, 1, _Times(_measured(forward_wait=4.0)))
-    times.over = False
-    assert coverage.staying_bytes(1) == 0
-    times.over = True
-    assert coverage.staying_bytes(1) == 400
-
-
-def test_staying_bytes_host_far_ahead_keeps_few_comings() -> None:
-    coverage = Coverage()
-    for _ in range(100):
-        _note(coverage, 1, _Times(_measured())).over = False
-    assert coverage.staying_bytes(1) == 0
-    assert len(coverage._unread) <= 4

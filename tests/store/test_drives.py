@@ -3,7 +3,7 @@
 import asyncio
 import errno
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from functools import partial
@@ -26,7 +26,7 @@ from tierstore.disk.home import FOLDER_NAME, NamedHome
 from tierstore.disk.linux import address_of
 from tierstore.disk.local import LocalDisk
 from tierstore.disk.tier import DiskTier
-from tierstore.testing import Bandwidth, Fails, FaultPlan, Faults, FaultyCalls, FaultyExecutor, FaultyStore, Rule
+from tierstore.testing import Bandwidth, Fails, FaultPlan, Faults, FaultyCalls, FaultyExecutor, Rule
 
 MIB = 2**20
 NAMES = ("a", "b")
@@ -148,13 +148,9 @@ async def test_parts_begin_at_the_same_address_modulo_4096_as_the_record(several
     copy = at_phase(bytes(len(record)), 64)
     await tier.read(1, copy)
     assert copy == record
-
-
-async def test_drive_that_would_have_a_short_part_gets_none(several: SeveralDrives) -> None:
-    tier = await several.open()
-    inspect_drives(tier).set_speeds([1e9, 1e7])
-    await fill(tier, 0, [10 * MIB])
-    assert inspect_drives(tier).parts_of(0) == [10 * MIB]
+    inspect_drives(tier).set_speeds([1e9, 1e7])  # a drive that would have a short part gets none
+    await fill(tier, 2, [10 * MIB])
+    assert inspect_drives(tier).parts_of(2) == [10 * MIB]
 
 
 async def test_record_that_fits_only_on_both_is_divided_as_the_room_is(several: SeveralDrives) -> None:
@@ -187,21 +183,6 @@ def test_speed_is_that_of_the_time_with_something_to_write() -> None:
         speed.begin(float(now))
         speed.end(32 * MIB, now + 1.0)
     assert speed.bytes_per_second == pytest.approx(32 * MIB, rel=0.01), "of late counts most"
-
-
-async def test_drive_that_was_slow_once_is_tried_again_when_others_were_used_for_a_while(
-    several: SeveralDrives,
-) -> None:
-    tier = await several.open()
-    found = inspect_drives(tier)
-    found.set_speeds([1e6, 1e9])
-    for key in range(3):
-        await tier.write(key, memoryview(bytes(MIB)), PLAIN)
-    assert found.disks[0].usage().num_records == 0
-    several.seconds = 6.0
-    for key in range(3, 6):  # the first of them shows that time has passed
-        await tier.write(key, memoryview(bytes(MIB)), PLAIN)
-    assert found.disks[0].usage().num_records > 0
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
@@ -240,16 +221,6 @@ async def test_drive_that_failed_rests_and_for_longer_each_time(several: Several
     assert inspect_drives(tier).disks[0].usage().num_records > 0
 
 
-async def test_drive_that_rests_is_used_when_the_other_is_full(several: SeveralDrives) -> None:
-    tier = await several.open()
-    several.fails("a")
-    contents = await fill(tier, 0, [300_000])
-    several.are_sound()
-    contents |= await fill(tier, 1, [4 * MIB] * 10)
-    assert inspect_drives(tier).disks[0].usage().num_records >= 2
-    await check(tier, contents)
-
-
 async def test_write_that_no_drive_takes_stores_nothing_and_names_the_drive(several: SeveralDrives) -> None:
     tier = await several.open()
     several.faults.set(FaultPlan.of(Rule("pwritev", Fails(errno.EIO))))
@@ -261,18 +232,6 @@ async def test_write_that_no_drive_takes_stores_nothing_and_names_the_drive(seve
         assert (usage.num_records, usage.disk_bytes) == (0, 0)
 
 
-async def test_only_when_all_are_full_it_is_full(several: SeveralDrives) -> None:
-    tier = await several.open(disk_bytes={"a": 8 * MIB, "b": 64 * MIB})
-    contents = await fill(tier, 0, [4 * MIB] * 14)
-    with pytest.raises(StoreFullError) as caught:
-        await fill(tier, 100, [4 * MIB] * 6)
-    assert caught.value.needed_bytes == 4 * MIB
-    assert caught.value.disk_budget_bytes == 72 * MIB
-    assert caught.value.disk_bytes >= 56 * MIB
-    assert all(str(directory) in str(caught.value) for directory in several.directories.values())
-    await check(tier, contents)
-
-
 async def test_write_allowance_is_each_drives_own(several: SeveralDrives) -> None:
     tier = await several.open(max_write_bytes_per_day=4 * MIB)
     assert tier.usage().write_allowance_bytes == 8 * MIB
@@ -280,16 +239,6 @@ async def test_write_allowance_is_each_drives_own(several: SeveralDrives) -> Non
     assert [disk.usage().num_records for disk in inspect_drives(tier).disks] == [1, 1]
     with pytest.raises(StoreFullError, match="max_write_bytes_per_day"):
         await tier.write(9, memoryview(bytes(3 * MIB)), PLAIN)
-
-
-async def test_read_that_fails_on_one_drive_can_be_asked_again(several: SeveralDrives) -> None:
-    tier = await several.open()
-    contents = await fill(tier, 0, [10 * MIB])
-    several.fails("b", operation="preadv")
-    with pytest.raises(StorageIOError, match=str(several.directories["b"])):
-        await check(tier, contents)
-    several.are_sound()
-    await check(tier, contents)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -407,33 +356,16 @@ def test_training_over_two_drives_has_the_same_bits_and_uses_both(directories: l
         handle = store.put(tensor.clone())
         store.flush()
         assert all(disk.usage().disk_bytes > 0 for disk in inspect_drives(inspect(store).disk).disks)
+        child = os.fork()
+        if child == 0:  # it keeps no file of any drive
+            os._exit(sum(str(each) in target for each in directories for target in descriptors_of().values()))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert torch.equal(store.get(handle), tensor)
         assert repr(store) == f"<TierStore {directories[0]}, {directories[1]}>"
         assert store.stats().io_mode in ("O_DIRECT", inspect(store).disk.usage().io_mode)
         del handle
         store.flush()
         assert store.stats().disk_bytes == 0
-
-
-def test_training_goes_on_when_a_drive_fails(directories: list[Path]) -> None:
-    plan = FaultPlan.of(Rule(("pwritev", "fallocate"), Fails(errno.EIO), under=str(directories[0])))
-    with FaultyStore(directories, host_bytes=0, disk_bytes="1GiB", inline_bytes=0, codec="none") as store:
-        assert_same_gradients(training("mlp"), store)
-        store.faults.set(plan)
-        assert_same_gradients(training("mlp"), store)
-        assert store.faults.injected, "the drive was never asked"
-
-
-def test_one_directory_in_a_list_is_a_plain_tier(directories: list[Path]) -> None:
-    with TierStore(directories[:1], disk_bytes="1MiB") as store:
-        assert type(inspect(store).disk) is LocalDisk
-        assert store.stats().staging_bytes == 128 * MIB
-
-
-def test_two_drives_have_lanes_and_working_memory_for_both(directories: list[Path]) -> None:
-    with TierStore(directories, disk_bytes="1GiB", staging_bytes=MIB, io_depth=2) as store:
-        assert store.stats().staging_bytes == (1 + 2 * 2 * 4) * MIB
-        assert inspect(store).num_lanes == 2 * (2 + 3)
 
 
 def test_budget_counts_the_free_space_of_one_file_system_once(directories: list[Path]) -> None:
@@ -456,15 +388,6 @@ def test_budget_counts_the_free_space_of_one_file_system_once(directories: list[
 )
 def test_budget_is_divided_as_the_free_space_is(total: int, capacities: list[int], expected: list[int]) -> None:
     assert divided_budget(total, capacities) == expected
-
-
-def test_store_of_a_file_or_a_mapping_takes_several_directories(directories: list[Path], tmp_path: Path) -> None:
-    file = tmp_path / "tierstore.toml"
-    file.write_text(f'[store]\npath = ["{directories[0]}", "{directories[1]}"]\ndisk_bytes = "64MiB"\n')
-    for config in (file, {"store": {"path": directories, "disk_bytes": "64MiB"}}):
-        with TierStore.from_config(config) as store:
-            assert repr(store) == f"<TierStore {directories[0]}, {directories[1]}>"
-            assert inspect(store).disk.usage().budget_bytes == 64 * MIB
 
 
 def _linked(folder: Path) -> list[Path]:
@@ -492,26 +415,3 @@ def test_directories_that_cannot_be_used_are_refused(
     assert caught.value.option == "path"
     with pytest.raises(ConfigError, match=said):
         TierStore(given)
-
-
-def _in_child(call: Callable[[], Awaitable[object] | object]) -> int:
-    child = os.fork()
-    if child == 0:
-        try:
-            call()
-        except BaseException:  # noqa: BLE001 - told by the code
-            os._exit(1)
-        os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-def test_forked_child_keeps_no_file_of_any_drive(directories: list[Path]) -> None:
-    def check() -> None:
-        targets = descriptors_of().values()
-        assert not any(str(directory) in target for directory in directories for target in targets)
-
-    with TierStore(directories, host_bytes=0, disk_bytes="1GiB") as store:
-        handles = [store.put(torch.randn(3 * MIB)) for _ in range(2)]
-        store.flush()
-        assert _in_child(check) == 0
-        assert all(store.get(handle) is not None for handle in handles)

@@ -156,7 +156,3 @@ def test_value_that_is_not_allowed_is_no_type_error(store: TierStore, store_dire
     with pytest.raises(ConfigError) as caught:
         TierStore(store_directory, host_bytes=-1) if what == "value" else tiered_offload(store, prefetch="often")
     assert not isinstance(caught.value, TypeError)
-
-
-def test_base_error_survives_pickling() -> None:
-    assert type(pickle.loads(pickle.dumps(TierStoreError()))) is TierStoreError

@@ -42,15 +42,6 @@ def test_leaving_by_the_plan_in_the_order_of_saving_until_backward_begins() -> N
     assert len(order) == 5, "they may still leave when they have to"
 
 
-def test_dirty_that_has_left_takes_no_memory() -> None:
-    order = EvictionOrder()
-    for key in range(10_000):
-        record = _record(key)
-        order.add_dirty(record)
-        order.remove(record)
-    assert len(order._ranks) < 200
-
-
 @given(
     st.lists(
         st.tuples(st.sampled_from(["dirty", "asked", "clean", "use", "remove"]), st.integers(0, 6)),

@@ -50,11 +50,6 @@ def patched(begin, **which):
         return begin()
     return run
 
-def open_over():
-    async def open_disk(executor):
-        raise RuntimeError("not reached")
-    tierstore.TierStore.over(open_disk)
-
 def patched_while_open():
     store = tierstore.TierStore(sys.argv[1], host_bytes=0)
     try:
@@ -66,7 +61,6 @@ in_child({
     "a store:": patched(train),
     "queues alone:": patched(train, thread=False),
     "a client:": patched(lambda: tierstore.TierStore.connect(sys.argv[1] + "/none.sock")),
-    "a disk tier of one's own:": patched(open_over),
     "while it is open:": patched_while_open,
     "all but threads and queues:": patched(train, thread=False, queue=False),
 })
@@ -86,7 +80,7 @@ def test_stores_with_greenlets_for_threads_are_refused_and_those_with_threads_wo
     words = dict(line.split(": ", 1) for line in done.stdout.splitlines())
     assert words.pop("all but threads and queues", None) == "works", done.stderr
     assert "queue='gevent" in words["queues alone"]
-    assert len(words) == 6
+    assert len(words) == 5
     for what, answer in words.items():
         assert answer.startswith("ConfigError "), (what, answer)
         assert _REFUSED in answer

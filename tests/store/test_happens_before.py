@@ -178,28 +178,6 @@ def test_checker_read_without_a_wait_for_the_writer_is_found(copies: ClockedCopi
         copies.work("side", "a read", reads=block.data_ptr())
 
 
-def test_checker_read_behind_an_event_of_the_writer_is_ordered(copies: ClockedCopies) -> None:
-    block = copies.allocate("compute")
-    copies.work("compute", "a write", writes=block.data_ptr())
-    copies.order("side", after="compute")
-    copies.work("side", "a read", reads=block.data_ptr())
-
-
-def test_checker_event_recorded_before_the_write_orders_nothing(copies: ClockedCopies) -> None:
-    block, early = copies.allocate("compute"), copies.stream("compute").record_event()
-    copies.work("compute", "a write", writes=block.data_ptr())
-    copies.stream("side").wait_event(early)
-    with pytest.raises(UnorderedError):
-        copies.work("side", "a read", reads=block.data_ptr())
-
-
-def test_checker_what_the_host_saw_done_is_known_to_all_it_queues_later(copies: ClockedCopies) -> None:
-    block = copies.allocate("compute")
-    copies.work("compute", "a write", writes=block.data_ptr())
-    copies.stream("compute").record_event().synchronize()
-    copies.work("side", "a read", reads=block.data_ptr())
-
-
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_checker_freed_block_goes_to_its_stream_at_once_unless_shared(copies: ClockedCopies, is_shared: bool) -> None:
     block = copies.allocate("compute")

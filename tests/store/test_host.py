@@ -6,26 +6,11 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tierstore.rules.windows import HostWindows, Window
+from tierstore.rules.windows import HostWindows
 
 
 def _record(nbytes: int) -> Any:
     return SimpleNamespace(nbytes=nbytes, window=None, charged_bytes=0)
-
-
-def test_window_fits_up_to_its_limit_exactly() -> None:
-    window = Window(10)
-    assert window.fits(10)
-    assert not window.fits(11)
-    window.charge(7)
-    assert window.fits(3)
-    assert not window.fits(4)
-    window.discharge(7)
-    assert (window.used_bytes, window.peak_bytes) == (0, 7)
-
-
-def test_window_without_limit_fits_anything() -> None:
-    assert Window(None).fits(2**70)
 
 
 def test_charge_moves_with_the_record_and_remembers_its_size() -> None:
@@ -49,13 +34,6 @@ def test_move_larger_than_the_staging_begins_only_alone() -> None:
     assert not books.admits_move(500)
     assert books.admits_move(49)
     assert not books.admits_move(50)
-
-
-def test_move_with_no_staging_at_all_begins_alone() -> None:
-    books = HostWindows(0, 0)
-    assert books.admits_move(1)
-    books.charge(_record(1), books.staging)
-    assert not books.admits_move(1)
 
 
 def test_prefetch_takes_staging_then_host_and_never_overdraws() -> None:
@@ -111,16 +89,6 @@ def test_what_staging_took_counts_for_what_is_new_only_as_host_lets_go_of_it() -
     assert books.admits_move(15)
     assert not books.admits_move(16)
     assert books.admits_move(20, from_host=True)
-
-
-def test_one_tensor_that_overdraws_staging_is_not_counted_as_the_hosts() -> None:
-    books = HostWindows(160, 15, grows=True)
-    for _ in range(16):
-        books.charge(_record(10), books.host)
-    books.grow_staging(10)
-    assert books.admits_move(20)
-    books.charge(_record(20), books.staging)
-    assert (books.used_bytes, books.host_bytes_peak) == ((160, 20), 160)
 
 
 _MOVES = st.tuples(st.integers(0, 5), st.sampled_from(["admit", "send", "read", "free"]))

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import lmdb
-import msgspec
 import pytest
 
 from tests.reliability.drives import MIB, fill_up, mounted_drive
@@ -20,7 +19,7 @@ from tierstore.disk.budget import map_bytes_for, value_charge_bytes
 from tierstore.disk.codec.codec import DamagedBytesError
 from tierstore.disk.entries import Commits
 from tierstore.disk.index import Delete, Fetch, Index, Operation, Outcome, Put
-from tierstore.disk.location import Location, record_seed
+from tierstore.disk.location import Location
 
 
 def location(num_bytes: int) -> Location:
@@ -69,20 +68,6 @@ def test_put_fetch_delete(index: Index) -> None:
     index.apply([Delete(key) for key in values])
     with pytest.raises(DamagedBytesError):
         fetch(index, 1)
-
-
-def test_location_survives_its_encoding() -> None:
-    original = location(123)
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(original), type=Location) == original
-
-
-def test_large_value_lies_where_the_outcome_says(index: Index) -> None:
-    value = os.urandom(3 * 2**20 + 1)
-    (outcome,) = index.apply([Put(1, location(len(value)), value)])
-    assert outcome.value_offset is not None
-    index.apply([Put(key, location(9000), bytes(9000)) for key in range(2, 200)])
-    index.apply([Delete(key) for key in range(2, 200)])
-    assert os.pread(index.file.fileno(), len(value), outcome.value_offset) == value
 
 
 def test_directory_stays_empty_and_descriptors_are_found(tmp_path: Path, index: Index) -> None:
@@ -142,27 +127,6 @@ def test_map_begins_small_and_grows_as_values_come(tmp_path: Path) -> None:
         index.close()
 
 
-async def test_commits_gather_what_comes_while_one_is_in_flight(index: Index) -> None:
-    batches: list[int] = []
-
-    class Counting(Index):
-        def __init__(self) -> None:
-            self.allocated_bytes = 0
-
-        def apply(self, operations: object) -> list[Outcome]:
-            batches.append(len(operations))  # type: ignore[arg-type]
-            return index.apply(operations)  # type: ignore[arg-type]
-
-    with ThreadPoolExecutor(2) as executor:
-        commits = Commits(Counting(), executor)
-        puts = [commits.submit(Put(key, location(3), b"abc")) for key in range(500)]
-        outcomes = await asyncio.gather(*puts)
-        assert all(outcome.error is None for outcome in outcomes)
-        await commits.settle()
-    assert sum(batches) == 500
-    assert len(batches) <= 3
-
-
 async def test_commits_of_jobs_and_batches_do_not_overlap(index: Index) -> None:
     """A batch is in flight while a job commits: the job's operation waits for its end."""
     batch_began, batch_may_end, job_began = threading.Event(), threading.Event(), threading.Event()
@@ -202,33 +166,13 @@ async def test_commits_of_jobs_and_batches_do_not_overlap(index: Index) -> None:
     assert [fetch(index, key) for key in (1, 2)] == [b"abc", b"def"]
 
 
-async def test_commit_whose_waiter_gave_up_leaves_the_others_theirs(index: Index) -> None:
-    with ThreadPoolExecutor(1) as executor:
-        commits = Commits(index, executor)
-        waiters = [asyncio.ensure_future(commits.submit(Put(key, location(3), b"abc"))) for key in range(3)]
-        await asyncio.sleep(0)
-        waiters[0].cancel()
-        gave_up, *others = await asyncio.gather(*waiters, return_exceptions=True)
-    assert isinstance(gave_up, asyncio.CancelledError)
-    assert others == [Outcome()] * 2
-
-
-def test_commit_of_a_job_that_fails_is_its_outcome(index: Index) -> None:
-    index.close()
-    with ThreadPoolExecutor(1) as executor:
-        assert Commits(index, executor).commit_now(Delete(1)).error is not None
-
-
-async def test_commits_report_a_pool_that_is_gone(index: Index) -> None:
+async def test_commit_that_fails_and_a_pool_that_is_gone_are_outcomes(index: Index) -> None:
     executor = ThreadPoolExecutor(1)
+    index.close()
+    assert Commits(index, executor).commit_now(Delete(1)).error is not None
     executor.shutdown()
     outcome = await Commits(index, executor).submit(Delete(1))
     assert isinstance(outcome.error, RuntimeError)
-
-
-def test_seed_depends_on_session_and_key() -> None:
-    seeds = {record_seed(session, key) for session in range(20) for key in range(20)}
-    assert len(seeds) == 400
 
 
 @contextmanager
@@ -301,28 +245,6 @@ def test_what_a_drive_refuses_that_others_fill_and_free_is_done_in_the_end(
         assert [getattr(error, "code", None) for error in failed] == [code] * num_filled
         assert outcome.error is None
         assert fetch(index, 1) == value
-
-
-def test_short_write_where_nobody_says_what_is_free_is_told_of_that_change_alone(
-    index: Index, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def stale(_: int) -> None:
-        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-
-    value, found = os.urandom(400_000), []
-    index.apply([Put(key, location(3), b"old") for key in range(3)])
-    operations = [
-        Fetch(0, lambda old: found.append(bytes(old))),
-        Put(10, location(3), b"new"),
-        Put(11, location(len(value)), value),
-        Delete(2),
-    ]
-    monkeypatch.setattr(os, "fstatvfs", stale)
-    with files_no_longer_than(os.fstat(index.file.fileno()).st_size + 16 * 4096):
-        outcomes = index.apply(operations)
-    assert [getattr(outcome.error, "code", None) for outcome in outcomes] == [None, None, errno.EIO, None]
-    assert found == [b"old"]
-    assert sorted(index.entries().locations) == [0, 1, 10]
 
 
 def test_short_write_on_a_full_drive_is_a_full_drive(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ import torch
 from tests.conftest import MakeStore
 from tierstore.disk import scratch as scratch_module
 from tierstore.disk.scratch import Scratch, ScratchPool
-from tierstore.tracing.reader import read_trace
 
 MIB = 2**20
 ELEMENTS = 64 * 2**10  # 256 KiB: nothing of that lives in LMDB
@@ -46,13 +44,3 @@ def test_io_depth_records_are_at_the_drive_at_once_each_way_and_never_more(
     assert store.stats().read_bytes == 2 * depth * 4 * ELEMENTS
     assert max(taken) == depth
     assert len(taken) == 4 * depth
-
-
-@pytest.mark.parametrize("depth", [1, 4, 9, 64])
-def test_io_depth_is_told_with_its_working_memory(depth: int, make_store: MakeStore, tmp_path: Path) -> None:
-    store = make_store(host_bytes=0, staging_bytes=5 * MIB, io_depth=depth)
-    assert store.stats().staging_bytes == (5 + 4 * depth) * MIB
-    with store.trace(tmp_path / "trace.jsonl"):
-        pass
-    recorded = read_trace(tmp_path / "trace.jsonl").header.store
-    assert (recorded.io_depth, recorded.num_spill_lanes, recorded.num_restore_lanes) == (depth, depth + 3, depth + 3)

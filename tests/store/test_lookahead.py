@@ -1,7 +1,6 @@
 """The order of what backward asks for, and how far ahead of it to look."""
 
 import math
-import threading
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from types import SimpleNamespace
@@ -36,17 +35,6 @@ def _trace(signatures: Sequence[int], order: Iterable[int], size: int = 1) -> Tr
 def _order_of(trace: Trace | None) -> list[int]:
     assert trace is not None
     return list(trace.order)
-
-
-def test_learned_order_is_recalled_and_replaced() -> None:
-    orders = LearnedOrders()
-    assert orders.recall(1) is None
-    order = [2, 0, 1]
-    orders.learn(_trace([7, 8, 1], order))
-    order.clear()
-    assert _order_of(orders.recall(1)) == [2, 0, 1]
-    orders.learn(_trace([7, 8, 1], [1, 0, 2]))
-    assert _order_of(orders.recall(1)) == [1, 0, 2]
 
 
 def test_learned_order_is_not_replaced_by_a_backward_that_ended_in_its_midst() -> None:
@@ -121,31 +109,6 @@ def test_prediction_follows_what_is_learned_and_the_budgets() -> None:
     assert places(10) == [None, None], "others keep them now"
 
 
-def test_learned_orders_from_many_threads_lose_no_thread() -> None:
-    orders = LearnedOrders()
-    errors: list[BaseException] = []
-
-    def use(first: int) -> None:
-        try:
-            for signature in range(first, first + 400):
-                orders.learn(_trace([signature % 97 + first], [0]))
-                orders.recall(signature % 89)
-                orders.predict(1, signature % 89, 0, 0)
-        except BaseException as error:  # noqa: BLE001 - for the main thread
-            errors.append(error)
-
-    threads = [threading.Thread(target=use, args=(1000 * i,)) for i in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
-    assert not errors
-
-
-def test_lookahead_before_it_begins_has_nothing() -> None:
-    assert Lookahead(100).peek() is None
-
-
 def test_lookahead_takes_an_order_that_leaves_some_out() -> None:
     ahead, records = Lookahead(100), _records(4)
     ahead.begin(records, [3, 0])
@@ -186,14 +149,6 @@ def test_lookahead_never_holds_more_than_the_limit_and_one_record(data: st.DataO
         assert position == num or sum(fetched.values()) >= limit
 
 
-def test_lookahead_asked_for_what_was_packed_after_it_began_stays_where_it_is() -> None:
-    """Another thread may be packing just then."""
-    ahead, records = Lookahead(100), _records(2)
-    ahead.begin(records, [1, 0])
-    ahead.asked_for(2)
-    assert ahead.peek() is records[1]
-
-
 def test_lookahead_comes_back_for_what_has_left_memory() -> None:
     ahead, records = Lookahead(100), _records(5)
     ahead.begin(records, [4, 3, 2, 1, 0])
@@ -229,42 +184,3 @@ def test_lookahead_knows_what_is_needed_before_what_it_fetches() -> None:
     assert not ahead.needs_first(first)
     assert not ahead.needs_first(third)
     assert [ahead.next_rank(record) for record in (first, second, third)] == [math.inf, 2, 3]
-
-
-def test_lookahead_knows_records_that_come_in_later() -> None:
-    ahead = Lookahead(100)
-    first, second, third = _records(3)
-    records = [first, None, None, third]
-    ahead.begin(records, [3, 2, 1, 0])
-    ahead.asked_for(3)
-    for fetched_bytes in (30, 30):
-        assert ahead.peek() is first
-        ahead.advance(fetched_bytes)
-        ahead.come_back_for(second)
-        ahead.come_back_for(first)
-    for index in (1, 2):
-        records[index] = second
-        ahead.come_in((index,), second)
-    ahead.come_back_for(second)
-    assert ahead.peek() is second
-    assert ahead.needs_first(third)
-    assert not ahead.needs_first(second)
-
-
-class _CountsLooks(list[Any]):
-    num_looks = 0
-
-    def __getitem__(self, index: Any) -> Any:
-        self.num_looks += 1
-        return super().__getitem__(index)
-
-
-def test_lookahead_asked_about_records_of_other_graphs_does_not_search_each_time() -> None:
-    """Forward of the next step spills while this one's position is still the last."""
-    mine, *others = _records(101)
-    records = _CountsLooks([mine, *[None] * 99])
-    ahead = Lookahead(100)
-    ahead.begin(records, range(100))
-    for other in others:
-        ahead.come_back_for(other)
-    assert records.num_looks <= 100

@@ -6,8 +6,6 @@
 import contextlib
 import errno
 import os
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,7 +18,7 @@ import xxhash
 from tests.inspect_store import inspect_tier
 from tests.store.disk_conformance import PLAIN, DiskConformance, at_phase, gather, random_bytes, read_back
 from tests.store.disks import local_disk
-from tierstore import TierStore, tiered_offload
+from tierstore import TierStore
 from tierstore.base.threads import IoThreads
 from tierstore.disk import native
 from tierstore.disk.linux import address_of
@@ -110,15 +108,6 @@ async def test_transfers_run_in_the_threads_of_the_pool(disk: LocalDisk) -> None
     assert 2 <= len(threads_of_pools()) <= 14
 
 
-async def test_destination_at_another_phase_is_read_in_python(disk: LocalDisk) -> None:
-    content = random_bytes(MIB)
-    await disk.write(1, at_phase(content, 16), PLAIN)
-    location = disk.found_locations()[1]
-    assert native.NativeTransfers.can_read(location, at_phase(content, 16))
-    assert not native.NativeTransfers.can_read(location, at_phase(content, 32))
-    assert await read_back(disk, 1, len(content), phase=32) == content
-
-
 async def test_long_record_is_moved_in_several_calls(store_directory: Path) -> None:
     content = random_bytes(MIB) * 130 + b"tail"
     async with native_disk(store_directory, disk_bytes=512 * MIB, checksum=False) as disk:
@@ -140,16 +129,6 @@ async def test_flipped_byte_is_found_and_a_place_beyond_the_file_is_an_error(dis
         await read_back(disk, 1, len(content))
 
 
-def test_pool_that_is_closed_refuses_everything_but_to_be_closed() -> None:
-    pool = tierstore_native.Pool(2, 1, 5, "ts-native")
-    pool.close()
-    pool.close()
-    pool.abandon()
-    for call in (pool.take, pool.fileno):
-        with pytest.raises(ValueError, match="closed"):
-            call()
-
-
 @pytest.mark.parametrize("parts", [(-1, 0, 8192), (0, 8193, 4096), (0, 0, 4096), (4096, 4096, 0), (0, 0, 2**20)])
 def test_parts_that_do_not_fit_together_are_refused(parts: tuple[int, int, int]) -> None:
     pool = tierstore_native.Pool(1, 1, 5, "ts-native")
@@ -162,44 +141,6 @@ def test_parts_that_do_not_fit_together_are_refused(parts: tuple[int, int, int])
         pool.close()
 
 
-def test_errors_of_the_system_are_told_by_their_number() -> None:
-    pool = tierstore_native.Pool(1, 1, 5, "ts-native")
-    memory = memoryview(bytearray(8192))
-    try:
-        pool.submit(7, False, 2**30, 0, address_of(memory), len(memory), 0, 8192, 0, True, 0)
-        while not (ended := pool.take()):
-            pass
-        assert ended[0][:2] == (7, errno.EBADF)
-    finally:
-        pool.close()
-
-
-def test_gradients_are_the_same_and_nothing_is_left(store_directory: Path) -> None:
-    layers = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.GELU()) for _ in range(8)))
-    batch = torch.randn(2048, 256)
-    layers(batch).square().mean().backward()
-    expected = [parameter.grad.clone() for parameter in layers.parameters() if parameter.grad is not None]
-    layers.zero_grad()
-    with TierStore(store_directory, host_bytes=0, codec="none") as store:
-        for _ in range(3):
-            layers.zero_grad()
-            with tiered_offload(store):
-                loss = layers(batch).square().mean()
-            loss.backward()
-        assert store.stats().spilled_bytes > 8 * MIB
-        assert threads_of_pools()
-    assert all(map(torch.equal, expected, (parameter.grad for parameter in layers.parameters())))
-
-
-def test_switched_off_python_does_everything(store_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(native.SWITCH, "0")
-    with TierStore(store_directory, host_bytes=0, codec="none") as store:
-        handle = store.put(torch.ones(MIB))
-        store.flush()
-        assert threads_of_pools() == []
-        assert torch.equal(store.get(handle), torch.ones(MIB))
-
-
 def test_forked_child_ends_well_and_the_parent_goes_on(store_directory: Path) -> None:
     with TierStore(store_directory, host_bytes=0, codec="none") as store:
         handles = [store.put(torch.full((MIB,), float(number))) for number in range(8)]
@@ -209,18 +150,6 @@ def test_forked_child_ends_well_and_the_parent_goes_on(store_directory: Path) ->
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         for number, handle in enumerate(handles):
             assert torch.equal(store.get(handle), torch.full((MIB,), float(number)))
-
-
-def test_exit_with_a_store_in_use_is_clean(store_directory: Path) -> None:
-    program = (
-        "import sys, torch; from tierstore import TierStore\n"
-        "store = TierStore(sys.argv[1], host_bytes=0, codec='none')\n"
-        "handles = [store.put(torch.ones(2**22)) for _ in range(16)]\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(store_directory)], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_signals_go_to_the_threads_of_the_interpreter(store_directory: Path) -> None:

@@ -65,16 +65,6 @@ def test_held_by_somebody_else_until_that_lets_go(store: TierStore, holder: str)
     assert is_sole_owner(handle.record)
 
 
-def test_several_records_of_one_store_do_not_count_as_others(store: TierStore) -> None:
-    tensor = torch.randn(3000)
-    handles = [_handle(store, tensor), _handle(store, tensor[5:]), _handle(store, tensor.view(torch.int32))]
-    assert not any(is_sole_owner(handle.record) for handle in handles)
-    del tensor
-    assert all(is_sole_owner(handle.record) for handle in handles)
-    del handles[1]
-    assert all(is_sole_owner(handle.record) for handle in handles)
-
-
 def test_records_of_two_stores_do_not_count_as_others(make_store: MakeStore) -> None:
     ours, theirs = make_store(), make_store()
     tensor = torch.randn(3000)
@@ -102,19 +92,6 @@ def test_resized_storage_is_managed_elsewhere(store: TierStore) -> None:
     assert not is_sole_owner(handle.record)
 
 
-def test_storage_freed_and_filled_again_is_managed_elsewhere(store: TierStore) -> None:
-    tensor = torch.randn(300_000)
-    handle = _handle(store, tensor)
-    blocker: list[torch.Tensor] = []
-    tensor.untyped_storage().resize_(0)
-    blocker.append(torch.empty(300_000))  # takes the place, most likely
-    tensor.untyped_storage().resize_(1_200_000)
-    moved = tensor.data_ptr() != handle.record.address
-    del tensor
-    if moved:
-        assert not is_sole_owner(handle.record)
-
-
 def test_released_or_unclaimed_record_owns_nothing(store: TierStore) -> None:
     handle = _handle(store, torch.randn(3000))
     record: Record = handle.record
@@ -130,12 +107,6 @@ def test_claims_of_a_new_storage_are_never_those_of_an_old_one(store: TierStore)
         tensor = torch.empty(3000)
         assert claims_of(tensor.untyped_storage()) == []
         handle = _handle(store, tensor)
+        gc.collect()  # claims survive the Python object of the storage
         assert [ref() for ref in claims_of(tensor.untyped_storage())] == [handle.record]
         del tensor, handle
-
-
-def test_claims_survive_the_python_storage_object(store: TierStore) -> None:
-    tensor = torch.randn(3000)
-    handle = _handle(store, tensor)
-    gc.collect()
-    assert [ref() for ref in claims_of(tensor.untyped_storage())] == [handle.record]

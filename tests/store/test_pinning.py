@@ -79,33 +79,15 @@ def test_pinning_pages_are_neither_given_back_nor_moved_meanwhile(driver: Held) 
     assert slab.cached_bytes == 0
 
 
-def test_slot_outside_of_the_slab_is_never_pinned(driver: Held) -> None:
+@pytest.mark.parametrize("spare_bytes", [0, 2 * CHUNK])
+def test_slot_outside_of_the_slab_or_in_its_spare_addresses_is_never_pinned(driver: Held, spare_bytes: int) -> None:
     driver.may_answer.set()
-    slab = Slab(CHUNK)
+    slab = Slab(CHUNK, spare_bytes)
     inside = slab.allocate(CHUNK)
     slab.pin(DEVICE)
     outside = slab.allocate(CHUNK)
     assert slab.description == "pinned"
     assert [slab.is_pinned(slot) for slot in (inside, outside)] == [True, False]
-
-
-def test_slot_in_the_spare_addresses_is_never_pinned(driver: Held) -> None:
-    driver.may_answer.set()
-    slab = Slab(CHUNK, spare_bytes=2 * CHUNK)
-    slots = [slab.allocate(CHUNK) for _ in range(2)]
-    slab.pin(DEVICE)
-    assert [slab.is_pinned(slot) for slot in slots] == [True, False]
-
-
-def test_unpin_waits_for_the_driver_and_leaves_no_thread(driver: Held) -> None:
-    slab = Slab(CHUNK)
-    slab.begin_to_pin(DEVICE)
-    assert driver.was_asked.wait(20)
-    driver.answer = "refused"  # so that there is nothing to undo
-    threading.Timer(0.05, driver.may_answer.set).start()
-    slab.unpin()
-    assert slab.description == "pageable (refused)"
-    assert not [thread for thread in threading.enumerate() if thread.name == "tierstore-pin"]
 
 
 def test_store_closed_while_its_slab_is_pinned_unpins_it(
@@ -134,26 +116,6 @@ def _region(num_bytes: int) -> tuple[mmap.mmap, int]:
     return region, address_of(memoryview(region))
 
 
-def _resident_pages(address: int, num_bytes: int) -> int:
-    """By proc_pid_pagemap(5): bit 63 of each entry."""
-    with open("/proc/self/pagemap", "rb") as pages:
-        pages.seek(address // mmap.PAGESIZE * 8)
-        entries = pages.read(num_bytes // mmap.PAGESIZE * 8)
-    return sum(entries[number * 8 + 7] >> 7 for number in range(num_bytes // mmap.PAGESIZE))
-
-
-def test_pages_are_taken_before_the_driver_is_told_of_them() -> None:
-    region, address = _region(4 * CHUNK)
-    counts: list[int] = []
-
-    def register() -> None:
-        counts.append(_resident_pages(address, 4 * CHUNK))
-
-    Pinning(address, 4 * CHUNK, DEVICE, register).wait()
-    assert counts == [4 * CHUNK // mmap.PAGESIZE]
-    assert len(region) == 4 * CHUNK
-
-
 def test_end_before_all_pages_are_taken_the_driver_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
     region, address = _region(4 * CHUNK)
     monkeypatch.setattr(pinning, "_STEP_BYTES", CHUNK)
@@ -176,6 +138,18 @@ def test_end_before_all_pages_are_taken_the_driver_is_not_told(monkeypatch: pyte
     assert len(region) == 4 * CHUNK
 
 
+def test_no_more_threads_the_caller_tells_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start_thread(target: Callable[[], None], name: str) -> threading.Thread:
+        raise OSError(errno.EAGAIN, "no more threads")
+
+    monkeypatch.setattr(pinning, "start_thread", start_thread)
+    region, address = _region(CHUNK)
+    told: list[threading.Thread] = []
+    under_way = Pinning(address, CHUNK, DEVICE, lambda: told.append(threading.current_thread()))
+    assert told == [threading.current_thread()]
+    assert (under_way.is_over, under_way.failure, len(region)) == (True, None, CHUNK)
+
+
 def test_driver_that_raises_is_told_of() -> None:
     region, address = _region(CHUNK)
 
@@ -187,32 +161,6 @@ def test_driver_that_raises_is_told_of() -> None:
     assert under_way.failure == "RuntimeError('no context')"
     under_way.end()
     assert len(region) == CHUNK
-
-
-def test_no_more_threads_the_caller_tells_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    def start_thread(target: Callable[[], None], name: str) -> threading.Thread:
-        raise OSError(errno.EAGAIN, "no more threads")
-
-    monkeypatch.setattr(pinning, "start_thread", start_thread)
-    region, address = _region(CHUNK)
-    told: list[threading.Thread] = []
-    under_way = Pinning(address, CHUNK, DEVICE, lambda: told.append(threading.current_thread()))
-    assert told == [threading.current_thread()]
-    assert under_way.is_over
-    assert under_way.failure is None
-    under_way.end()
-    assert len(region) == CHUNK
-
-
-def test_pages_are_taken_by_a_cpu_near_the_device(monkeypatch: pytest.MonkeyPatch, driver: Held) -> None:
-    before = os.sched_getaffinity(0)
-    near = {min(before)}
-    monkeypatch.setattr(pinning, "cpus_near", lambda device: near)
-    driver.may_answer.set()
-    slab = Slab(CHUNK)
-    slab.pin(DEVICE)
-    assert driver.cpus == near
-    assert os.sched_getaffinity(0) == before
 
 
 @pytest.mark.parametrize(
@@ -230,8 +178,3 @@ def test_cpus_near_as_the_system_tells(
     about = SimpleNamespace(pci_domain_id=0, pci_bus_id=0x3B, pci_device_id=0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: about)
     assert cpus_near(DEVICE) == expected
-
-
-def test_cpus_near_of_a_torch_that_does_not_tell_where_the_device_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace())
-    assert cpus_near(DEVICE) == set()

@@ -1,5 +1,6 @@
 """Where saved tensors are to wait, from what was seen before."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,23 +24,32 @@ def _trace(
     )
 
 
-def test_what_backward_needs_first_stays_as_far_as_the_budget_reaches() -> None:
-    plan = make_plan(_trace([10, 10, 10, 10]), [], 25, 0)
-    assert plan.places == [DISK, DISK, HOST, HOST]
-    assert plan.is_needed
-
-
-def test_what_fits_into_what_is_left_of_the_budget_stays() -> None:
-    assert make_plan(_trace([5, 10, 10, 10]), [], 25, 0).places == [HOST, DISK, HOST, HOST]
-
-
-def test_what_is_needed_next_waits_in_staging_and_counts_as_leaving() -> None:
-    assert make_plan(_trace([10, 10, 10, 10]), [], 10, 0, 25).places == [DISK, STAGING, STAGING, HOST]
-    assert make_plan(_trace([10, 10]), [], 10, 0, 25).is_needed, "it is not the budget's"
-
-
-def test_what_is_on_a_device_does_not_wait_in_staging() -> None:
-    assert make_plan(_trace([10, 10, 10], on_device=True), [], 10, 10, 25).places == [DISK, HOST, DEVICE]
+@pytest.mark.parametrize(
+    ("trace", "host_bytes", "device_bytes", "staging_bytes", "places", "is_needed"),
+    [
+        (_trace([10, 10, 10, 10]), 25, 0, 0, [DISK, DISK, HOST, HOST], True),
+        (_trace([5, 10, 10, 10]), 25, 0, 0, [HOST, DISK, HOST, HOST], True),  # what fits into what is left stays
+        (_trace([10, 10]), 20, 0, 0, [HOST, HOST], False),
+        (_trace([10, 10, 10, 10]), 10, 0, 25, [DISK, STAGING, STAGING, HOST], True),
+        (_trace([10, 10]), 10, 0, 25, [STAGING, HOST], True),  # what staging holds is not the budget's
+        (_trace([10, 10, 10], on_device=True), 10, 10, 25, [DISK, HOST, DEVICE], True),  # staging holds none of these
+        (_trace([10, 0, 10, 0]), 20, 0, 0, [HOST, None, HOST, None], False),  # others keep two of them
+        (_trace([10, 10, 10, 10], on_device=True), 10, 20, 0, [DISK, HOST, DEVICE, DEVICE], True),
+        (_trace([10, 10], on_device=True), 20, 10, 0, [HOST, DEVICE], True),
+        (_trace([10, 10], on_device=True), 0, 20, 0, [DEVICE, DEVICE], False),
+        (_trace([10, 10]), 10, 20, 0, [DISK, HOST], True),  # the device's budget is not for host memory
+    ],
+)
+def test_what_backward_needs_first_stays_as_far_as_the_budgets_reach(
+    trace: Trace,
+    host_bytes: int,
+    device_bytes: int,
+    staging_bytes: int,
+    places: list[Place | None],
+    is_needed: bool,
+) -> None:
+    plan = make_plan(trace, [], host_bytes, device_bytes, staging_bytes)
+    assert (plan.places, plan.is_needed) == (places, is_needed)
 
 
 def test_order_of_backward_decides_not_that_of_forward() -> None:
@@ -48,37 +58,16 @@ def test_order_of_backward_decides_not_that_of_forward() -> None:
     assert plan.worths[0] > plan.worths[1] > plan.worths[2] > 0
 
 
-def test_all_that_fits_needs_no_plan() -> None:
-    plan = make_plan(_trace([10, 10]), [], 20, 0)
-    assert plan.places == [HOST, HOST]
-    assert not plan.is_needed
-
-
 def test_record_saved_more_than_once_counts_once_and_by_its_first_use() -> None:
     plan = make_plan(_trace([10, 10, 10], order=[2, 1, 0], records=[0, 1, 0]), [], 10, 0)
     assert plan.places[:2] == [HOST, DISK]
     assert plan.worths[0] > plan.worths[1]
 
 
-def test_what_others_keep_takes_no_part_of_the_budget() -> None:
-    assert make_plan(_trace([10, 0, 10, 0]), [], 20, 0).places == [HOST, None, HOST, None]
-
-
 def test_never_asked_for_leaves_first_when_it_must_and_not_early() -> None:
     plan = make_plan(_trace([10, 10, 10], order=[2, 0]), [], 10, 0)
     assert plan.places == [DISK, None, HOST]
     assert plan.worths[1] < plan.worths[0] < plan.worths[2]
-
-
-def test_device_keeps_what_is_needed_before_all_others() -> None:
-    plan = make_plan(_trace([10, 10, 10, 10], on_device=True), [], 10, 20)
-    assert plan.places == [DISK, HOST, DEVICE, DEVICE]
-    assert make_plan(_trace([10, 10], on_device=True), [], 20, 10).is_needed
-    assert not make_plan(_trace([10, 10], on_device=True), [], 0, 20).is_needed
-
-
-def test_budget_of_the_device_is_not_for_host_memory() -> None:
-    assert make_plan(_trace([10, 10]), [], 10, 20).places == [DISK, HOST]
 
 
 def test_graph_that_may_be_a_shorter_one_sends_away_what_that_one_would_too() -> None:

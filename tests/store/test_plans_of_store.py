@@ -1,6 +1,5 @@
 """What memory plans ask of a store: limits of several, and figures of the last."""
 
-import gc
 from collections.abc import Callable
 
 import pytest
@@ -32,18 +31,6 @@ def test_of_several_plans_the_least_limits_hold_until_they_end() -> None:
     assert (process[-1], windows[-1]) == (70, (5, 60))
     plans.keep_within(other, None, None)
     assert (process[-1], windows[-1], plans.limits_process) == (None, (100, 60), False)
-
-
-def test_figures_are_those_of_the_plan_that_told_last_and_end_with_it() -> None:
-    plans, one, other = plans_of_store([], []), Plan(), Plan()
-    plans.tell(one, {"limit_bytes": 1})
-    plans.tell(other, {"limit_bytes": 2})
-    assert plans.figures == {"limit_bytes": 2}
-    plans.tell(other, {})
-    assert plans.figures == {"limit_bytes": 1}
-    del one
-    gc.collect()
-    assert plans.figures == {}
 
 
 def test_plan_that_dies_without_a_word_takes_its_limits_along_at_the_next_call() -> None:

@@ -46,17 +46,6 @@ def test_remains_give_what_they_refer_to_and_come_into_the_queue_when_it_dies() 
     assert {one, other} == set(dead)
 
 
-def test_remains_are_compared_by_identity_before_the_death_and_after() -> None:
-    dead: deque[Number] = deque()
-    living = Mortal()
-    one, other = (Number(living, dead.append, number) for number in (1, 2))
-    for _ in range(2):
-        assert one == one
-        assert one != other
-        assert len({one, other, one}) == 2
-        living = None  # type: ignore[assignment]
-
-
 def test_remains_of_garbage_come_into_the_queue_if_they_are_held_by_what_is_none() -> None:
     dead: deque[Number] = deque()
     held, own = Mortal(), Mortal()
@@ -145,11 +134,6 @@ def _num_misses(store: TierStore, end: Callable[[list[Any]], None]) -> int:
         misses = store.stats().prefetch_misses - before.prefetch_misses
         end(graph)
     return misses
-
-
-def test_interrupt_where_a_graph_dies_its_order_is_learned(make_store: MakeStore, interrupted: Interrupted) -> None:
-    store = make_store(host_bytes=0)
-    assert _num_misses(store, lambda graph: interrupted(graph.clear)) <= 1
 
 
 def test_graph_ends_as_garbage_its_order_is_learned(make_store: MakeStore) -> None:

@@ -7,7 +7,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from queue import SimpleQueue
 from typing import Any
 
@@ -18,7 +18,7 @@ from tests.conftest import MakeStore
 from tests.inspect_store import inspect
 from tests.waiting import until, until_empty
 from tierstore import Handle, ModifiedInPlaceError, StorageIOError, StoreClosedError, TierStore
-from tierstore.base.defaults import NUM_RESTORES, NUM_SPILLS
+from tierstore.base.defaults import NUM_RESTORES
 from tierstore.disk.local import LocalDisk
 from tierstore.disk.tier import Kind, Stored
 from tierstore.hooks.order import LogOptions, PackLog, open_log
@@ -83,22 +83,19 @@ class Bench:
         self._make_store = make_store
         self._threads = ThreadPoolExecutor(8)
         self._stalls: list[threading.Event] = []
-        self.disks: list[HeldDisk] = []
+        self._disks: list[HeldDisk] = []
 
     def open(self, **options: object) -> tuple[TierStore, HeldDisk]:
         store = self._make_store(**options)
         disk = inspect(store).disk
         assert isinstance(disk, HeldDisk)
-        self.disks.append(disk)
+        self._disks.append(disk)
         return store, disk
 
-    def stall_loop(self, disk: HeldDisk) -> threading.Event:
+    def stall_loop(self, store: TierStore) -> threading.Event:
         """The engine's loop stands still until the event is set: whatever is queued is not begun."""
-        stalled, go_on = threading.Event(), threading.Event()
-        self._stalls.append(go_on)
-        disk._loop.call_soon_threadsafe(lambda: (stalled.set(), go_on.wait(30)))
-        assert stalled.wait(20)
-        return go_on
+        self._stalls.append(inspect(store).stall())
+        return self._stalls[-1]
 
     def on_thread(self, store: TierStore, call: Callable[..., Any], *arguments: object) -> Future[Any]:
         """Begins a call that is going to wait; returns when it does."""
@@ -111,11 +108,9 @@ class Bench:
     def end(self) -> None:
         for go_on in self._stalls:
             go_on.set()
-        for disk in self.disks:
-            try:
+        for disk in self._disks:
+            with suppress(RuntimeError):  # its loop is closed
                 disk.let_go()
-            except RuntimeError:
-                pass  # its loop is closed
         self._threads.shutdown(wait=False)
 
 
@@ -146,7 +141,7 @@ def _at(bench: Bench, stage: str, **options: object) -> tuple[TierStore, HeldDis
     store, disk = bench.open(**options)
     go_on = threading.Event()
     if stage == "queued":
-        go_on = bench.stall_loop(disk)
+        go_on = bench.stall_loop(store)
     elif stage == "writing":
         disk.hold("write")
     handle = store.put(_tensor())
@@ -155,7 +150,7 @@ def _at(bench: Bench, stage: str, **options: object) -> tuple[TierStore, HeldDis
     elif stage != "queued":
         store.flush()
     if stage == "read queued":
-        go_on = bench.stall_loop(disk)
+        go_on = bench.stall_loop(store)
         store.prefetch([handle])
     elif stage == "reading":
         disk.hold("read")
@@ -226,15 +221,6 @@ async def _raise_later(error: Exception) -> Stored:
     raise error
 
 
-@pytest.mark.parametrize("stage", ["writing", "reading"])
-def test_drop_while_the_job_runs_noticed_only_at_its_end(bench: Bench, stage: str) -> None:
-    store, disk, handle, _ = _at(bench, stage)
-    del handle  # and nobody calls the store before the job has ended
-    disk.let_go()
-    until(lambda: disk.usage().num_records == 0 and not inspect(store).num_released)
-    until_empty(store)
-
-
 def test_read_that_ends_while_the_handle_has_only_begun_to_die_frees_everything(bench: Bench) -> None:
     """There is nothing left to put the bytes into, and nobody has been told yet that the handle is gone."""
     store, disk, handle, _ = _at(bench, "reading")
@@ -282,50 +268,6 @@ def test_get_at_every_stage_returns_the_bytes(bench: Bench, stage: str) -> None:
     assert store.stats().forwarded_bytes == (NBYTES if stage in ("queued", "writing") else 0)
 
 
-def test_get_of_a_queued_write_cancels_it(bench: Bench) -> None:
-    store, disk = bench.open()
-    disk.hold("write")
-    running = [store.put(_tensor(i)) for i in range(NUM_SPILLS)]  # one for each lane
-    for handle in running:
-        disk.await_begin("write", handle)
-    queued = store.put(_tensor(9))
-    assert queued.record.state is State.QUEUED
-    assert torch.equal(store.get(queued), _tensor(9))
-    assert store.stats().forwarded_bytes == NBYTES
-    del queued
-    disk.let_go()
-    store.flush()
-    assert store.stats().read_bytes == 0
-    assert sorted(disk.written) == [handle.record.key for handle in running]
-
-
-def test_several_of_the_largest_are_written_at_once_out_of_the_host_budget(bench: Bench) -> None:
-    store, disk = bench.open(host_bytes=16 * NBYTES, staging_bytes=NBYTES)
-    inspect(store).let_staging_grow()  # as where no `staging_bytes` is given
-    disk.hold("write")
-    handles = [store.put(_tensor(i)) for i in range(17)]
-    for handle in handles[:4]:
-        disk.await_begin("write", handle)
-    bench.on_thread(store, store.put, _tensor(17))
-    stats = store.stats()
-    assert (stats.host_bytes, stats.staging_used_bytes) == (16 * NBYTES, NBYTES)
-    disk.let_go()
-    store.flush()
-    assert store.stats().host_bytes_peak == 16 * NBYTES
-    for i, handle in enumerate(handles):
-        assert torch.equal(store.get(handle), _tensor(i))
-
-
-def test_one_of_the_largest_is_written_at_a_time_where_the_window_is_given(bench: Bench) -> None:
-    store, disk = bench.open(host_bytes=16 * NBYTES, staging_bytes=NBYTES)
-    disk.hold("write")
-    handles = [store.put(_tensor(i)) for i in range(17)]
-    disk.await_begin("write", handles[0])
-    bench.on_thread(store, store.put, _tensor(17))
-    assert [handle.record.state for handle in handles[:2]] == [State.WRITING, State.HOST]
-    disk.let_go()
-
-
 def test_get_overtakes_every_queued_prefetch(bench: Bench) -> None:
     store, disk = bench.open()
     handles = [store.put(_tensor(i)) for i in range(20)]
@@ -342,32 +284,6 @@ def test_get_overtakes_every_queued_prefetch(bench: Bench) -> None:
     assert order == [("read", handles[14].record.key), ("read", handles[19].record.key)]
     stats = store.stats()
     assert (stats.prefetch_late, stats.prefetch_misses) == (1, 1)
-
-
-def test_get_overtakes_the_queue_of_writes(bench: Bench) -> None:
-    store, disk = bench.open()
-    handle = store.put(_tensor())
-    store.flush()
-    disk.hold("write")
-    others = [store.put(_tensor(i)) for i in range(30)]
-    assert torch.equal(store.get(handle), _tensor())
-    disk.let_go()
-    del others
-
-
-def test_change_during_the_write_is_found_by_get(bench: Bench) -> None:
-    store, disk = bench.open()
-    disk.hold("write")
-    tensor = _tensor()
-    handle = store.put(tensor)
-    disk.await_begin("write", handle)
-    tensor.add_(1)
-    with pytest.raises(ModifiedInPlaceError):
-        store.get(handle)
-    disk.let_go()
-    store.flush()
-    with pytest.raises(ModifiedInPlaceError):
-        store.get(handle)
 
 
 def test_change_while_a_get_waits_is_found(bench: Bench) -> None:
@@ -427,21 +343,6 @@ def test_held_again_while_it_waits_for_room_is_left_alone(bench: Bench) -> None:
     assert second.record.state is State.DISK
 
 
-def test_dropped_results_of_a_running_read_are_still_whole(bench: Bench) -> None:
-    store, disk, handle, _ = _at(bench, "reading")
-    futures = [bench.on_thread(store, store.get, handle) for _ in range(3)]
-    disk.let_go()
-    results = [future.result(20) for future in futures]
-    del handle, futures
-    gc.collect()
-    for result in results:
-        assert torch.equal(result, _tensor())
-    assert store.stats().lent_bytes >= NBYTES
-    del result, results
-    gc.collect()
-    until_empty(store)
-
-
 # --- waiting, and what ends it ------------------------------------------------------------------------------------
 
 
@@ -454,18 +355,9 @@ def _waiting_in_put(bench: Bench) -> tuple[TierStore, HeldDisk, list[Handle], Fu
     return store, disk, handles, bench.on_thread(store, store.put, _tensor(2))
 
 
-def test_put_beyond_the_budget_waits_for_a_write(bench: Bench) -> None:
-    store, disk, handles, future = _waiting_in_put(bench)
-    disk.let_go()
-    handles.append(future.result(20))
-    for i, handle in enumerate(handles):
-        assert torch.equal(store.get(handle), _tensor(i))
-    assert store.stats().stall_seconds["pack waits for budget"] > 0
-
-
 def test_news_that_comes_just_as_a_look_ends_is_not_lost(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tierstore.residency.guard._LOOK_SECONDS", 0.05)
-    store, disk = bench.open(host_bytes=0)
+    store, _ = bench.open(host_bytes=0)
     handle = store.put(_tensor())
     store.flush()
     rules = store.residency.rules
@@ -476,7 +368,7 @@ def test_news_that_comes_just_as_a_look_ends_is_not_lost(bench: Bench, monkeypat
         end_discards(num_records)
 
     monkeypatch.setattr(rules, "end_discards", ends_late)
-    go_on = bench.stall_loop(disk)
+    go_on = bench.stall_loop(store)
     del handle
     flushing = bench.on_thread(store, store.flush)
     go_on.set()
@@ -501,7 +393,7 @@ def test_close_wakes_whoever_waits(bench: Bench, what: str) -> None:
 
 
 def test_close_wakes_whoever_waits_before_the_engine_has_ended(bench: Bench) -> None:
-    store, _, _handle, go_on = _at(bench, "queued", staging_bytes=NBYTES)
+    store, disk, handle, go_on = _at(bench, "queued", staging_bytes=NBYTES)
     waiting = bench.on_thread(store, store.put, _tensor(1))
     closing = ThreadPoolExecutor(1).submit(store.close)
     with pytest.raises(StoreClosedError):
@@ -509,73 +401,43 @@ def test_close_wakes_whoever_waits_before_the_engine_has_ended(bench: Bench) -> 
     assert not closing.done()
     go_on.set()
     closing.result(20)
+    assert handle.record.key not in disk.written, "what is queued is abandoned"
 
 
-def test_close_with_long_queues_abandons_them(bench: Bench) -> None:
-    store, disk = bench.open()
-    on_disk = [store.put(_tensor(i)) for i in range(30)]
-    store.flush()
-    disk.hold("write")
-    disk.hold("read")
-    queued = [store.put(_tensor(i)) for i in range(30)]
-    store.prefetch(on_disk)
-    num_written = len(disk.written)
-    closing = ThreadPoolExecutor(1).submit(store.close)
-    until(lambda: inspect(store).closed is not None)
-    disk.let_go()
-    closing.result(20)
-    assert len(disk.written) - num_written <= NUM_SPILLS
-    del on_disk, queued
-
-
-def test_flush_ends_when_the_last_queued_write_is_cancelled_by_a_get(bench: Bench) -> None:
+@pytest.mark.parametrize("how", ["get", "prefetch", "drop"])
+def test_flush_ends_when_the_last_queued_write_is_cancelled(bench: Bench, how: str) -> None:
     store, _, handle, go_on = _at(bench, "queued")
     flush = bench.on_thread(store, store.flush)
-    assert torch.equal(store.get(handle), _tensor())
+    if how == "get":
+        assert torch.equal(store.get(handle), _tensor())
+    elif how == "prefetch":
+        store.prefetch([handle])
+        until(lambda: handle.record.state is State.QUEUED)  # by the flush, before the engine comes to the first one
+    else:
+        del handle
     go_on.set()
     flush.result(20)
 
 
-def test_flush_ends_when_the_last_queued_write_is_cancelled_by_a_prefetch(bench: Bench) -> None:
-    store, _, handle, go_on = _at(bench, "queued")
-    flush = bench.on_thread(store, store.flush)
-    store.prefetch([handle])
-    until(lambda: handle.record.state is State.QUEUED)  # by the flush, before the engine comes to the first one
-    go_on.set()
-    flush.result(20)
-
-
-def test_flush_ends_when_the_last_queued_handle_is_dropped(bench: Bench) -> None:
-    store, _, handle, go_on = _at(bench, "queued")
-    flush = bench.on_thread(store, store.flush)
-    del handle
-    go_on.set()
-    flush.result(20)
-    until_empty(store)
-
-
-def test_flush_returns_when_what_was_dropped_while_it_was_read_is_gone(bench: Bench) -> None:
-    store, disk = bench.open()
-    handle = store.put(_tensor())
-    store.flush()
-    disk.hold("read")
-    store.prefetch([handle])
-    disk.await_begin("read", handle)
-    del handle
-    flush = bench.on_thread(store, store.flush)
-    disk.let_go()
-    flush.result(20)
-    stats = store.stats()
-    assert (stats.disk_bytes, stats.staging_used_bytes) == (0, 0)
-
-
-@pytest.mark.parametrize("stage", ["queued", "read queued"])
-def test_put_goes_on_when_the_queued_handles_are_dropped(bench: Bench, stage: str) -> None:
-    store, _, handle, go_on = _at(bench, stage, staging_bytes=NBYTES)
+@pytest.mark.parametrize(
+    ("stage", "is_dropped"),
+    [("queued", True), ("read queued", True), ("queued", False), ("reading", False)],
+    ids=["dropped while queued", "dropped while its read is queued", "cancelled by a get", "read by a get"],
+)
+def test_put_goes_on_in_the_room_of_the_one_before_it(bench: Bench, stage: str, is_dropped: bool) -> None:
+    store, disk, handle, go_on = _at(bench, stage, staging_bytes=NBYTES)
+    get = None if is_dropped or stage == "queued" else bench.on_thread(store, store.get, handle)
     put = bench.on_thread(store, store.put, _tensor(5))
-    del handle
+    if stage == "queued" and not is_dropped:
+        assert torch.equal(store.get(handle), _tensor())
+    if is_dropped:
+        del handle
     go_on.set()
+    disk.let_go()
+    if get is not None:
+        assert torch.equal(get.result(20), _tensor())
     assert torch.equal(store.get(put.result(20)), _tensor(5))
+    assert store.stats().stall_seconds["pack waits for budget"] > 0
 
 
 def test_put_goes_on_when_a_handle_has_only_begun_to_die(bench: Bench) -> None:
@@ -603,10 +465,10 @@ def test_flush_ends_when_the_handle_of_the_last_write_has_only_begun_to_die(benc
 
 
 def test_prefetch_goes_on_in_the_room_of_a_queued_handle_that_was_dropped(bench: Bench) -> None:
-    store, disk = bench.open(staging_bytes=NBYTES)
+    store, _ = bench.open(staging_bytes=NBYTES)
     first = store.put(_tensor(1))
     store.flush()
-    go_on = bench.stall_loop(disk)
+    go_on = bench.stall_loop(store)
     second = store.put(_tensor(2))
     store.prefetch([first])
     assert (first.record.state, second.record.state) == (State.DISK, State.QUEUED)
@@ -615,45 +477,6 @@ def test_prefetch_goes_on_in_the_room_of_a_queued_handle_that_was_dropped(bench:
     assert first.record.state is State.READING
     go_on.set()
     assert torch.equal(store.get(first), _tensor(1))
-
-
-def test_put_goes_on_when_the_queued_write_is_cancelled_by_a_get(bench: Bench) -> None:
-    store, _, handle, go_on = _at(bench, "queued", staging_bytes=NBYTES)
-    put = bench.on_thread(store, store.put, _tensor(5))
-    assert torch.equal(store.get(handle), _tensor())
-    go_on.set()
-    assert torch.equal(store.get(put.result(20)), _tensor(5))
-    assert torch.equal(store.get(handle), _tensor())
-
-
-def test_put_goes_on_when_a_result_of_a_get_is_in_the_way(bench: Bench) -> None:
-    store, disk, handle, _ = _at(bench, "reading", staging_bytes=NBYTES)
-    get = bench.on_thread(store, store.get, handle)
-    put = bench.on_thread(store, store.put, _tensor(5))
-    disk.let_go()
-    assert torch.equal(get.result(20), _tensor())
-    assert torch.equal(store.get(put.result(20)), _tensor(5))
-
-
-def test_close_while_threads_put_and_get_ends_each_with_the_error(bench: Bench) -> None:
-    store, _ = bench.open(host_bytes=2 * NBYTES, staging_bytes=2 * NBYTES)
-    handles = [store.put(_tensor(i)) for i in range(10)]
-    barrier = threading.Barrier(7)
-
-    def use(number: int) -> None:
-        barrier.wait(20)
-        while True:
-            if number % 2:
-                store.put(_tensor(number))
-            else:
-                assert torch.equal(store.get(handles[number]), _tensor(number))
-
-    futures = [bench._threads.submit(use, number) for number in range(6)]
-    barrier.wait(20)
-    store.close()
-    for future in futures:
-        with pytest.raises(StoreClosedError):
-            future.result(20)
 
 
 def test_memory_is_not_kept_by_idle_lanes(bench: Bench) -> None:
@@ -669,17 +492,3 @@ def test_memory_is_not_kept_by_idle_lanes(bench: Bench) -> None:
     del handle
     until_empty(store)
     until(lambda: not any(storage() for storage in storages))
-
-
-def test_size_of_store_is_free_of_time(bench: Bench) -> None:
-    """Records, queues and claims do not pile up over many rounds."""
-    store, _ = bench.open(host_bytes=NBYTES, staging_bytes=2 * NBYTES)
-    tensor = _tensor()
-    for _ in range(60):
-        handle = store.put(tensor)
-        store.get(handle)
-        del handle
-    store.stats()
-    until_empty(store)
-    assert set(inspect(store).num_held.values()) == {0}, inspect(store).num_held
-    assert len(tensor.untyped_storage()._tierstore_claims) <= 10

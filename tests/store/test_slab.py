@@ -4,7 +4,6 @@ import ctypes
 import gc
 import os
 import resource
-import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from itertools import pairwise
@@ -38,16 +37,6 @@ def test_allocate_gives_the_phase_and_the_length(phase: int) -> None:
         assert slot.as_plain_tensor().shape == (nbytes,)
 
 
-def test_allocate_from_a_slab_of_nothing_still_gives() -> None:
-    slab = Slab(0)
-    slots = [slab.allocate(CHUNK) for _ in range(3)]
-    for number, slot in enumerate(slots):
-        slot.memory[:] = bytes([number]) * CHUNK
-    assert [slot.memory[5] for slot in slots] == [0, 1, 2]
-    for slot in slots:
-        slab.free(slot)
-
-
 def test_allocate_beyond_the_slab_gives_a_mapping_of_its_own() -> None:
     slab = Slab(CHUNK)
     slot = slab.allocate(CHUNK + 1, 100)
@@ -72,15 +61,6 @@ def test_slots_of_any_phase_that_fill_the_budget_are_all_in_the_region(phase: in
     assert None not in starts
 
 
-def test_slot_goes_where_pages_are() -> None:
-    slab = Slab(16 * CHUNK)
-    slots = [_filled(slab, 2 * CHUNK) for _ in range(4)]
-    slab.free(slots[1])
-    assert slab.cached_bytes == 2 * CHUNK
-    assert slab.allocate(CHUNK).start == slots[1].start, "not beyond the last one, where there are none yet"
-    assert slab.cached_bytes == CHUNK
-
-
 def test_free_pages_are_moved_to_where_a_slot_goes_that_fits_nowhere_between() -> None:
     slab = Slab(16 * CHUNK)
     slots = [_filled(slab, 2 * CHUNK) for _ in range(6)]
@@ -95,21 +75,6 @@ def test_free_pages_are_moved_to_where_a_slot_goes_that_fits_nowhere_between() -
         assert bytes(slots[number].memory) == contents[number]
     slots = [_filled(slab, CHUNK) for _ in range(6)]  # where the pages came from there are new ones
     assert {slot.start for slot in slots} == {chunk * CHUNK for chunk in (0, 1, 4, 5, 8, 9)}
-
-
-def test_slab_of_a_kernel_that_moves_no_pages_takes_fresh_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: int) -> None:
-        raise OSError(22, "Invalid argument")
-
-    monkeypatch.setattr("tierstore.residency.slab.move_pages", refuse)
-    slab = Slab(16 * CHUNK)
-    slots = [_filled(slab, 2 * CHUNK) for _ in range(6)]
-    for number in (0, 2, 4):
-        slab.free(slots[number])
-    _filled(slab, 4 * CHUNK)
-    assert slab.cached_bytes == 6 * CHUNK
-    slab.trim(0)
-    assert slab.cached_bytes == 0
 
 
 def test_pages_that_the_system_refuses_to_move_leave_no_hole_behind() -> None:
@@ -172,18 +137,6 @@ def test_slab_of_a_process_that_locks_what_it_maps_takes_no_more_than_its_slots(
         _libc.munlockall()
 
 
-def test_so_many_mappings_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tierstore.residency.slab._MOST_MOVED", 4)
-    slab = Slab(64 * CHUNK)
-    slots = [_filled(slab, CHUNK) for _ in range(20)]
-    for slot in slots[::2]:
-        slab.free(slot)
-    before = _num_mappings()
-    _filled(slab, 8 * CHUNK)
-    assert slab.cached_bytes == 8 * CHUNK, "two of ten were moved"
-    assert _num_mappings() - before <= 8
-
-
 def _filled(slab: Slab, nbytes: int) -> Slot:
     slot = slab.allocate(nbytes)
     slot.memory[:] = bytes([nbytes // CHUNK]) * nbytes
@@ -212,22 +165,6 @@ def _pages(field: int) -> int:
         return int(line.read().split()[field])
 
 
-def _num_mappings() -> int:
-    with open("/proc/self/maps", encoding="utf-8") as lines:
-        return sum(1 for _ in lines)
-
-
-def test_memory_outlives_the_slab() -> None:
-    slab = Slab(CHUNK)
-    slots = [slab.allocate(5000), slab.allocate(2 * CHUNK)]
-    tensors = [slot.as_tensor(lambda _: None) for slot in slots]
-    tensors[0].fill_(3)
-    tensors[1].fill_(4)
-    del slab, slots
-    gc.collect()
-    assert (int(tensors[0].sum()), int(tensors[1].sum())) == (15_000, 8 * CHUNK)
-
-
 def test_return_is_called_once_with_the_last_tensor() -> None:
     slab = Slab(CHUNK)
     slot = slab.allocate(4000)
@@ -245,47 +182,6 @@ def test_return_is_called_once_with_the_last_tensor() -> None:
     assert [watch.slot for watch in returned] == [slot]
 
 
-def test_return_is_called_when_only_autograd_held_it() -> None:
-    slab = Slab(CHUNK)
-    slot = slab.allocate(4000)
-    returned: list[SlotWatch] = []
-    leaf = torch.zeros(1000, requires_grad=True)
-    tensor = slot.as_tensor(returned.append).view(torch.float32)
-    loss = (leaf * tensor).sum()
-    del tensor
-    gc.collect()
-    assert not returned, "the graph holds it"
-    loss.backward()
-    del loss
-    gc.collect()
-    assert [watch.slot for watch in returned] == [slot]
-
-
-def test_return_is_called_on_the_thread_that_lets_go() -> None:
-    slab = Slab(CHUNK)
-    slot = slab.allocate(4000)
-    where: list[threading.Thread] = []
-    held = [slot.as_tensor(lambda _: where.append(threading.current_thread()))]
-    thread = threading.Thread(target=held.clear)
-    thread.start()
-    thread.join(20)
-    assert where == [thread]
-
-
-@pytest.mark.parametrize("allowance", [0, 1, CHUNK, 3 * CHUNK, 100 * CHUNK])
-def test_trim_keeps_no_more_than_allowed(allowance: int) -> None:
-    slab = Slab(8 * CHUNK)
-    slots = [slab.allocate(CHUNK // 2) for _ in range(16)]
-    for slot in slots:
-        slot.memory[:] = b"y" * (CHUNK // 2)
-    for slot in slots[:-1]:
-        slab.free(slot)
-    assert slab.cached_bytes == 7 * CHUNK
-    slab.trim(allowance)
-    assert slab.cached_bytes <= allowance
-    assert bytes(slots[-1].memory) == b"y" * (CHUNK // 2)
-
-
 def test_trim_gives_the_pages_back_to_the_kernel() -> None:
     slab = Slab(64 * CHUNK)
     before = _resident_bytes()
@@ -300,7 +196,8 @@ def test_trim_gives_the_pages_back_to_the_kernel() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size_bytes", "spare_bytes", "longest_bytes"), [(CHUNK, 0, 400_000), (8 * CHUNK, 4 * CHUNK, 3 * CHUNK)]
+    ("size_bytes", "spare_bytes", "longest_bytes"),
+    [(0, 0, 10_000), (CHUNK, 0, 400_000), (8 * CHUNK, 4 * CHUNK, 3 * CHUNK)],
 )
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 1), st.integers(0, 4095), st.integers(0, 9)), max_size=40))
@@ -314,6 +211,7 @@ def test_any_sequence_never_overlaps_nor_changes_what_is_held(
             slot, _ = held.pop(action % len(held))
             slab.free(slot)
             slab.trim(action * CHUNK)
+            assert slab.cached_bytes <= action * CHUNK
         nbytes = 1 + int(length * longest_bytes)
         slot = slab.allocate(nbytes, phase)
         content = bytes([number % 251]) * nbytes
@@ -326,17 +224,6 @@ def test_any_sequence_never_overlaps_nor_changes_what_is_held(
         assert bytes(slot.memory) == content
     for slot, _ in held:
         slab.free(slot)
-    slab.trim(0)
-    assert slab.cached_bytes == 0
-
-
-def test_pin_for_an_unknown_device_says_why_not() -> None:
-    slab = Slab(CHUNK)
-    assert slab.description == "pageable"
-    slab.pin(torch.device("cpu"))
-    assert "cpu" in slab.description
-    slab.unpin()
-    slab.free(slab.allocate(10))
     slab.trim(0)
     assert slab.cached_bytes == 0
 

@@ -48,15 +48,6 @@ def test_slot_whose_storage_died_first_is_free_once_it_is_let_go_of() -> None:
     assert slots.allocate(NBYTES).start == start
 
 
-def test_slot_that_was_never_handed_out_is_free_at_once() -> None:
-    books, slots = _one_slot()
-    slot = slots.allocate(NBYTES)
-    start = slot.start
-    slots.let_go(slot)
-    assert books.lent.used_bytes == 0
-    assert slots.allocate(NBYTES).start == start
-
-
 @pytest.mark.parametrize("taken", ["host", "staging", "uncharged"])
 def test_free_pages_are_kept_within_what_both_windows_leave_free(taken: str) -> None:
     books, uncharged = HostWindows(2 * NBYTES, NBYTES), [0]
@@ -82,31 +73,18 @@ def test_free_pages_of_a_window_that_is_overdrawn_take_none_of_the_other() -> No
     assert slots.slab.cached_bytes == NBYTES
 
 
-def _lent_and_given_back(windows: HostWindows, slots: Slots) -> None:
-    """A tensor whose room another one took while it was lent dies."""
-    slot = slots.allocate(NBYTES)
-    tensor = slots.hand_out(slot)
-    slots.let_go(slot)
-    windows.staging.charge(NBYTES)
-    del tensor
-    slots.take_back()
-
-
 def test_pages_of_a_lent_slot_are_kept_for_the_next_read_and_given_up_for_a_write() -> None:
     windows = HostWindows(0, NBYTES)
     slots = Slots(windows, 2 * NBYTES, lambda: 0)
-    _lent_and_given_back(windows, slots)
+    slot = slots.allocate(NBYTES)
+    tensor = slots.hand_out(slot)
+    slots.let_go(slot)
+    windows.staging.charge(NBYTES)  # another one takes its room while it is lent
+    del tensor
+    slots.take_back()
     slots.trim(is_for_read=True)
     assert slots.slab.cached_bytes == NBYTES
     slots.trim()
     assert slots.slab.cached_bytes == 0
     slots.free(slots.allocate(NBYTES))
     assert slots.slab.cached_bytes == 0, "the spare slot was given up"
-
-
-def test_pages_of_a_lent_slot_are_not_kept_while_staging_is_overdrawn_by_as_much() -> None:
-    windows = HostWindows(0, NBYTES)
-    slots = Slots(windows, 2 * NBYTES, lambda: 0)
-    windows.staging.charge(NBYTES)
-    _lent_and_given_back(windows, slots)
-    assert slots.slab.cached_bytes == 0

@@ -20,7 +20,7 @@ PROMISED = {
 }  # fmt: skip
 
 
-def test_snapshot_has_every_promised_field(store: TierStore) -> None:
+def test_snapshot_has_every_promised_field_and_cannot_be_changed(store: TierStore) -> None:
     stats = store.stats()
     assert isinstance(stats, StoreStats)
     assert {field.name for field in dataclasses.fields(stats)} >= PROMISED
@@ -28,6 +28,11 @@ def test_snapshot_has_every_promised_field(store: TierStore) -> None:
     assert set(stats.stall_seconds) == set(STALL_CAUSES)
     documented = StoreStats.__doc__ or ""
     assert all(f"{field.name}:" in documented for field in dataclasses.fields(stats))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        stats.host_bytes = 5
+    for mapping in (stats.kept_bytes, stats.stall_seconds):
+        with pytest.raises(TypeError):
+            mapping["small"] = 5
 
 
 def test_snapshot_of_a_new_store_is_all_zero(make_store: MakeStore) -> None:
@@ -42,16 +47,7 @@ def test_snapshot_of_a_new_store_is_all_zero(make_store: MakeStore) -> None:
     assert not any(stats.stall_seconds.values())
 
 
-def test_snapshot_cannot_be_changed(store: TierStore) -> None:
-    stats = store.stats()
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        stats.host_bytes = 5
-    for mapping in (stats.kept_bytes, stats.stall_seconds):
-        with pytest.raises(TypeError):
-            mapping["small"] = 5
-
-
-def test_snapshot_does_not_change_with_the_store(store: TierStore) -> None:
+def test_snapshot_does_not_change_with_the_store_and_goes_through_json(store: TierStore) -> None:
     before = store.stats()
     copied = before.as_dict()
     handle = store.put(torch.randn(30_000))
@@ -60,39 +56,12 @@ def test_snapshot_does_not_change_with_the_store(store: TierStore) -> None:
     store.get(handle)
     assert before.as_dict() == copied
     after = store.stats()
+    values = after.as_dict()
+    assert json.loads(json.dumps(values)) == values
+    assert set(values) == {field.name for field in dataclasses.fields(StoreStats)}
     assert after.packed_tensors == 1
     assert after.kept_bytes["small"] == 5
     assert sum(count for counts in after.codec_choices.values() for count in counts.values()) == 1
-
-
-def test_snapshot_goes_through_json(store: TierStore) -> None:
-    handle = store.put(torch.randn(30_000))
-    store.flush()
-    values = store.stats().as_dict()
-    assert json.loads(json.dumps(values)) == values
-    assert set(values) == {field.name for field in dataclasses.fields(StoreStats)}
-    del handle
-
-
-def test_totals_only_grow(store: TierStore) -> None:
-    now = {
-        "live_handles", "device_bytes", "host_bytes", "staging_used_bytes", "lent_bytes", "disk_bytes",
-        "resident_bytes", "allocator_free_bytes",
-    }  # fmt: skip
-    previous = store.stats()
-    handles = []
-    for i in range(20):
-        handles.append(store.put(torch.randn(1 + 1000 * i)))
-        if i % 3:
-            store.get(handles[i // 2])
-        if i % 5 == 4:
-            store.flush()
-            handles[i // 5] = handles[-1]
-        stats = store.stats()
-        for name, value in stats.as_dict().items():
-            if isinstance(value, (int, float)) and name not in now:
-                assert value >= getattr(previous, name), name
-        previous = stats
 
 
 def _used(store: TierStore) -> None:
@@ -175,13 +144,6 @@ def test_summary_warns_where_nothing_was_stored_and_says_why(make_store: MakeSto
     )
 
 
-def test_summary_tells_of_a_window_larger_than_what_was_saved(make_store: MakeStore) -> None:
-    store = make_store(host_bytes="64MiB", staging_bytes="16MiB")
-    with tiered_offload(store, min_bytes=0):
-        torch.randn(2**18, requires_grad=True).exp().sum().backward()
-    assert "(`staging_bytes`) is larger than what was saved at a time" in store.stats().summary()
-
-
 MIB = 2**20
 
 
@@ -214,9 +176,8 @@ def test_summary_tells_of_freed_memory_that_is_kept_by_what_went_to_disk(
     assert (told in stats.summary()) is is_told
 
 
-def test_summary_does_not_call_the_window_too_large_where_memory_of_an_accelerator_was_gained(
-    make_store: MakeStore,
-) -> None:
+def test_summary_does_not_call_the_window_too_large_where_it_paid(make_store: MakeStore) -> None:
+    """It gained memory of an accelerator; or the drive holds much in little space."""
     with SimulatedCopies() as copies:
         store = make_store(host_bytes="64MiB", staging_bytes="16MiB", copies=copies)
         with tiered_offload(store, min_bytes=0):
@@ -224,11 +185,6 @@ def test_summary_does_not_call_the_window_too_large_where_memory_of_an_accelerat
         summary = store.stats().summary()
     assert "MiB copied from the accelerator" in summary
     assert "staging_bytes" not in summary
-
-
-def test_summary_does_not_call_the_window_too_large_where_the_drive_holds_much_in_little_space(
-    make_store: MakeStore,
-) -> None:
     store = make_store(host_bytes=0, staging_bytes="16MiB", codec="zstd")
     handles = [store.put(torch.full((1024, 1024), float(number))) for number in range(12)]
     store.flush()

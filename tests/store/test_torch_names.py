@@ -87,14 +87,6 @@ def test_every_private_name_of_torch_is_looked_up_in_one_module() -> None:
     assert {use for _, use in uses} == ON_TENSORS - {"_use_count"}
 
 
-def test_search_for_private_names_finds_them() -> None:
-    source = "\n".join(
-        ("torch._C._x()", "import torch._dynamo", "from torch._C import _y", "from torch.a import _z", "b._version")
-    )
-    found = {"torch._C._x", "torch._C", "torch._dynamo", "torch._C._y", "torch.a._z", "_version"}
-    assert set(_private_uses(ast.parse(source))) == found
-
-
 def _said_without(cases: Sequence[tuple[str, str]]) -> list[str]:
     """Of each name and statement: which error the statement raised where torch lacks the name."""
     done = subprocess.run(
@@ -112,35 +104,18 @@ def _said_without(cases: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def test_name_that_has_vanished_is_the_error_of_the_import() -> None:
-    """A test for each would import torch for each."""
+    """However it is imported. A test for each would import torch for each."""
     assert len(NAMES) > 20
-    said = _said_without([(name, "from tierstore import TierStore") for name in NAMES])
-    version = re.escape(torch.__version__)
-    for name, each in zip(NAMES, said, strict=True):
-        expected = rf"UnsupportedTorchError True .* torch {version}, which has no {name}; .*2\.11 to 2\.15.*"
-        assert re.fullmatch(expected, each), (name, each)
-
-
-def test_every_way_to_import_says_so() -> None:
-    statements = [
+    cases = [(name, "from tierstore import TierStore") for name in NAMES]
+    others = (
         "import tierstore.hooks",
         "from tierstore.store import TierStore",
-        "from tierstore import tiered_offload",
         "from tierstore import *",
         "import tierstore; tierstore.offload_module",
         "import tierstore.testing.store",
-    ]
-    for each in _said_without([("torch._C._current_autograd_node", statement) for statement in statements]):
-        assert each.startswith("UnsupportedTorchError True tierstore cannot run")
-
-
-def test_attribute_that_is_missing_inside_is_told() -> None:
-    """Python would turn an `AttributeError` into "cannot import name", and drop its text."""
-    program = (
-        "import torch; del torch.library\n"  # a public name, which nobody looks up beforehand
-        "try:\n    from tierstore import tiered_offload\n"
-        "except ImportError as error:\n    print(error)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
-    assert "cannot be imported here" in done.stdout, done.stderr
-    assert "library" in done.stdout
+    cases += [("torch._C._current_autograd_node", statement) for statement in others]
+    version = re.escape(torch.__version__)
+    for (name, _), each in zip(cases, _said_without(cases), strict=True):
+        expected = rf"UnsupportedTorchError True .* torch {version}, which has no {name}; .*2\.11 to 2\.15.*"
+        assert re.fullmatch(expected, each), (name, each)

@@ -1,20 +1,15 @@
 """Why a thread waited, told from made-up events; and what the summary and the drawings make of it."""
 
-from collections.abc import Sequence
-from typing import Any
-
 import pytest
 
 from tests.store.test_trace_file import HEADER
 from tierstore.rules.counters import STALL_CAUSES
-from tierstore.tracing.causes import explain, union_ns
+from tierstore.tracing.causes import explain
 from tierstore.tracing.events import Event, Gone, Levels, Pack, Restore, Scope, ScopeEnd, Spill, Stall, Unpack
 from tierstore.tracing.page import page_of
-from tierstore.tracing.perfetto import trace_events
 from tierstore.tracing.reader import RecordedTrace
-from tierstore.tracing.steps import Step, choose_step, longest_waits, steps_of
+from tierstore.tracing.steps import Step, choose_step, steps_of
 from tierstore.tracing.summary import StepSummary, summarize
-from tierstore.tracing.timeline import limits_of, timeline_of
 
 MS = 1_000_000
 FOR_ROOM, FOR_BYTES = STALL_CAUSES
@@ -100,11 +95,6 @@ def test_wait_that_was_woken_in_between_is_one() -> None:
     assert (wait.began_ns, wait.end_ns) == (10 * MS, 10 * MS + 99_000)
 
 
-def test_busy_time_of_jobs_that_overlap_counts_once() -> None:
-    jobs = [spill(0, 10), spill(5, 20), spill(30, 40)]
-    assert union_ns(jobs, 2 * MS, 35 * MS) == (18 + 5) * MS
-
-
 def test_summary_headline_names_the_phase_its_share_and_the_cause() -> None:
     slow = summarize(step_of(*READS, stall(550, 700, FOR_BYTES)), HEADER)
     assert slow.headline == [
@@ -133,40 +123,11 @@ def first_pack_of(graph: int) -> Pack:
     return Pack(at, at + 1, THREAD, graph, graph, 0, graph, None, 0, 0, 0, 1, 1, "float32", "cpu", (1,))
 
 
-def drawn() -> tuple[Step, StepSummary]:
+def test_page_needs_nothing_from_elsewhere_and_no_text_ends_its_script() -> None:
     levels = [Levels(at * MS, 0, 0, at, 2, 0, 3) for at in range(0, 1000, 100)]
     events = (spill(10, 400, codec="zstd:1", at_drive_ms=100), stall(20, 400, FOR_ROOM), restore(500, 600), *levels)
     step = step_of(*events)
-    return step, summarize(step, HEADER)
-
-
-def test_timeline_cuts_an_encoded_write_in_two_and_lays_waits_over_forward() -> None:
-    timeline = timeline_of(drawn()[0], {THREAD: "main"})
-    boxes = {(lane.group, lane.name): lane.boxes for lane in timeline.lanes}
-    assert [(box.kind, box.ended_ns - box.began_ns) for box in boxes["codec", "encode 1"]] == [("encode", 290 * MS)]
-    assert [(box.kind, box.ended_ns - box.began_ns) for box in boxes["drive: writes", "write 1"]] == [
-        ("write", 100 * MS)
-    ]
-    assert [box.kind for box in boxes["compute", "main"]] == ["forward", "backward", "codec"]
-    assert [curve.field for curve in timeline.curves] == ["host_bytes", "staging_bytes", "disk_bytes"]
-
-
-def test_perfetto_slices_name_their_lane_and_counters_their_tier() -> None:
-    step, _ = drawn()
-    events: Sequence[dict[str, Any]] = trace_events([step, step], {THREAD: "main"}, 42, 0)["traceEvents"]
-    names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
-    slices = [(names[event["tid"]], event["name"], event["ts"], event["dur"]) for event in events if event["ph"] == "X"]
-    assert ("codec · encode 1", "encode", 10_000.0, 290_000.0) in slices
-    assert ("compute · main", "codec", 20_000.0, 380_000.0) in slices
-    assert len([each for each in slices if each[1] != "step 1"]) == len(
-        {each for each in slices if each[1] != "step 1"}
-    )
-    assert {event["name"] for event in events if event["ph"] == "C"} >= {"disk"}
-    assert {event["pid"] for event in events} == {42}
-
-
-def test_page_needs_nothing_from_elsewhere_and_no_text_ends_its_script() -> None:
-    step, summary = drawn()
+    summary = summarize(step, HEADER)
     page = page_of([step], HEADER, {THREAD: "</script><b>main"}, 3, first=summary.number)
     assert "</script><b>" not in page
     assert page.count("</script>") == 2
@@ -176,19 +137,6 @@ def test_page_needs_nothing_from_elsewhere_and_no_text_ends_its_script() -> None
     assert summary.headline[0].split(":")[0] in page
     assert "Threads waited 0.380 s in total, 38% of the step." in page
     assert "2 more are not on this page" in page
-
-
-def test_budgets_bound_the_tiers_that_they_are_for() -> None:
-    step, _ = drawn()
-    limits = {limit.field: limit.nbytes for limit in limits_of(step, HEADER.store)}
-    store = HEADER.store
-    assert limits == {
-        "host_bytes": store.host_bytes,
-        "staging_bytes": store.host_bytes + store.staging_bytes,
-        "disk_bytes": store.disk_bytes,
-    }
-    order = [curve.field for curve in timeline_of(step, {}).curves]
-    assert order.index("host_bytes") < order.index("staging_bytes"), "both together lie below the second limit"
 
 
 def memory_of(away_bytes: int, free_bytes: int | None) -> StepSummary:
@@ -208,13 +156,3 @@ def test_verdict_on_memory_only_where_it_did_not_fall() -> None:
     assert memory_of(2**30, 2**29 - 1).why_memory_stays is None
     assert memory_of(2**30, None).why_memory_stays is None, "the allocator does not tell"
     assert memory_of(2**20, 2**30).why_memory_stays is None, "too little to speak of"
-
-
-def test_steps_to_choose_from_are_those_that_waited_longest_and_the_chosen_one() -> None:
-    packs = [first_pack_of(graph) for graph in range(5)]
-    waits = [stall(graph * 1000 + 100, graph * 1000 + 100 + graph, FOR_ROOM) for graph in range(1, 5)]
-    gone = [Gone(g * 1000 * MS + 900 * MS, g) for g in range(5)]
-    steps = steps_of(RecordedTrace(HEADER, [*packs, *waits, *gone], True))
-    assert [step.number for step in longest_waits(steps, steps[0], 3, 1000)] == [1, 4, 5]
-    assert [step.number for step in longest_waits(steps, steps[4], 10, 1000)] == [1, 2, 3, 4, 5]
-    assert [step.number for step in longest_waits(steps, steps[0], 10, 2)] == [1, 4, 5], "each of them has one event"

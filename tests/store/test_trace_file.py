@@ -76,13 +76,6 @@ def test_read_missing_file_or_directory_refused(tmp_path: Path) -> None:
             read_trace(place)
 
 
-def test_write_to_no_file_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    for place in (tmp_path, tmp_path / "missing" / "trace", tmp_path / "file" / "trace"):
-        with pytest.raises(ConfigError, match=r"^trace='[^']*' cannot be written: "):
-            TraceFile(str(place))
-
-
 def test_write_to_a_file_that_is_being_written_refused_and_leaves_it(file: Path) -> None:
     first = TraceFile(str(file))
     first.write(b"first")

@@ -25,12 +25,6 @@ COUNT_PIXELS = """(() => {
 
 
 @pytest.fixture
-async def tab() -> AsyncIterator[Tab]:
-    async with open_browser() as tab:
-        yield tab
-
-
-@pytest.fixture
 def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:
     """Of a trace with two steps."""
     command: Command = command_of("trace", monkeypatch, capsys)
@@ -40,13 +34,19 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     return page
 
 
+@pytest.fixture
+async def tab() -> AsyncIterator[Tab]:
+    async with open_browser() as tab:
+        yield tab
+
+
 async def visible_titles(tab: Tab) -> list[str]:
     titles = await tab.value("[...document.querySelectorAll('section:not([hidden]) h1')].map(each => each.textContent)")
     assert isinstance(titles, list)
     return titles
 
 
-async def test_page_lets_its_reader_choose_a_step(tab: Tab, page: Path) -> None:
+async def test_page_lets_its_reader_choose_a_step_and_draws_budgets_in_light_and_dark(tab: Tab, page: Path) -> None:
     await tab.look()
     await tab.open(page.as_uri())
     assert await visible_titles(tab) == ["Step 2 of 2"]
@@ -62,9 +62,6 @@ async def test_page_lets_its_reader_choose_a_step(tab: Tab, page: Path) -> None:
     assert "Threads waited" in await tab.value("document.querySelector('section:not([hidden]) .total').textContent")
     assert {url for url in tab.requested if url != page.as_uri()} <= {"about:blank", "data:,"}
     assert tab.complaints == []
-
-
-async def test_page_draws_budgets_in_light_and_dark(tab: Tab, page: Path) -> None:
     seen = set()
     for scheme in ("light", "dark"):
         for width in (1400, 400):
