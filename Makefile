@@ -54,7 +54,7 @@ check: $(DEV)           ## check style, types, directions of imports, documentat
 docs: $(DEV)            ## build the documentation: build/docs/index.html
 	$(DOCS)
 
-matrix: $(DEV)          ## test TORCHES with PYTHONS (some minutes each, 15 GB)
+matrix: $(DEV)          ## test TORCHES with PYTHONS (some minutes each, 6 GB)
 	$(BIN)/python -m tests.matrix --torches "$(TORCHES)" --pythons "$(PYTHONS)" --write
 
 bench: $(DEV)           ## run all benchmarks: tables, goals, plots (over an hour)

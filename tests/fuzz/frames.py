@@ -113,14 +113,12 @@ TARGETS = (
         "client_frames",
         partial(_run, wire.ClientMessage),
         lambda: _seeds(_CLIENT_SAMPLES),
-        ("tierstore.sidecar.frames", "tierstore.sidecar.messages"),
         _words(wire.ClientMessage),
     ),
     Target(
         "daemon_frames",
         partial(_run, wire.DaemonMessage),
         lambda: _seeds(_DAEMON_SAMPLES),
-        ("tierstore.sidecar.frames", "tierstore.sidecar.messages"),
         _words(wire.DaemonMessage),
     ),
 )

@@ -257,13 +257,7 @@ def _format_seeds() -> list[bytes]:
 
 
 TARGETS = (
-    Target(
-        "index_records",
-        _run_index,
-        _index_seeds,
-        ("tierstore.disk.index", "tierstore.disk.location", "tierstore.disk.soundness", "tierstore.disk.records"),
-        result_bytes=8 * 2**20,  # the values that `_entries` makes of few bytes
-    ),
-    Target("leases", _run_leases, _lease_seeds, ("tierstore.daemon.sessions",)),
-    Target("format_file", _run_format, _format_seeds, ("tierstore.disk.home", "tierstore.disk.folder")),
+    Target("index_records", _run_index, _index_seeds, result_bytes=8 * 2**20),  # what `_entries` makes of few bytes
+    Target("leases", _run_leases, _lease_seeds),
+    Target("format_file", _run_format, _format_seeds),
 )

@@ -10,24 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.fuzz.bounds import TooMuchError, bounded, counted_lines
-from tests.fuzz.target import Target, check, kept_inputs, kept_inputs_as_text, warm
+from tests.fuzz.target import Target, TooMuchError, bounded, check, seeds_and_kept, warm
 from tests.fuzz.targets import TARGETS
-
-EACH = pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
-
-
-@pytest.fixture(autouse=True)
-def _warm(request: pytest.FixtureRequest) -> None:
-    """What a target makes once does not count for its first input."""
-    if "target" in request.fixturenames:
-        warm(request.getfixturevalue("target"))
-
-
-@EACH
-def test_kept_inputs_raise_only_what_is_documented_within_bounds(target: Target) -> None:
-    for data in [*target.seeds(), *kept_inputs(target)]:
-        check(target, data)
+from tierstore.disk.allocator import round_up
 
 
 def damaged(inputs: list[bytes]) -> st.SearchStrategy[bytes]:
@@ -44,12 +29,15 @@ def damaged(inputs: list[bytes]) -> st.SearchStrategy[bytes]:
     return st.builds(change, some, st.one_of(st.just(b""), some), st.lists(edit, max_size=3))
 
 
-@EACH
-def test_damaged_inputs_raise_only_what_is_documented_within_bounds(target: Target) -> None:
-    inputs = [data for data in (*target.seeds(), *kept_inputs(target)) if len(data) < 5000]
+@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
+def test_kept_and_damaged_inputs_raise_only_what_is_documented_within_bounds(target: Target) -> None:
+    warm(target)
+    inputs = seeds_and_kept(target)
+    for data in inputs:
+        check(target, data)
 
     @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None)
-    @given(st.one_of(st.binary(max_size=100), damaged(inputs)))
+    @given(st.one_of(st.binary(max_size=100), damaged([data for data in inputs if len(data) < 5000])))
     def run(data: bytes) -> None:
         check(target, data)
 
@@ -57,26 +45,26 @@ def test_damaged_inputs_raise_only_what_is_documented_within_bounds(target: Targ
 
 
 IN_LITTLE_MEMORY = """
-import resource, sys
-from tests.fuzz.target import kept_inputs, warm
+import resource
+from tests.fuzz.target import seeds_and_kept, warm
 from tests.fuzz.targets import TARGETS
-target = TARGETS[sys.argv[1]]
-inputs = [*target.seeds(), *kept_inputs(target)]
-warm(target)
+targets = [TARGETS["client_frames"], TARGETS["encoded_values"]]
+inputs = [(target, data) for target in targets for data in seeds_and_kept(target)]
+for target in targets:
+    warm(target)
 used_bytes = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 limit_bytes = used_bytes + 24 * 2**20
 resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, limit_bytes))
-for data in inputs:
+for target, data in inputs:
     target.run(data)
 print(len(inputs), "inputs")
 """
 
 
-@pytest.mark.parametrize("name", ["client_frames", "encoded_values"])
-def test_kept_inputs_fit_into_little_memory_of_any_kind(name: str) -> None:
+def test_kept_inputs_fit_into_little_memory_of_any_kind() -> None:
     """Native code's too, which is not seen by `tracemalloc`: a frame of zstd's may ask for gigabytes."""
     run = subprocess.run(
-        [sys.executable, "-c", IN_LITTLE_MEMORY, name],
+        [sys.executable, "-c", IN_LITTLE_MEMORY],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         capture_output=True,
         text=True,
@@ -87,21 +75,17 @@ def test_kept_inputs_fit_into_little_memory_of_any_kind(name: str) -> None:
     assert run.stdout.endswith("inputs\n")
 
 
-def test_bounds_memory_beyond_them_raises() -> None:
-    with pytest.raises(TooMuchError, match="bytes of memory"), bounded(10**6, 2**20):
-        bytearray(2**21)
+TOO_MUCH: dict[str, Callable[[], object]] = {
+    "bytes of memory": lambda: bytearray(2**21),
+    "lines of the package": lambda: [round_up(1) for _ in range(200)],
+    "100 lines": lambda: [round_up(1) for _ in repeat(0)],
+}
 
 
-@pytest.mark.parametrize("forever", [False, True])
-def test_bounds_lines_beyond_them_raise_even_without_end(forever: bool) -> None:
-    from tierstore.disk.allocator import round_up
-
-    calls: Callable[[], object] = lambda: [round_up(1) for _ in (repeat(0) if forever else range(200))]  # noqa: E731
-    with pytest.raises(TooMuchError, match="lines of the package"), bounded(100, 2**20):
-        calls()
-    with counted_lines() as seen:
-        round_up(1)
-    assert len(seen) == 1
+@pytest.mark.parametrize("words", TOO_MUCH)
+def test_bounds_beyond_them_raise_even_without_end(words: str) -> None:
+    with pytest.raises(TooMuchError, match=words), bounded(100, 2**20):
+        TOO_MUCH[words]()
 
 
 @pytest.mark.parametrize("error", [ValueError("x"), RecursionError(), MemoryError()])
@@ -110,11 +94,4 @@ def test_check_undocumented_error_is_a_finding(error: Exception) -> None:
         raise error
 
     with pytest.raises(type(error)):
-        check(Target("any", run, list, ()), b"")
-
-
-def test_kept_inputs_come_back_from_their_file() -> None:
-    from ast import literal_eval
-
-    inputs = [b"", b"\n\x00'\"\\", bytes(range(256))]
-    assert [literal_eval(line) for line in kept_inputs_as_text(inputs).splitlines()] == inputs
+        check(Target("any", run, list), b"")

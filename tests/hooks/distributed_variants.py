@@ -1,7 +1,7 @@
 """The models that the ranks of `test_distributed.py` train, and the ways in which they do."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,7 +17,6 @@ NUM_STEPS = 3
 NUM_BLOCKS = 3
 WIDTH = 32
 SHAPE = (3, 16, WIDTH)  # of a batch
-BATCH_BYTES = 3 * 16 * WIDTH * 4
 
 Wrap = Callable[["Net"], nn.Module]
 
@@ -78,8 +77,6 @@ class Variant:
         skips_block: in every second step a rank leaves out the last block, while the other one does not.
         is_checkpointed: blocks are computed again in backward.
         offloads_blocks: every block is wrapped in `offload_module`; else one scope is around the forward.
-        frees_parameters: parameters that backward needs are freed (`resize_(0)`) after forward.
-        saves_batch: the batch itself is saved for backward, not a copy of it in another dtype.
     """
 
     wrap: Wrap
@@ -87,29 +84,22 @@ class Variant:
     skips_block: bool = False
     is_checkpointed: bool = False
     offloads_blocks: bool = False
-    frees_parameters: bool = False
-    saves_batch: bool = True
 
 
 RESHARDING = partial(fsdp, reshard_after_forward=True)
-NOT_RESHARDING = partial(fsdp, reshard_after_forward=False)
 
 VARIANTS = {
-    "ddp": Variant(ddp),
     "ddp, unused parameters, accumulation": Variant(
         partial(ddp, find_unused_parameters=True), num_micro_batches=2, skips_block=True
     ),
     "ddp, gradients in the buckets": Variant(partial(ddp, gradient_as_bucket_view=True), num_micro_batches=2),
     "ddp, checkpointing": Variant(ddp, is_checkpointed=True),
     "ddp, each block offloads": Variant(ddp, offloads_blocks=True),
-    "fsdp, resharding": Variant(RESHARDING, frees_parameters=True),
-    "fsdp, resharding, accumulation": Variant(RESHARDING, num_micro_batches=2, frees_parameters=True),
-    "fsdp, resharding, checkpointing": Variant(RESHARDING, is_checkpointed=True, frees_parameters=True),
-    "fsdp, resharding, bfloat16": Variant(fsdp_bfloat16, frees_parameters=True, saves_batch=False),
-    "fsdp, resharding, each block offloads": Variant(RESHARDING, offloads_blocks=True, frees_parameters=True),
-    "fsdp, not resharding": Variant(NOT_RESHARDING),
-    "fsdp, not resharding, accumulation": Variant(NOT_RESHARDING, num_micro_batches=2),
-    "fsdp, not resharding, checkpointing": Variant(NOT_RESHARDING, is_checkpointed=True),
+    "fsdp, resharding, accumulation": Variant(RESHARDING, num_micro_batches=2),
+    "fsdp, resharding, checkpointing": Variant(RESHARDING, is_checkpointed=True),
+    "fsdp, resharding, bfloat16": Variant(fsdp_bfloat16),
+    "fsdp, resharding, each block offloads": Variant(RESHARDING, offloads_blocks=True),
+    "fsdp, not resharding": Variant(partial(fsdp, reshard_after_forward=False)),
 }
 
 
@@ -170,50 +160,3 @@ def local_copy(tensor: torch.Tensor | None) -> torch.Tensor | None:
         return None
     tensor = tensor.detach()
     return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).clone()
-
-
-class Observer:
-    """Counts what plain saved-tensor hooks are shown in a run of `training`: another account than the store's own.
-
-    Attributes:
-        parameter_bytes: of saved parameters, as the modules have them at that moment, and of their views.
-        alias_bytes: of storages of parameters that were saved in another way, each counted once in a forward.
-        other_bytes: of all other storages, likewise. `other_padding_bytes`: what is missing to multiples of 64.
-        num_freed: storages of saved parameters that were empty before backward.
-    """
-
-    def __init__(self, training: Training) -> None:
-        self.parameter_bytes = 0
-        self.alias_bytes = 0
-        self.other_bytes = self.other_padding_bytes = 0
-        self.num_freed = 0
-        self._training = training
-        self._parameters: dict[int, torch.UntypedStorage] = {}
-        self._aliases: dict[int, torch.UntypedStorage] = {}
-        self._others: dict[int, torch.UntypedStorage] = {}
-
-    def around(self) -> AbstractContextManager[object]:
-        return torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor)
-
-    def settle(self) -> None:
-        of_parameters = self._parameters | self._aliases
-        self.num_freed += sum(storage.nbytes() == 0 for storage in of_parameters.values())
-        for storages in (self._parameters, self._aliases, self._others):
-            storages.clear()
-
-    def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        root = tensor if tensor._base is None else tensor._base
-        parameters = [one for one in self._training.model.parameters() if not hasattr(one, "to_local")]  # now whole
-        if any(root is one for one in parameters):
-            self.parameter_bytes += tensor.numel() * tensor.element_size()
-            self._parameters[storage._cdata] = storage
-        elif storage._cdata in {one.untyped_storage()._cdata for one in parameters}:
-            self.alias_bytes += 0 if storage._cdata in self._aliases else storage.nbytes()
-            self._aliases[storage._cdata] = storage
-        else:
-            if storage._cdata not in self._others:
-                self.other_bytes += storage.nbytes()
-                self.other_padding_bytes += -storage.nbytes() % 64
-            self._others[storage._cdata] = storage  # kept until backward, so that no other gets its address
-        return tensor.detach()

@@ -12,7 +12,6 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -23,10 +22,9 @@ import torch.distributed as dist
 from torch import nn
 
 from tests.descriptors import descriptors_of
-from tests.hooks.distributed_variants import RESHARDING, SHAPE, VARIANTS, Net, Observer, Training, Variant, Wrap, ddp
+from tests.hooks.distributed_variants import RESHARDING, SHAPE, VARIANTS, Net, Training, Variant, Wrap, ddp
 from tests.hooks.programs import Bits, all_bits, bits, forget_after_error, run_offloaded, run_plain, training
-from tests.inspect_store import inspect
-from tierstore import StoreClosedError, TierStore, offload_module, tiered_offload
+from tierstore import TierStore, offload_module, tiered_offload
 
 LIMIT_SECONDS = 280
 """A rank that lives longer is ended by SIGALRM, whatever has become of those that started it."""
@@ -35,17 +33,12 @@ STORE_OPTIONS: dict[str, Any] = {"host_bytes": 0, "disk_bytes": "2GiB", "codec":
 
 
 def train_all(directory: Path, store: TierStore) -> dict[str, Any]:
-    """Every variant, plainly, observed, and offloaded twice; then one rank closes its store early; then budgets."""
-    report = {"variants": {name: compare(variant, store) for name, variant in VARIANTS.items()}}
-    return report | {"closed early": close_early(directory), "budgets": default_budgets(directory)}
+    """Every variant, plainly, and offloaded twice: with all on disk before backward, and with writes in flight."""
+    return {name: compare(variant, store) for name, variant in VARIANTS.items()}
 
 
 def compare(variant: Variant, store: TierStore) -> dict[str, Any]:
     expected = run_plain(Training(variant))
-    observed = Training(variant)
-    observer = Observer(observed)
-    torch.manual_seed(0)
-    observed(observer.around, observer.settle)
     gc.collect()
     before = store.stats()
     offload = partial(offload_module, store=store, min_bytes=0)
@@ -61,8 +54,6 @@ def compare(variant: Variant, store: TierStore) -> dict[str, Any]:
         "num_tensors": 2 * sum(one is not None for one in expected),
         "differing": differing(found, expected) + differing(found_in_flight, expected),
         "parameters": digest(expected),
-        "observed": {name: value for name, value in vars(observer).items() if not name.startswith("_")},
-        "packed_bytes": after.packed_bytes - before.packed_bytes,
         "spilled_bytes": after.spilled_bytes - before.spilled_bytes,
         "restored_bytes": after.restored_bytes - before.restored_bytes,
         "kept_bytes": {reason: after.kept_bytes[reason] - before.kept_bytes[reason] for reason in after.kept_bytes},
@@ -79,54 +70,6 @@ def digest(results: list[Bits]) -> str:
 def differing(found: list[Bits], expected: list[Bits]) -> list[int]:
     pairs = enumerate(zip(found, expected, strict=True))
     return [number for number, (one, other) in pairs if one != other]
-
-
-def close_early(directory: Path) -> dict[str, Any]:
-    """The last rank closes its store with a graph alive and trains on plainly, with the others, which offload."""
-    closes = dist.get_rank() == dist.get_world_size() - 1
-    variant = VARIANTS["fsdp, resharding"]
-    expected = run_plain(Training(variant))
-    with TierStore(directory, **STORE_OPTIONS) as store:
-        graph = LocalGraph(store)
-        num_forwards = 0
-
-        def around() -> AbstractContextManager[object]:
-            nonlocal num_forwards
-            num_forwards += 1
-            if closes and num_forwards == 2:
-                store.close()
-            return nullcontext() if closes and num_forwards >= 2 else tiered_offload(store, min_bytes=0)
-
-        def settle() -> None:
-            if not (closes and num_forwards >= 2):
-                store.flush()
-
-        torch.manual_seed(0)
-        found = Training(variant)(around, settle)
-        try:
-            of_the_graph = "bitwise the same" if graph.gradient() == graph.expected else "other bits"
-        except StoreClosedError:
-            forget_after_error()
-            of_the_graph = "StoreClosedError"
-    return {
-        "differing": differing(all_bits(found), expected),
-        "graph": of_the_graph,
-        "closes": closes,
-    }
-
-
-def default_budgets(directory: Path) -> dict[str, Any]:
-    """What stores promise that are opened with the defaults, all at once, and what there is to promise."""
-    from tierstore.base.config import available_host_bytes, free_disk_bytes
-
-    dist.barrier()
-    free = [free_disk_bytes(directory), available_host_bytes()]
-    dist.barrier()
-    with TierStore(directory) as store:
-        dist.barrier()  # all are open
-        disk_bytes = inspect(store).disk.usage().budget_bytes
-    dist.barrier()
-    return {"disk_bytes": disk_bytes, "host_bytes": store.host_bytes, "free_bytes": free[0], "available_bytes": free[1]}
 
 
 class LocalGraph:
@@ -244,7 +187,6 @@ def write_report(report: dict[str, Any]) -> None:
 PLAYS: dict[str, Callable[[Path, TierStore], dict[str, Any]]] = {
     "train": train_all,
     "ddp, raises": partial(lose_a_rank, wrap=ddp, ending="raises"),
-    "ddp, killed": partial(lose_a_rank, wrap=ddp, ending="killed"),
     "fsdp, killed": partial(lose_a_rank, wrap=RESHARDING, ending="killed"),
 }
 

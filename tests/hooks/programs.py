@@ -59,6 +59,23 @@ def assert_same_gradients(program: Program, store: TierStore, **options: object)
     assert store.stats().packed_tensors > before
 
 
+def program_of(loss: Callable[..., torch.Tensor], *shapes: Sequence[int], num_backwards: int = 1) -> Program:
+    """The gradients of a function of random leaves. What else it makes on the way has died before backward."""
+
+    def program(around: Around, settle: Settle) -> Results:
+        leaves = [torch.randn(shape, requires_grad=True) for shape in shapes or [(SIDE, SIDE)]]
+        results: Results = []
+        with around():
+            total = loss(*leaves)
+        for _ in range(num_backwards):
+            settle()
+            total.backward(retain_graph=num_backwards > 1)
+            results += [None if leaf.grad is None else leaf.grad.clone() for leaf in leaves]
+        return results
+
+    return program
+
+
 def grads(module: nn.Module) -> list[torch.Tensor | None]:
     return [parameter.grad for parameter in module.parameters()]
 

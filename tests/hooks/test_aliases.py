@@ -1,21 +1,15 @@
 """Views of one storage: stored once where that is right, apart where it would not be."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tests.conftest import MakeStore
-from tests.hooks.programs import (
-    SIDE,
-    Around,
-    Results,
-    Settle,
-    assert_same_bits,
-    assert_same_gradients,
-    run_offloaded,
-    run_plain,
-)
+from tests.hooks.programs import SIDE, Around, Results, Settle, assert_same_gradients, program_of
 from tierstore import TierStore, tiered_offload
 
 
@@ -39,80 +33,58 @@ def test_chunks_of_one_product_stored_once_and_restored_as_one(store: TierStore)
     assert store.stats().restored_bytes == nbytes
 
 
-@pytest.mark.parametrize("host_bytes", [0, "1GiB"])
-def test_rows_of_a_workspace_saved_and_overwritten_in_turn_same_bits(make_store: MakeStore, host_bytes: object) -> None:
+def _workspace(weight: Tensor) -> Tensor:
     """Every row is saved through `.data`, with a counter of its own, then the next row is written."""
-
-    def program(around: Around, settle: Settle) -> Results:
-        weight, workspace = torch.randn(SIDE, requires_grad=True), torch.empty(4, SIDE)
-        with around():
-            terms = []
-            for row in workspace.data:
-                row.data.copy_(torch.randn(SIDE))
-                terms.append((weight * row.data).sum())
-                terms.append((weight * workspace.data[0]).sin().sum())
-            loss = torch.stack(terms).sum()
-        del workspace, row
-        settle()
-        loss.backward()
-        return [weight.grad]
-
-    assert_same_gradients(program, make_store(host_bytes=host_bytes))
+    workspace, terms = torch.empty(4, SIDE), []
+    for row in workspace.data:
+        row.data.copy_(torch.randn(SIDE))
+        terms += [(weight * row.data).sum(), (weight * workspace.data[0]).sin().sum()]
+    return torch.stack(terms).sum()
 
 
-def test_rows_of_a_numpy_workspace_same_bits(store: TierStore) -> None:
-    def program(around: Around, settle: Settle) -> Results:
-        weight = torch.randn(SIDE, requires_grad=True)
-        workspace = np.zeros((4, SIDE), dtype=np.float32)
-        with around():
-            terms = []
-            for number in range(4):
-                workspace[number] = torch.randn(SIDE).numpy()
-                terms.append((weight * torch.from_numpy(workspace[number])).sum())
-                terms.append((weight * torch.from_numpy(workspace)).sin().sum())
-            loss = torch.stack(terms).sum()
-        settle()
-        loss.backward()
-        return [weight.grad]
-
-    assert_same_gradients(program, store)
+def _numpy_workspace(weight: Tensor) -> Tensor:
+    workspace, terms = np.zeros((4, SIDE), dtype=np.float32), []
+    for number in range(4):
+        workspace[number] = torch.randn(SIDE).numpy()
+        terms += [(weight[0] * torch.from_numpy(part)).sin().sum() for part in (workspace[number], workspace)]
+    return torch.stack(terms).sum()
 
 
-@pytest.mark.parametrize("make", ["from_numpy", "frombuffer", "dlpack"])
-def test_foreign_memory_changed_by_its_owner_as_plain(store: TierStore, make: str) -> None:
-    """The memory is not torch's: plain autograd sees its owner's changes, and takes no offence."""
-
-    def program(around: Around, settle: Settle) -> Results:
-        weight, workspace = torch.ones(SIDE, requires_grad=True), np.ones(SIDE, dtype=np.float32)
-        with around():
-            batch = {
-                "from_numpy": torch.from_numpy,
-                "frombuffer": lambda array: torch.frombuffer(array, dtype=torch.float32),
-                "dlpack": torch.from_dlpack,
-            }[make](workspace)
-            loss = (weight * batch).sum()
-        del batch
-        settle()
-        workspace[:] = 7
-        loss.backward()
-        return [weight.grad]
-
-    assert_same_bits(run_offloaded(program, store), run_plain(program))
+def _geometries(weight: Tensor) -> Tensor:
+    base = torch.randn(2 * SIDE, SIDE)
+    views = [
+        base[4 : 4 + SIDE], base[::2], base[:SIDE].t(), base[3:4].expand(SIDE, SIDE), base.view(SIDE, -1)[:, 1::2],
+        base.as_strided((SIDE, SIDE), (3, 1), 5), base.view(-1)[8 : 8 + SIDE**2].view(SIDE, SIDE),
+        base.unfold(0, SIDE, 1)[0], base.view(torch.complex64)[:SIDE].repeat(1, 2).real, base.view(torch.int32)[SIDE:],
+    ]  # fmt: skip
+    return torch.stack([(weight * view).sin().sum() for view in views]).sum()
 
 
-def test_shared_memory_changed_elsewhere_as_plain(store: TierStore) -> None:
-    def program(around: Around, settle: Settle) -> Results:
-        weight, shared = torch.ones(SIDE, requires_grad=True), torch.ones(SIDE).share_memory_()
-        other = shared.numpy()
-        with around():
-            loss = (weight * shared).sum()
-        del shared
-        settle()
-        other[:] = 7
-        loss.backward()
-        return [weight.grad]
+class _Saves(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, *saved: Tensor) -> Tensor:
+        ctx.save_for_backward(*saved)
+        return weight.sum()
 
-    assert_same_bits(run_offloaded(program, store), run_plain(program))
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        total = sum(float(saved.abs().double().sum()) for saved in ctx.saved_tensors)
+        return (gradient * total).expand(SIDE, SIDE), None, None, None, None
+
+
+def _odd_end(weight: Tensor) -> Tensor:
+    """The record is made by a complex view; the base has one float more than that can reach."""
+    base = torch.randn(2 * SIDE + 1)
+    pairs = base[:-1].view(torch.complex64)
+    return _Saves.apply(weight, pairs, base, base.view(torch.int32), pairs[3:].conj())
+
+
+@pytest.mark.parametrize("host_bytes", [0, "1GiB"])
+@pytest.mark.parametrize("loss", [_workspace, _numpy_workspace, _geometries, _odd_end])
+def test_views_of_one_storage_same_bits(
+    make_store: MakeStore, loss: Callable[[Tensor], Tensor], host_bytes: object
+) -> None:
+    assert_same_gradients(program_of(loss), make_store(host_bytes=host_bytes))
 
 
 def test_slice_of_a_big_storage_only_its_span_written(store: TierStore) -> None:
@@ -128,53 +100,6 @@ def test_slice_of_a_big_storage_only_its_span_written(store: TierStore) -> None:
     loss.backward()
     assert weight.grad is not None
     assert torch.equal(weight.grad, expected)
-
-
-def test_many_geometries_of_one_base_same_bits(store: TierStore) -> None:
-    def program(around: Around, settle: Settle) -> Results:
-        weight = torch.randn(8, 8, dtype=torch.float32, requires_grad=True)
-        with around():
-            base = torch.randn(16, 8)
-            views = [
-                base[4:12], base[::2], base[:8].t(), base[3:4].expand(8, 8), base.view(8, 16)[:, 1::2],
-                base.as_strided((8, 8), (3, 1), 5), base.view(-1)[8:72].view(8, 8), base.unfold(0, 8, 1)[0],
-                base.view(torch.complex64)[:8, :4].repeat(1, 2).real, base.view(torch.int32)[8:],
-            ]  # fmt: skip
-            loss = torch.stack([(weight * view).sin().sum() for view in views]).sum()
-            del base, views
-        settle()
-        loss.backward()
-        return [weight.grad]
-
-    assert_same_gradients(program, store)
-
-
-def test_views_of_other_dtypes_of_a_storage_with_an_odd_end_same_bits(store: TierStore) -> None:
-    """The record is made by a complex view; the base has one float more than that can reach."""
-
-    class Saves(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, weight, *saved):  # type: ignore[no-untyped-def]
-            ctx.save_for_backward(*saved)
-            return weight.sum()
-
-        @staticmethod
-        def backward(ctx, gradient):  # type: ignore[no-untyped-def]
-            total = sum(float(saved.abs().double().sum()) for saved in ctx.saved_tensors)
-            return gradient * total, None, None, None, None
-
-    def program(around: Around, settle: Settle) -> Results:
-        weight = torch.zeros((), requires_grad=True)
-        with around():
-            base = torch.randn(2 * SIDE + 1)
-            pairs = base[:-1].view(torch.complex64)
-            loss = Saves.apply(weight, pairs, base, base.view(torch.int32), pairs[3:].conj())
-            del base, pairs
-        settle()
-        loss.backward()
-        return [weight.grad]
-
-    assert_same_gradients(program, store)
 
 
 def test_saved_edited_and_saved_again_second_graph_not_refused(store: TierStore) -> None:
@@ -214,20 +139,6 @@ def test_two_counters_of_one_storage_edit_of_one_refuses_only_its_graph(store: T
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             of_left.backward()
         return [weight.grad]
-
-    assert_same_gradients(program, store)
-
-
-def test_copy_on_write_clone_saved_original_edited_same_bits(store: TierStore) -> None:
-    def program(around: Around, settle: Settle) -> Results:
-        weight, batch = torch.randn(SIDE, requires_grad=True), torch.randn(SIDE)
-        with around():
-            loss = (weight * torch._lazy_clone(batch)).sum()
-            batch.zero_()
-        settle()
-        batch.fill_(3)
-        loss.backward()
-        return [weight.grad, batch]
 
     assert_same_gradients(program, store)
 

@@ -6,6 +6,7 @@ leaves nothing behind either. No namespace has a name, and every host has its ow
 """
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -46,10 +47,10 @@ class Host:
     """One host.
 
     Attributes:
-        name, address: of it.
         drive: its drive, as its processes see it: every host has one under this path.
         files: where the test sees the files of that drive.
         folder: of its own, for logs and temporary files.
+        pid: of the process that holds the namespaces.
     """
 
     def __init__(self, name: str, address: str, drive: Path, folder: Path) -> None:
@@ -67,16 +68,9 @@ class Host:
             text=True,
         )
         assert self._holder.stdout is not None
-        self.pid = 0
-        """Of the process that holds the namespaces; 0: the system refuses them, and `refusal` says why."""
-        if self._holder.stdout.readline() == "ready\n":
-            self.pid = psutil.Process(self._holder.pid).children()[0].pid
-
-    @property
-    def refusal(self) -> str:
-        """What the system said when it refused the namespaces. Blocks until the holder has ended."""
-        assert self._holder.stderr is not None
-        return self._holder.stderr.read().strip()
+        if self._holder.stdout.readline() != "ready\n":
+            pytest.skip(f"no host can be made here: {self._holder.communicate()[1].strip()}")
+        self.pid = psutil.Process(self._holder.pid).children()[0].pid
 
     @property
     def runtime(self) -> Path:
@@ -150,13 +144,10 @@ def two_hosts(folder: Path) -> Iterator[tuple[Host, Host]]:
     with ExitStack() as at_end:
         hosts = []
         for number, name in enumerate(("east", "west"), 1):
-            try:
-                hosts.append(Host(name, f"10.77.0.{number}", drive, folder / name))
-            except FileNotFoundError as error:
-                pytest.skip(f"no host can be made here: {error}")
+            if shutil.which("unshare") is None:
+                pytest.skip("no host can be made here: there is no unshare")
+            hosts.append(Host(name, f"10.77.0.{number}", drive, folder / name))
             at_end.callback(hosts[-1].end)
-            if not hosts[-1].pid:
-                pytest.skip(f"no host can be made here: {hosts[-1].refusal}")
         east, west = hosts
         ends = [f"netns {east.pid}", "type veth peer name", CABLE, f"netns {west.pid}"]
         _ip(f"link add {CABLE}", *ends)

@@ -9,10 +9,8 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
-from .environments import ROOT, Workshop
-from .rows import LONG, SUITE, Row, run_row, table_of, written_into
+from .rows import LONG, ROOT, SUITE, run_row, table_of, written_into
 
 _PAGE = ROOT / "docs" / "reference" / "compatibility.md"
 
@@ -22,38 +20,23 @@ def main(
     pythons: Annotated[
         str, typer.Option(help="Versions, or paths of interpreters; by spaces.")
     ] = "3.11 3.12 3.13 3.14",
-    folder: Annotated[Path, typer.Option(help="For the environments, which are kept; some GB each.")] = ROOT
-    / ".matrix",
+    folder: Annotated[Path, typer.Option(help="For what the tests say, and some GB meanwhile.")] = ROOT / ".matrix",
     quick: Annotated[bool, typer.Option("--quick", help="Leave out the files that take longest.")] = False,
     write: Annotated[bool, typer.Option("--write", help="Write the table to docs/reference/compatibility.md.")] = False,
 ) -> None:
     """Run the bounded suite for each torch and each Python."""
     console = Console()
     folder.mkdir(exist_ok=True)
-    workshop = Workshop(folder.resolve())
     left_out = LONG if quick else ()
     rows = []
     for torch in torches.split():
         for python in pythons.split():
-            console.print(f"torch {torch}, Python {python} ...")
-            rows.append(run_row(workshop, torch, python, [file for file in SUITE if file not in left_out]))
-            console.print(f"  {_outcome(rows[-1])}")
-    _show(console, rows)
+            rows.append(run_row(folder.resolve(), torch, python, [file for file in SUITE if file not in left_out]))
+            console.print(f"torch {torch}, Python {python}: {rows[-1].outcome}")
     if write:
         table = table_of(rows, datetime.date.today(), left_out)
         _PAGE.write_text(written_into(_PAGE.read_text(encoding="utf-8"), table), encoding="utf-8")
     raise typer.Exit(1 if any(row.is_broken for row in rows) else 0)
-
-
-def _outcome(row: Row) -> str:
-    return row.reason or f"{row.passed} passed, {row.skipped} skipped, {row.failed} failed"
-
-
-def _show(console: Console, rows: list[Row]) -> None:
-    table = Table("torch", "Python", "outcome")
-    for row in rows:
-        table.add_row(row.torch, row.python, _outcome(row), style="red" if row.is_broken else None)
-    console.print(table)
 
 
 if __name__ == "__main__":

@@ -2,52 +2,37 @@
 
 import datetime
 import os
+import re
+import shutil
 import subprocess
+import tempfile
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
-from .environments import ROOT, NotAvailableError, Workshop, find_python
+__all__ = ["LONG", "ROOT", "SUITE", "Row", "outcome_with", "requirements_with", "run_row", "table_of", "written_into"]
 
-__all__ = ["LONG", "SUITE", "Row", "outcome_with", "run_row", "table_of", "written_into"]
-
-SUITE = (
-    "hooks/test_gradients.py",
-    "hooks/test_scopes.py",
-    "hooks/test_selective_checkpoint.py",
-    "hooks/test_aliases.py",
-    "hooks/test_in_place.py",
-    "hooks/test_kept.py",
-    "hooks/test_unsupported.py",
-    "hooks/test_modes.py",
-    "hooks/test_functional.py",
-    "hooks/test_compile.py",
-    "hooks/test_custom_functions.py",
-    "hooks/test_repeated_backward.py",
-    "hooks/test_module.py",
-    "hooks/test_module_checkpoints.py",
-    "store/test_torch_names.py",
-    "store/test_errors.py",
-    "store/test_public_names.py",
-    "store/test_store.py",
-    "store/test_ownership.py",
-    "store/test_lent.py",
-    "store/test_layout.py",
-    "daemon/test_connected_store.py",
-    "daemon/test_survival.py",
+ROOT = Path(__file__).parents[2]
+_HOOKS = (
+    "gradients scopes selective_checkpoint aliases in_place kept unsupported modes functional compile custom_functions "
+    "repeated_backward module module_checkpoints"
+)
+_STORE = "torch_names errors public_names store ownership lent layout"
+SUITE = tuple(
+    f"{room}/test_{name}.py"
+    for room, names in (("hooks", _HOOKS), ("store", _STORE), ("daemon", "connected_store survival"))
+    for name in names.split()
 )
 """The files of tests/ that a release of torch or Python can break: hooks, store, daemon. Some minutes."""
 LONG = (
-    "hooks/test_gradients.py",
-    "hooks/test_in_place.py",
-    "hooks/test_compile.py",
-    "hooks/test_module.py",
-    "store/test_store.py",
-    "daemon/test_survival.py",
-)
+    "hooks/test_gradients.py", "hooks/test_in_place.py", "hooks/test_compile.py", "hooks/test_module.py",
+    "store/test_store.py", "daemon/test_survival.py",
+)  # fmt: skip
 """Of them, those that take three quarters of the time."""
-_TIME_LIMIT_SECONDS = 1500.0
+_TOOLS = ("pytest", "pytest-asyncio", "pytest-timeout", "hypothesis")
+_TIME_LIMIT_SECONDS = 1800.0
 _BEGIN, _END = "<!-- matrix: begin -->\n", "<!-- matrix: end -->\n"
 
 
@@ -70,23 +55,50 @@ class Row:
     reason: str = ""
     is_broken: bool = False
 
+    @property
+    def outcome(self) -> str:
+        return self.reason or f"{self.passed} passed, {self.skipped} skipped, {self.failed} failed"
 
-def run_row(workshop: Workshop, torch: str, python: str, suite: Sequence[str] = SUITE) -> Row:
-    """Install and test one pair. Blocks for minutes.
+
+def requirements_with(torch: str) -> list[str]:
+    """What pip is to install, with the "oldest" torch that pyproject.toml allows, the "newest", or a version."""
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    (of_torch,) = [each for each in needed if re.match(r"torch\W", each)]
+    oldest = f"{of_torch.replace('>=', '==')}.*"
+    chosen = {"oldest": oldest, "newest": "torch"}.get(torch, f"torch=={torch}")
+    return [chosen, *(each for each in needed if each != of_torch), *_TOOLS]
+
+
+def run_row(folder: Path, torch: str, python: str, suite: Sequence[str] = SUITE) -> Row:
+    """Install and test one pair. Blocks for minutes; takes some GB meanwhile.
 
     Args:
-        workshop: for the environment.
-        torch: "oldest", "newest", or a version.
-        python: a version, or a path.
+        folder: for the environment, which is removed afterwards, and for what the tests say.
+        torch: as `requirements_with` takes it.
+        python: a version, or the path of an interpreter.
         suite: files of tests/.
     """
-    try:
-        interpreter = find_python(python)
-        name = f"torch-{torch}-python-{python.strip('/').replace('/', '-')}"
-        inside = workshop.environment(name, interpreter, torch)
-    except NotAvailableError as error:
-        return Row(torch, python, reason=str(error))
-    return outcome_with(inside, workshop.folder / f"{name}.xml", [f"tests/{file}" for file in suite])
+    interpreter = shutil.which(python if "/" in python else f"python{python}")
+    if interpreter is None:
+        return Row(torch, python, reason=f"no interpreter python{python} is found")
+    constraints = folder / "constraints.txt"
+    pinned = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines(keepends=True)
+    constraints.write_text("".join(line for line in pinned if not line.startswith("torch==")), encoding="utf-8")
+    with tempfile.TemporaryDirectory(dir=folder) as home:
+        inside = Path(home, "bin", "python")
+        pip = [str(inside), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        for command in (
+            [interpreter, "-m", "venv", home],
+            [*pip, "--constraint", str(constraints), *requirements_with(torch)],
+            [*pip, "--no-deps", "--editable", str(ROOT)],
+        ):
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_TIME_LIMIT_SECONDS, check=False)
+            if done.returncode:
+                lines = (done.stderr or done.stdout).strip().splitlines()
+                errors = [line for line in lines if line.startswith("ERROR")] or lines
+                return Row(torch, python, reason=errors[-1] if errors else f"{command[0]} ended with {done.returncode}")
+        name = f"torch-{torch}-python-{python.strip('/').replace('/', '-')}.xml"
+        return outcome_with(inside, folder / name, [f"tests/{file}" for file in suite])
 
 
 def outcome_with(inside: Path, report: Path, files: Sequence[str]) -> Row:
@@ -98,54 +110,32 @@ def outcome_with(inside: Path, report: Path, files: Sequence[str]) -> Row:
         files: to test.
     """
     report.unlink(missing_ok=True)
-    command = [str(inside), "-m", "pytest", "-q", "-p", "no:cacheprovider", "--junitxml", str(report)]
-    versions = _versions_of(inside)
+    question = "import platform, importlib.metadata as m; print(m.version('torch'), platform.python_version())"
+    versions = subprocess.run([str(inside), "-c", question], capture_output=True, text=True, check=True).stdout.split()
+    command = [str(inside), "-m", "pytest", "-q", "-p", "no:cacheprovider", "--junitxml", str(report), *files]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     try:
         with report.with_suffix(".log").open("w", encoding="utf-8") as log:
             done = subprocess.run(
-                [*command, *files],
-                cwd=ROOT,
-                env=environment,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                timeout=_TIME_LIMIT_SECONDS,
-                check=False,
+                command, cwd=ROOT, env=environment, stdout=log, stderr=log, timeout=_TIME_LIMIT_SECONDS, check=False
             )
     except subprocess.TimeoutExpired:
         return Row(*versions, reason=f"not done after {_TIME_LIMIT_SECONDS:g} s", is_broken=True)
     if done.returncode not in (0, 1) or not report.exists():
         return Row(*versions, reason=f"pytest ended with {done.returncode}: see {report.stem}.log", is_broken=True)
-    passed, skipped, failed = _counts(report)
-    return Row(*versions, passed, skipped, failed, is_broken=failed > 0)
-
-
-def _versions_of(inside: Path) -> tuple[str, str]:
-    question = "import platform, importlib.metadata as m; print(m.version('torch'), platform.python_version())"
-    done = subprocess.run([str(inside), "-c", question], capture_output=True, text=True, timeout=60, check=True)
-    torch, python = done.stdout.split()
-    return torch, python
-
-
-def _counts(report: Path) -> tuple[int, int, int]:
-    """How many tests passed, were skipped, and failed."""
-    total = skipped = failed = 0
-    for suite in ElementTree.parse(report).getroot().iter("testsuite"):
-        total += int(suite.attrib["tests"])
-        skipped += int(suite.attrib["skipped"])
-        failed += int(suite.attrib["failures"]) + int(suite.attrib["errors"])
-    return total - skipped - failed, skipped, failed
+    suites = [suite.attrib for suite in ElementTree.parse(report).getroot().iter("testsuite")]
+    total, skipped, failures, errors = (
+        sum(int(suite[kind]) for suite in suites) for kind in ("tests", "skipped", "failures", "errors")
+    )
+    failed = failures + errors
+    return Row(*versions, total - skipped - failed, skipped, failed, is_broken=failed > 0)
 
 
 def table_of(rows: Sequence[Row], today: datetime.date, left_out: Sequence[str] = ()) -> str:
     """The rows that were run in Markdown, when that was, and which files of the suite were left out."""
     without = f", without {', '.join(f'`tests/{file}`' for file in left_out)}" if left_out else ""
-    lines = [
-        f"Run on {today.isoformat()}{without}.",
-        "",
-        "| torch | Python | passed | skipped | failed |",
-        "|---|---|---|---|---|",
-    ]
+    lines = [f"Run on {today.isoformat()}{without}.", ""]
+    lines += ["| torch | Python | passed | skipped | failed |", "|---|---|---|---|---|"]
     for row in rows:
         if row.is_broken and row.reason:
             lines.append(f"| {row.torch} | {row.python} | {row.reason.replace('|', '/')} | - | - |")

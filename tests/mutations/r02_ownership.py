@@ -12,7 +12,7 @@ MUTATIONS = {
     "test_tensors_of_the_user_die_with_their_last_reference": {
         "a kept output is not held itself": replace("Kept.__init__", "tensor if tensor.is_leaf else ...", "tensor"),
     },
-    "test_parameter_data_replaced_between_forward_and_backward_as_plain": {
+    "test_edit_between_forward_and_backward_same_outcome[data replaced]": {
         "a kept parameter is handed back itself": replace("Kept.__init__", "tensor if tensor.is_leaf else ...", "..."),
     },
     "test_graph_dropped_kept_objects_go_without_the_collector": {

@@ -8,19 +8,22 @@ again.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from tests.soak.conductor import Conductor, SoakFailure, Summary
-from tests.soak.places import working_folder
+from tests.soak.conductor import Conductor, SoakFailure
 from tests.soak.plan import plan_of
+
+_ALONE = {"MALLOC_ARENA_MAX": "2", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+"""A leak shows: no arena for each thread, and no threads that BLAS starts with the first codec that needs numpy."""
 
 
 def main(
@@ -35,57 +38,42 @@ def main(
     ] = None,
 ) -> None:
     """Train while daemons are killed, disks fill up and errors are thrown; nothing may be left behind."""
+    os.environ |= _ALONE
     console = Console(width=None if sys.stdout.isatty() else 140)
     ends_at = time.monotonic() + minutes * 60
     number = only or 0
     failure = None
-    with working_folder(path) as folder, Conductor(folder) as conductor, _progress(console) as progress:
-        task = progress.add_task("", total=minutes * 60)
+    with TemporaryDirectory(prefix="tierstore-soak-", dir=path) as folder, Conductor(Path(folder)) as conductor:
+        counts = conductor.counts
         try:
             while True:
                 plan = plan_of(seed, number, episodes, trainers)
-                left_seconds = max(0.0, ends_at - time.monotonic())
-                progress.update(task, description=_line(number, plan.disturbance, conductor.summary))
-                progress.update(task, completed=minutes * 60 - left_seconds)
-                conductor.run(plan)
+                done = f"{counts['reads verified']:,} reads, {counts['gradients compared']:,} gradients so far"
+                with console.status(f"round {number}: {plan.disturbance}; {done}"):
+                    conductor.run(plan)
                 number += 1
                 if only is not None or number == rounds or time.monotonic() >= ends_at:
                     break
             conductor.finish()
         except SoakFailure as error:
             failure = error
-    console.print(_table(conductor.summary))
+    console.print(_table(conductor))
     if failure is not None:
         console.print(f"FAILED: {failure}", style="red", markup=False, highlight=False)
         again = f"--seed {seed} --only {number} --episodes {episodes} --trainers {trainers}"
         console.print(f"seed {seed}, round {number}; again: python -m tests.soak {again}", markup=False)
         raise typer.Exit(1)
-    console.print(f"passed: {conductor.summary.num_rounds} rounds, seed {seed}")
+    console.print(f"passed: {conductor.num_rounds} rounds, seed {seed}")
 
 
-def _progress(console: Console) -> Progress:
-    return Progress(
-        TimeElapsedColumn(), BarColumn(20), TextColumn("{task.description}"), console=console, transient=True
-    )
-
-
-def _line(number: int, disturbance: str, summary: Summary) -> str:
-    counts = summary.counts
-    return (
-        f"round {number}: {disturbance}; {counts['reads verified']:,} reads, {counts['gradients compared']:,} gradients"
-    )
-
-
-def _table(summary: Summary) -> Table:
-    table = Table(title="soak", title_justify="left")
-    table.add_column("what")
+def _table(conductor: Conductor) -> Table:
+    table = Table("what", title="soak", title_justify="left")
     table.add_column("how often", justify="right")
-    for name, count in sorted(summary.counts.items()):
+    for name, count in sorted(conductor.counts.items()):
         table.add_row(name, f"{count:,}")
-    for name, sizes in summary.memory_bytes.items():
-        if sizes:
-            figures = ", ".join(f"{size >> 20}" for size in (sizes[0], max(sizes), sizes[-1]))
-            table.add_row(f"memory of the long-lived {name}: first, most, last", f"{figures} MiB")
+    for baseline in conductor.baselines:
+        if sizes := [census.memory_bytes >> 20 for census in baseline.seen]:
+            table.add_row(f"memory of {baseline.name}: first, most, last", f"{sizes[0]}, {max(sizes)}, {sizes[-1]} MiB")
     return table
 
 

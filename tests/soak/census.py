@@ -14,9 +14,8 @@ __all__ = ["ALLOWANCE_BYTES", "Census", "census_of", "differences", "trim_memory
 ALLOWANCE_BYTES = 48 * 2**20
 """By which a process may grow after its first rounds: fragments of the allocator, caches of torch and of Python."""
 
-_KEPT = "segment"
+_KEPT, _MOST_KEPT = "segment", 3
 """Descriptors that a store keeps for some minutes on purpose: segments that are empty."""
-_MOST_KEPT = 3
 
 
 class Census(msgspec.Struct, frozen=True):
@@ -40,39 +39,30 @@ def trim_memory() -> None:
 
 
 def census_of(pid: int | str = "self") -> Census:
-    """Of a living process, from /proc (proc(5))."""
+    """Of a living process, from /proc (proc(5)). What has ended by the time that it is looked at does not count."""
     status = dict(re.findall(r"^(\w+):\s+(\d+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE))
-    targets: Counter[str] = Counter()
+    descriptors: Counter[str] = Counter()
+    threads: Counter[str] = Counter()
     for name in os.listdir(f"/proc/{pid}/fd"):
         try:
-            targets[_kind_of(os.readlink(f"/proc/{pid}/fd/{name}"))] += 1
+            target = os.readlink(f"/proc/{pid}/fd/{name}")
         except FileNotFoundError:
-            pass  # the one that lists them
-    memory_bytes = (int(status["RssAnon"]) + int(status["RssShmem"])) * 1024
-    return Census(memory_bytes, dict(sorted(targets.items())), _threads(pid))
-
-
-def _threads(pid: int | str) -> dict[str, int]:
-    names: Counter[str] = Counter()
+            continue
+        descriptors[_KEPT if "segment-" in target else re.sub(r"\d+", "N", target)] += 1
     for task in os.listdir(f"/proc/{pid}/task"):
         try:
-            names[Path(f"/proc/{pid}/task/{task}/comm").read_text().strip()] += 1
+            name = Path(f"/proc/{pid}/task/{task}/comm").read_text().strip()
         except OSError:
-            pass  # it has just ended
-    return {name: count for name, count in sorted(names.items()) if not name.startswith("iou-")}
-
-
-def _kind_of(target: str) -> str:
-    if "segment-" in target:
-        return _KEPT
-    return re.sub(r"\d+", "N", target)
+            continue
+        threads[name] += not name.startswith("iou-")
+    memory_bytes = (int(status["RssAnon"]) + int(status["RssShmem"])) * 1024
+    return Census(memory_bytes, dict(sorted(descriptors.items())), dict(sorted((+threads).items())))
 
 
 def differences(before: Census, after: Census) -> list[str]:
     """What must be the same and is not, in words; memory may have grown by the allowance."""
     found = []
-    kinds = sorted(before.descriptors.keys() | after.descriptors.keys())
-    for kind in kinds:
+    for kind in sorted(before.descriptors.keys() | after.descriptors.keys()):
         one, other = before.descriptors.get(kind, 0), after.descriptors.get(kind, 0)
         if (other > _MOST_KEPT) if kind == _KEPT else (one != other):
             found.append(f"descriptors of {kind}: {one} before, {other} after")

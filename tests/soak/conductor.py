@@ -9,64 +9,57 @@ from __future__ import annotations
 import time
 from collections import Counter
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from multiprocessing.connection import wait
 from pathlib import Path
-from queue import Empty, Queue
+
+from msgspec.structs import replace
 
 from tests.daemon.conftest import DaemonProcess
 from tests.soak.census import Census, census_of, differences
-from tests.soak.orders import Order, Said
-from tests.soak.places import Surroundings, files_under, small_drive, surroundings
-from tests.soak.plan import RoundPlan, TrainerPlan
-from tests.soak.processes import TrainerProcess, report_of, start_daemon
+from tests.soak.plan import Order, RoundPlan, Said
+from tests.soak.processes import (
+    TrainerProcess,
+    files_under,
+    report_of,
+    small_drive,
+    start_daemon,
+    surroundings,
+)
+from tests.waiting import until
+from tierstore.daemon.report import DaemonReport
 
-__all__ = ["Conductor", "SoakFailure", "Summary"]
+__all__ = ["Conductor", "SoakFailure"]
 
 ROUND_SECONDS = 200.0
 """After which a round hangs: many times what it takes."""
-_FREED_SECONDS = 60.0
-_GRACE_SECONDS = 60.0
-_SHORT_GRACE_SECONDS = 0.3
+_GRACE_SECONDS, _SHORT_GRACE_SECONDS = 60.0, 0.3
 _WARM_ROUNDS = 3
-_QUOTA = "2MiB"
+_WARM_BYTES = 64 * 2**20  # a process that has not worked yet loads code and fills caches
 _DRIVES, _SHAKY_DRIVES = ("drive", "second drive"), ("shaky drive", "second shaky drive")
 _WATCHED = "anon_inode:[eventpoll]"  # the loop has one, and each connection
-
-_Heard = Queue[tuple[TrainerProcess, Said | None]]
 
 
 class SoakFailure(Exception):  # noqa: N818 - it is a finding, not an error of ours
     """Something is wrong. The message has the census."""
 
 
-@dataclass
-class Summary:
-    """What a soak did.
-
-    Attributes:
-        num_rounds: that ended well.
-        counts: of what trainers did and verified, by name.
-        memory_bytes: of the long-lived trainer and the steady daemon, after each round.
-    """
-
-    num_rounds: int = 0
-    counts: Counter[str] = field(default_factory=Counter)
-    memory_bytes: dict[str, list[int]] = field(default_factory=lambda: {"trainer": [], "daemon": []})
+def _is_free(report: DaemonReport) -> bool:
+    """Nothing announces the end of a lease."""
+    return not (report.sessions or report.disk.num_records or report.disk.disk_bytes)
 
 
 class _Baseline:
     """What a long-lived process held after its first rounds; it may hold no more later."""
 
     def __init__(self, name: str) -> None:
-        self._name = name
-        self._first: list[Census] = []
+        self.name = name
+        self.seen: list[Census] = []
 
     def check(self, census: Census) -> list[str]:
         """What has become more, in words."""
-        if len(self._first) < _WARM_ROUNDS:
-            self._first.append(census)
-        before = max(self._first, key=lambda each: each.memory_bytes)
-        return [f"{self._name}: {each}" for each in differences(before, census)]
+        self.seen.append(census)
+        before = max(self.seen[:_WARM_ROUNDS], key=lambda each: each.memory_bytes)
+        return [f"{self.name}: {each}" for each in differences(before, census)]
 
 
 class Conductor:
@@ -74,261 +67,200 @@ class Conductor:
 
     Args:
         folder: an empty one, on the disk to use; its path is short enough for a socket.
+
+    Attributes:
+        num_rounds: that ended well.
+        counts: of what trainers did and verified, by name.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.summary = Summary()
+        self.num_rounds = 0
+        self.counts: Counter[str] = Counter()
+        self.baselines = _Baseline("the long-lived trainer"), _Baseline("the steady daemon")
         self._folder = folder
-        self._heard: _Heard = Queue()
-        self._exit = ExitStack()
-        self._baselines = {name: _Baseline(name) for name in ("the long-lived trainer", "the steady daemon")}
-        self._before: Surroundings = {}
-
-    def __enter__(self) -> Conductor:
-        self._before = surroundings(self._folder)
         with ExitStack() as started:
             for name in (*_DRIVES, *_SHAKY_DRIVES, "steady drive"):
-                (self._folder / name).mkdir()
+                (folder / name).mkdir()
             options = {"grace_seconds": _SHORT_GRACE_SECONDS, "disk_bytes": "2GiB"}
-            self._steady = start_daemon([self._folder / "steady drive"], self._folder, "steady", **options)
+            self._steady = start_daemon([folder / "steady drive"], folder, "steady", **options)
             started.callback(self._steady.kill)
-            self._trainer = TrainerProcess("trainer", self._folder, self._hear)
+            self._trainer = TrainerProcess("trainer", folder)
             started.callback(self._trainer.end)
-            self._wait_for(self._trainer, "ready")
+            _ready(self._trainer)
+            self._before = surroundings(folder, *self._known())
             self._exit = started.pop_all()
+
+    def __enter__(self) -> Conductor:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._exit.close()
 
     def finish(self) -> None:
-        """End what has lived all along.
-
-        Raises:
-            SoakFailure: something is left.
-        """
-        if code := self._trainer.end():
-            raise SoakFailure(f"the long-lived trainer ended with {code}: {self._trainer.dump()}")
-        if code := self._steady.stop():
-            raise SoakFailure(f"the steady daemon ended with {code}: {self._steady.log[-3000:]}")
-        self._check_folders()
-        if (after := surroundings(self._folder)) != self._before:
-            raise SoakFailure(f"before: {self._before}\nafter: {after}")
+        """End what has lived all along. Raises SoakFailure: something is left."""
+        _expect_end(self._trainer.name, self._trainer.end(), self._trainer.dump())
+        _expect_end("the steady daemon", self._steady.stop(), self._steady.log)
+        self._check_nothing_left()
 
     def run(self, plan: RoundPlan) -> None:
-        """One round.
-
-        Raises:
-            SoakFailure: something is wrong in it, or left by it.
-        """
-        with ExitStack() as ending:
-            try:
+        """One round. Raises SoakFailure: something is wrong in it, or left by it."""
+        try:
+            with ExitStack() as ending:
                 self._run(plan, ending)
-            except AssertionError as error:
-                raise SoakFailure(str(error)) from error
-        after = surroundings(self._folder, self._trainer.process.pid, self._steady.process.pid)
-        if after != self._before:
-            raise SoakFailure(f"before: {self._before}\nafter: {after}")
-        self.summary.num_rounds += 1
-        self.summary.counts[f"rounds: {plan.disturbance}"] += 1
+        except AssertionError as error:
+            raise SoakFailure(str(error)) from error
+        self._check_nothing_left()
+        self.num_rounds += 1
+        self.counts[f"rounds: {plan.disturbance}"] += 1
+        self.counts["rounds on two drives"] += plan.num_drives == 2
 
     def _run(self, plan: RoundPlan, ending: ExitStack) -> None:
         drives, shaky_drives = (
             [self._folder / name for name in names[: plan.num_drives]] for names in (_DRIVES, _SHAKY_DRIVES)
         )
-        self._heard = Queue()  # the last words of an earlier round's trainers go nowhere
         if plan.disturbance.startswith("small drive"):
             small = ending.enter_context(small_drive(self._folder))
-            if small is not None:
-                drives, shaky_drives = (
-                    ([small], shaky_drives) if plan.disturbance == "small drive" else (drives, [small])
-                )
-        round_ = _Round(plan, self._folder, shaky_drives, self._heard, ending)
-        trainers = [
-            self._trainer,
-            *(round_.start_trainer(f"fresh-{number}") for number in range(1, len(plan.trainers))),
-        ]
-        begun = [None, *(self._wait_for(trainer, "ready").census for trainer in trainers[1:])]
+            if small is not None and plan.disturbance == "small drive":
+                drives = [small]
+            elif small is not None:
+                shaky_drives = [small]
+        files_before = files_under(shaky_drives[0])
+        round_ = _Round(plan, self._folder, shaky_drives, ending)
+        fresh = [TrainerProcess(f"fresh-{number}", self._folder) for number in range(1, len(plan.trainers))]
+        for trainer in fresh:
+            ending.callback(trainer.end)
+            ending.callback(trainer.process.kill)
+        begun = {trainer: _ready(trainer) for trainer in fresh}
+        trainers = [self._trainer, *fresh]
+        places = {"embedded": drives, "steady": [self._steady.socket], "shaky": [round_.daemon.socket]}
         for trainer, each in zip(trainers, plan.trainers, strict=True):
-            trainer.order(Order(each, list(map(str, self._places_of(each, drives, round_.daemon)))))
-        told = round_.listen(trainers)
-        self._judge_trainers(plan, trainers, begun, told, round_.killed)
-        for trainer in trainers[1:]:
-            if trainer not in round_.killed and (code := trainer.end()):
-                raise SoakFailure(f"{trainer.name} ended with {code}: {trainer.dump()}")
-        self._judge_daemons(round_)
-        self._check_folders()
-        self.summary.counts["rounds on two drives"] += plan.num_drives == 2
-
-    def _places_of(self, plan: TrainerPlan, drives: list[Path], shaky: DaemonProcess) -> list[Path]:
-        return {"embedded": drives, "steady": [self._steady.socket], "shaky": [shaky.socket]}[plan.home]
+            trainer.order(Order(each, list(map(str, places[each.home]))))
+        self._judge_trainers(plan, begun, round_.listen(trainers))
+        for trainer in fresh:
+            if trainer not in round_.killed:
+                _expect_end(trainer.name, trainer.end(), trainer.dump())
+        self._judge_daemons(round_.daemon)
+        if (left := files_under(shaky_drives[0])) != files_before:
+            raise SoakFailure(f"the shaky daemon left {left}")
 
     def _judge_trainers(
-        self,
-        plan: RoundPlan,
-        trainers: list[TrainerProcess],
-        begun: list[Census | None],
-        told: dict[TrainerProcess, Said],
-        killed: set[TrainerProcess],
+        self, plan: RoundPlan, begun: dict[TrainerProcess, Census], told: dict[TrainerProcess, Said]
     ) -> None:
         failures = []
-        for trainer, census in zip(trainers, begun, strict=True):
-            if trainer in killed:
-                continue
-            said = told[trainer]
+        for trainer, said in told.items():
             assert said.census is not None
-            self.summary.counts.update(said.counts)
+            self.counts.update(said.counts)
             failures += [f"{trainer.name}: {each}" for each in said.failures]
-            if census is None:
-                failures += self._baselines["the long-lived trainer"].check(said.census)
-                self.summary.memory_bytes["trainer"].append(said.census.memory_bytes)
+            if trainer is self._trainer:
+                failures += self.baselines[0].check(said.census)
             else:
-                failures += [f"{trainer.name}: {each}" for each in differences(_grown(census), said.census)]
+                before = replace(begun[trainer], memory_bytes=begun[trainer].memory_bytes + _WARM_BYTES)
+                failures += [f"{trainer.name}: {each}" for each in differences(before, said.census)]
         if failures:
             censuses = {trainer.name: said.census for trainer, said in told.items()}
             raise SoakFailure("\n".join([*failures, f"census: {censuses}", f"plan: {plan}"]))
 
-    def _judge_daemons(self, round_: _Round) -> None:
+    def _judge_daemons(self, shaky: DaemonProcess) -> None:
         """All sessions end, and leave nothing; the shaky daemon ends as it is told to."""
-        for daemon in (self._steady, round_.daemon):
-            _wait_until_free(daemon)
-        census = _settled_census(self._steady)
-        self.summary.memory_bytes["daemon"].append(census.memory_bytes)
-        if failures := self._baselines["the steady daemon"].check(census):
+        for daemon in (self._steady, shaky):
+            try:
+                until(lambda daemon=daemon: _is_free(report_of(daemon)))
+            except AssertionError:
+                raise SoakFailure(f"a daemon is not free of its clients: {report_of(daemon)}") from None
+        pid = self._steady.process.pid
+        until(lambda: census_of(pid).descriptors.get(_WATCHED, 0) <= 1)  # our own questions are over
+        census = census_of(pid)
+        if failures := self.baselines[1].check(census):
             raise SoakFailure("\n".join([*failures, f"census: {census}"]))
-        if code := round_.daemon.stop():
-            raise SoakFailure(f"the shaky daemon ended with {code}: {round_.daemon.log[-3000:]}")
-        if "a bug" in (log := round_.daemon.log + self._steady.log):
+        _expect_end("the shaky daemon", shaky.stop(), shaky.log)
+        if "a bug" in (log := shaky.log + self._steady.log):
             raise SoakFailure(f"a daemon has found a bug of its own: {log[-6000:]}")
-        if (left := files_under(round_.daemon.path)) not in ([], ["filler"]):
-            raise SoakFailure(f"the shaky daemon left {left}")
 
-    def _check_folders(self) -> None:
+    def _known(self) -> list[int]:
+        """What lives as long as the soak."""
+        return [self._trainer.process.pid or 0, self._steady.process.pid]
+
+    def _check_nothing_left(self) -> None:
         for name in (*_DRIVES, *_SHAKY_DRIVES):
             if left := files_under(self._folder / name):
                 raise SoakFailure(f"left in the {name}: {left}")
-
-    def _hear(self, trainer: TrainerProcess, said: Said | None) -> None:
-        self._heard.put((trainer, said))
-
-    def _wait_for(self, trainer: TrainerProcess, kind: str) -> Said:
-        """The next word of this trainer, which is of this kind; the others say nothing yet."""
-        speaker, said = self._heard.get(timeout=ROUND_SECONDS)
-        while speaker is not trainer and said is not None and said.kind == "ready":
-            self._heard.put((speaker, said))
-            speaker, said = self._heard.get(timeout=ROUND_SECONDS)
-        if said is None or said.kind != kind:
-            raise SoakFailure(f"{speaker.name} ended: {speaker.dump()}")
-        return said
+        if (after := surroundings(self._folder, *self._known())) != self._before:
+            raise SoakFailure(f"before: {self._before}\nafter: {after}")
 
 
-def _grown(census: Census) -> Census:
-    """Of a process that has not worked yet: its first round loads code and fills caches."""
-    from msgspec.structs import replace
-
-    return replace(census, memory_bytes=census.memory_bytes + 64 * 2**20)
-
-
-def _wait_until_free(daemon: DaemonProcess) -> None:
-    """Its sessions have ended, those of killed clients by its own clock; then it holds nothing."""
-    ends_at = time.monotonic() + _FREED_SECONDS
-    while (report := report_of(daemon)).sessions or report.disk.num_records or report.disk.disk_bytes:
-        if time.monotonic() > ends_at:
-            raise SoakFailure(f"a daemon is not free of its clients: {report}")
-        time.sleep(0.05)  # nothing announces the end of a lease
+def _ready(trainer: TrainerProcess) -> Census:
+    """Wait for a trainer's first word: what it holds."""
+    said = trainer.hear()
+    if said is None or said.census is None:
+        raise SoakFailure(f"{trainer.name} ended: {trainer.dump()}")
+    return said.census
 
 
-def _settled_census(daemon: DaemonProcess) -> Census:
-    """When it has noticed that the last of our own connections, which ask it what it holds, is gone."""
-    ends_at = time.monotonic() + _FREED_SECONDS
-    while (census := census_of(daemon.process.pid)).descriptors.get(_WATCHED, 0) > 1 and time.monotonic() < ends_at:
-        time.sleep(0.01)  # nothing announces that either
-    return census
+def _expect_end(name: str, code: int | None, log: str) -> None:
+    if code:
+        raise SoakFailure(f"{name} ended with {code}: {log[-6000:]}")
 
 
 class _Round:
-    """The processes of one round, and its disturbance."""
+    """The trainers and the shaky daemon of one round, and its disturbance."""
 
-    def __init__(
-        self, plan: RoundPlan, folder: Path, shaky_drives: list[Path], heard: _Heard, ending: ExitStack
-    ) -> None:
+    def __init__(self, plan: RoundPlan, folder: Path, shaky_drives: list[Path], ending: ExitStack) -> None:
         self.killed: set[TrainerProcess] = set()
-        self._plan = plan
-        self._folder = folder
-        self._heard = heard
-        self._ending = ending
-        grace_seconds = _SHORT_GRACE_SECONDS if plan.disturbance == "trainer killed" else _GRACE_SECONDS
+        self._plan, self._folder, self._shaky_drives, self._ending = plan, folder, shaky_drives, ending
+        is_short = plan.disturbance in ("trainer killed", "daemon away")
         self._options: dict[str, object] = {
             "codec": plan.daemon_codec,
-            "grace_seconds": grace_seconds,
+            "grace_seconds": _SHORT_GRACE_SECONDS if is_short else _GRACE_SECONDS,
             "disk_bytes": "2GiB",
         }
         if plan.disturbance == "quota":
-            self._options["session_disk_bytes"] = _QUOTA
-        if plan.disturbance == "daemon away":
-            self._options["grace_seconds"] = _SHORT_GRACE_SECONDS
-        self._shaky_drives = shaky_drives
+            self._options["session_disk_bytes"] = "2MiB"
         self._start_daemon()
 
-    def start_trainer(self, name: str) -> TrainerProcess:
-        """One that ends with the round."""
-        trainer = TrainerProcess(name, self._folder, lambda trainer, said: self._heard.put((trainer, said)))
-        self._ending.callback(trainer.kill)
-        return trainer
-
     def listen(self, trainers: list[TrainerProcess]) -> dict[TrainerProcess, Said]:
-        """What each trainer says at the round's end; meanwhile comes the disturbance.
+        """What each trainer that lives says at the round's end; meanwhile comes the disturbance.
 
         Raises:
             SoakFailure: a trainer died, or hangs.
         """
         told: dict[TrainerProcess, Said] = {}
         num_opened = num_episodes = 0
-        is_disturbed = False
+        steps = [(self._plan.after_episodes, self._disturb)]
+        if self._plan.disturbance == "daemon away":  # until some episodes ended without it: their trainers gave up
+            steps.append((self._plan.after_episodes + 2, lambda _: self._start_daemon()))
         ends_at = time.monotonic() + ROUND_SECONDS
-        while len(told) + len(self.killed) < len(trainers):
-            try:
-                trainer, said = self._heard.get(timeout=max(0.1, ends_at - time.monotonic()))
-            except Empty:
-                silent = [each for each in trainers if each not in told and each not in self.killed]
-                raise SoakFailure("\n".join(f"{each.name} hangs: {each.dump()}" for each in silent)) from None
-            if said is None:
-                if trainer not in self.killed and trainer not in told:
-                    raise SoakFailure(f"{trainer.name} died with {trainer.process.wait(30)}: {trainer.dump()}")
-            elif said.kind in ("opened", "episode"):
+        while silent := [each for each in trainers if each not in told and each not in self.killed]:
+            ready = wait([each.words for each in silent], max(0.1, ends_at - time.monotonic()))
+            if not ready:
+                raise SoakFailure("\n".join(f"{each.name} hangs: {each.dump()}" for each in silent))
+            for trainer in silent:
+                if trainer.words not in ready or trainer in self.killed:
+                    continue
+                said = trainer.hear()
+                if said is None:
+                    raise SoakFailure(f"{trainer.name} died with {trainer.end()}: {trainer.dump()}")
+                if said.kind == "round":
+                    told[trainer] = said
                 num_opened += said.kind == "opened"  # a first connection is not waited for: all have theirs
                 num_episodes += said.kind == "episode"
-                if not is_disturbed and num_opened == len(trainers) and num_episodes >= self._plan.after_episodes:
-                    is_disturbed = True
-                    self._disturb(trainers)
-            elif trainer not in self.killed:
-                told[trainer] = said
+                is_over = len(told.keys() | self.killed) == len(trainers)
+                while steps and num_opened == len(trainers) and (is_over or num_episodes >= steps[0][0]):
+                    steps.pop(0)[1](trainers)
         return told
 
     def _disturb(self, trainers: list[TrainerProcess]) -> None:
         match self._plan.disturbance:
             case "trainer killed" if len(trainers) > 1:
                 self.killed.add(trainers[-1])
-                trainers[-1].kill()
+                trainers[-1].process.kill()
             case "daemon killed":
                 self.daemon.kill()
                 self._start_daemon()
             case "daemon restarted":
-                if code := self.daemon.stop():
-                    raise SoakFailure(f"the shaky daemon ended with {code}: {self.daemon.log[-3000:]}")
+                _expect_end("the shaky daemon", self.daemon.stop(), self.daemon.log)
                 self._start_daemon()
             case "daemon away":
                 self.daemon.kill()
-                self._wait_for_complaints()
-                self._start_daemon()
-
-    def _wait_for_complaints(self) -> None:
-        """Return when some episodes have ended without a daemon; they are of trainers that have given up."""
-        heard = []
-        while len(heard) < 2 and all(said is not None and said.kind == "episode" for _, said in heard):
-            heard.append(self._heard.get(timeout=ROUND_SECONDS))
-        for each in heard:
-            self._heard.put(each)
 
     def _start_daemon(self) -> None:
         self.daemon = start_daemon(self._shaky_drives, self._folder, "shaky", **self._options)

@@ -10,27 +10,68 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.hooks.programs import Bits, all_bits, forget_after_error
-from tests.soak.graphs import Graph, InjectedError, loss_of, make_graph
-from tests.soak.payloads import is_payload, payload
-from tierstore import ModifiedInPlaceError, TierStore, TierStoreError, keep_resident, tiered_offload
+from tests.hooks.programs import forget_after_error
+from tests.hooks.random_graphs import EDITS, OPERATIONS, VIEWS, Machine, Step
+from tierstore import TierStore, TierStoreError, keep_resident, tiered_offload
 from tierstore.residency.handle import Handle
 
-__all__ = ["EPISODES", "Worker", "WrongBytesError"]
+__all__ = ["EPISODES", "Worker", "WrongBytesError", "payload"]
 
 _MOST_HELD = 10
+_VIEWS = sorted(VIEWS)
+_STEPS: dict[str, tuple[int, list[str], list[str]]] = {
+    # Random numbers come from a generator that all threads share; and nobody hears of an error on a thread's thread.
+    "operation": (8, sorted(OPERATIONS.keys() - {"dropout", "rrelu"}), ["whole"]),
+    "backward": (4, ["gradients", "part", "accumulate", "graph"], ["whole"]),
+    "edit": (2, sorted(EDITS), _VIEWS),
+    "read": (2, ["sin", "square", "exp"], _VIEWS),
+    **dict.fromkeys(("chain", "meet", "forget", "hide", "clear", "drop"), (1, [""], ["whole"])),
+    **dict.fromkeys(("look", "use_gradient", "settle", "enter", "leave", "root"), (1, [""], ["whole"])),
+}
+"""How likely each kind of step is, and of which names and views it is."""
 
 
 class WrongBytesError(Exception):
     """What came back is not what went down."""
 
 
-class Worker:
-    """One thread's state.
+class InjectedError(Exception):
+    """Thrown by us in the middle of a graph."""
 
-    Attributes:
-        counts: of what was verified, and of the errors that came and were allowed.
-    """
+
+class _Faulty(torch.autograd.Function):
+    """The identity, that raises in one direction; it saves its input."""
+
+    @staticmethod
+    def forward(context: Any, tensor: Tensor, fault: str) -> Tensor:
+        if fault == "forward":
+            raise InjectedError(fault)
+        context.save_for_backward(tensor)
+        return tensor.clone()
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> Tensor:
+        context.saved_tensors  # noqa: B018 - as a kernel would
+        raise InjectedError("backward")
+
+
+def payload(key: int) -> Tensor:
+    """Bytes that follow from a key: noise or a mask, of up to 2 MiB."""
+    generator = torch.Generator().manual_seed(key)
+    return torch.randint(256 if key % 2 else 2, (1 + key % 2**21,), dtype=torch.uint8, generator=generator)
+
+
+def random_program(chance: random.Random) -> list[Step]:
+    kinds = chance.choices(list(_STEPS), [likely for likely, _, _ in _STEPS.values()], k=chance.randint(4, 30))
+    names = [map(chance.choice, _STEPS[kind][1:]) for kind in kinds]
+    return [
+        Step(kind, *each, chance.randrange(32), chance.randrange(32), chance.random() < 0.5)
+        for kind, each in zip(kinds, names, strict=True)
+    ]
+
+
+class Worker:
+    """One thread's state. `counts`: of what was verified, and of the errors that came and were allowed."""
 
     def __init__(
         self, store: TierStore, seed: int, allowed: Iterable[str], shared: SimpleQueue[tuple[int, Handle]]
@@ -41,14 +82,10 @@ class Worker:
         self._allowed = frozenset(allowed)
         self._shared = shared
         self._held: list[tuple[int, Handle]] = []
-        self._graphs: list[Graph] = []
+        self._programs: list[list[Step]] = []
 
     def run(self, name: str) -> None:
-        """One episode.
-
-        Raises:
-            Exception: something is wrong, or an error that this round does not bring about.
-        """
+        """One episode. Raises what is wrong, or an error that this round does not bring about."""
         try:
             EPISODES[name](self)
             self.counts[name] += 1
@@ -61,14 +98,9 @@ class Worker:
             forget_after_error()
 
     def let_go(self) -> None:
-        """Of everything."""
         self._held.clear()
-        self._graphs.clear()
-        while True:
-            try:
-                self._shared.get_nowait()
-            except Empty:
-                break
+        while not self._shared.empty():
+            self._shared.get()
 
     def put(self) -> None:
         for _ in range(self.chance.randint(1, 4)):
@@ -91,118 +123,53 @@ class Worker:
     def take_over(self) -> None:
         """Read what another thread has put."""
         try:
-            key, handle = self._shared.get_nowait()
+            self._verify(*self._shared.get_nowait())
         except Empty:
-            return
-        self._verify(key, handle)
+            pass
+
+    def _verify(self, key: int, handle: Handle) -> None:
+        if not torch.equal(self.store.get(handle), payload(key)):
+            raise WrongBytesError(f"handle {handle} is not payload {key}")
+        self.counts["reads verified"] += 1
 
     def flush(self) -> None:
         self.store.flush()
 
-    def _verify(self, key: int, handle: Handle) -> None:
-        if not is_payload(self.store.get(handle), key):
-            raise WrongBytesError(f"handle {handle} is not payload {key}")
-        self.counts["reads verified"] += 1
-
-    def train(self) -> None:
-        """A step or two of one graph, sometimes of one that was seen before: its order is known then."""
-        graph = self._graph()
-        expected = self._gradients(graph, nullcontext())
+    def compute(self) -> None:
+        """A random program over graphs, sometimes one that was seen before, so its order is known."""
+        if not self._programs or self.chance.random() < 0.6:
+            self._programs = [*self._programs[-3:], random_program(self.chance)]
+        program = self.chance.choice(self._programs)
+        expected = Machine(nullcontext, lambda: None).account(program)
         for _ in range(self.chance.randint(1, 2)):
-            self._compare(expected, self._gradients(graph, self._scope(), settle=self.chance.random() < 0.5))
+            if Machine(self._scope, self.store.flush).account(program) != expected:
+                raise WrongBytesError(f"not the account of a run without a store: {program}")
+            self.counts["gradients compared"] += len(expected[1])
 
-    def retain(self) -> None:
-        graph = self._graph()
-        expected = self._gradients(graph, nullcontext())
-        with self._scope():
-            loss = loss_of(graph)
-        for retained in (True, True, False):
-            found = torch.autograd.grad(loss, graph.leaves, retain_graph=retained, allow_unused=True)
-            self._compare(expected, all_bits((loss, *found)))
-
-    def differentiate_twice(self) -> None:
-        graph = self._graph()
-        expected, found = (self._second_gradients(graph, around) for around in (nullcontext(), self._scope()))
-        self._compare(expected, found)
+    def fail(self) -> None:
+        """An error of the program's own, in the middle of forward or of backward."""
+        leaf, fault = torch.ones(256, 256, requires_grad=True), self.chance.choice(["forward", "backward"])
+        try:
+            with self._scope():
+                loss = _Faulty.apply(leaf.exp().sin(), fault).tanh().sum()
+            loss.backward()
+        except InjectedError:
+            return
+        raise WrongBytesError("backward went past what it needs")
 
     def drop(self) -> None:
-        """Forward alone; sometimes the graph goes while its bytes are moving, sometimes later."""
+        """Forward alone; the graph goes while its bytes are moving."""
         with self._scope():
-            losses = [loss_of(self._graph()) for _ in range(2)]
-        if self.chance.random() < 0.5:
-            losses.pop()
-            self.store.flush()
-
-    def raise_in_forward(self) -> None:
-        self._expect(InjectedError, lambda: self._gradients(self._graph(), self._scope(), fault="forward"))
-
-    def raise_in_backward(self) -> None:
-        self._expect(InjectedError, lambda: self._gradients(self._graph(), self._scope(), fault="backward"))
-
-    def change_in_place(self) -> None:
-        """What was saved is changed before backward: PyTorch refuses, and so does the store, wherever the bytes are."""
-        graph, seen = self._graph(), list[Tensor]()
-        with self._scope():
-            loss = loss_of(graph, seen=seen)
-        if self.chance.random() < 0.5:
-            self.store.flush()
-        with torch.no_grad():
-            seen[0].mul_(2)
-        self._expect(ModifiedInPlaceError, lambda: torch.autograd.grad(loss, graph.leaves, allow_unused=True))
-
-    def nest(self) -> None:
-        """Parts of a graph stay resident; parts have a scope of their own within the scope."""
-        graph = self._graph()
-        expected = self._gradients(graph, nullcontext())
-        chosen = [self.chance.choice([nullcontext, keep_resident, self._scope]) for _ in graph.steps]
-        self._compare(expected, self._gradients(graph, self._scope(), within=lambda number: chosen[number]()))
-
-    def _graph(self) -> Graph:
-        if self._graphs and self.chance.random() < 0.4:
-            return self.chance.choice(self._graphs)
-        self._graphs = [*self._graphs[-3:], make_graph(self.chance)]
-        return self._graphs[-1]
+            torch.ones(256, 256, requires_grad=True).exp().sin().tanh().sum()
 
     def _scope(self) -> AbstractContextManager[object]:
+        if self.chance.random() < 0.1:
+            return keep_resident()
         return tiered_offload(
             self.store,
             min_bytes=self.chance.choice([0, 0, 4096]),
             prefetch=self.chance.choice(["learned", "learned", "reverse", "none"]),
         )
-
-    def _gradients(
-        self,
-        graph: Graph,
-        around: AbstractContextManager[object],
-        *,
-        fault: str = "",
-        settle: bool = False,
-        within: Callable[[int], Any] | None = None,
-    ) -> list[Bits]:
-        with around:
-            loss = loss_of(graph, fault, within)
-        if settle:
-            self.store.flush()
-        return all_bits((loss, *torch.autograd.grad(loss, graph.leaves, allow_unused=True)))
-
-    def _second_gradients(self, graph: Graph, around: AbstractContextManager[object]) -> list[Bits]:
-        with around:
-            first = torch.autograd.grad(loss_of(graph), graph.leaves, create_graph=True, allow_unused=True)
-            norm = torch.stack([each.square().sum().double() for each in first if each is not None]).sum()
-        return all_bits((norm, *torch.autograd.grad(norm, graph.leaves, allow_unused=True)))
-
-    def _compare(self, expected: list[Bits], found: list[Bits]) -> None:
-        if found != expected:
-            wrong = [number for number, pair in enumerate(zip(expected, found, strict=True)) if pair[0] != pair[1]]
-            raise WrongBytesError(f"gradients {wrong} of {len(expected)} differ")
-        self.counts["gradients compared"] += len(expected)
-
-    def _expect(self, kind: type[Exception], action: Callable[[], object]) -> None:
-        try:
-            action()
-        except kind:
-            return
-        raise WrongBytesError(f"no {kind.__name__}, and wrong gradients in silence")
 
 
 EPISODES: dict[str, Callable[[Worker], None]] = {
@@ -210,13 +177,8 @@ EPISODES: dict[str, Callable[[Worker], None]] = {
     "get": Worker.get,
     "take over": Worker.take_over,
     "flush": Worker.flush,
-    "train": Worker.train,
-    "retain": Worker.retain,
-    "differentiate twice": Worker.differentiate_twice,
+    "compute": Worker.compute,
+    "fail": Worker.fail,
     "drop": Worker.drop,
-    "raise in forward": Worker.raise_in_forward,
-    "raise in backward": Worker.raise_in_backward,
-    "change in place": Worker.change_in_place,
-    "nest": Worker.nest,
 }
 """By name, as the summary counts them."""

@@ -1,11 +1,16 @@
-"""What happens in a round: pure, from the soak's seed and the round's number, so that any round can be run again."""
+"""What happens in a round: pure, from the soak's seed and the round's number, so that any round can be run again.
+
+And what a conductor and its trainers say to each other.
+"""
 
 import random
 from typing import Any
 
 import msgspec
 
-__all__ = ["DISTURBANCES", "RoundPlan", "TrainerPlan", "plan_of"]
+from tests.soak.census import Census
+
+__all__ = ["DISTURBANCES", "Order", "RoundPlan", "Said", "TrainerPlan", "plan_of"]
 
 MIB = 2**20
 
@@ -35,9 +40,9 @@ class TrainerPlan(msgspec.Struct, frozen=True):
     """What one process does in a round.
 
     Attributes:
-        seed: of all its choices.
         home: "embedded", or the daemon: "steady" lives as long as the soak, "shaky" for a round.
         options: of its store, beside where it is.
+        most_noted_bytes: of small tensors, that may stay.
         num_threads: that work at once, over the one store.
         num_episodes: of each.
         allowed: names of the errors that the round brings about; any other is a failure.
@@ -46,6 +51,7 @@ class TrainerPlan(msgspec.Struct, frozen=True):
     seed: int
     home: str
     options: dict[str, Any]
+    most_noted_bytes: int
     num_threads: int
     num_episodes: int
     allowed: tuple[str, ...]
@@ -55,7 +61,6 @@ class RoundPlan(msgspec.Struct, frozen=True):
     """A round.
 
     Attributes:
-        number: of it, from 0 on.
         disturbance: one of `DISTURBANCES`.
         after_episodes: the disturbance comes when so many episodes have ended, of all trainers together.
         daemon_codec: of the shaky daemon.
@@ -63,7 +68,6 @@ class RoundPlan(msgspec.Struct, frozen=True):
         num_drives: that embedded stores and the shaky daemon use.
     """
 
-    number: int
     disturbance: str
     after_episodes: int
     daemon_codec: str
@@ -71,15 +75,37 @@ class RoundPlan(msgspec.Struct, frozen=True):
     num_drives: int
 
 
+class Order(msgspec.Struct, frozen=True):
+    """A round's work. `places`: a directory, or two, or a daemon's socket."""
+
+    plan: TrainerPlan
+    places: list[str]
+
+
+class Said(msgspec.Struct, frozen=True):
+    """What a trainer tells.
+
+    Attributes:
+        kind: "ready", "opened" (its store), "episode" (one has ended), or "round" (it is over).
+        census: what the process holds, with all stores closed; None in the middle of a round.
+        counts: what was done in the round.
+        failures: what went wrong, in words.
+    """
+
+    kind: str
+    census: Census | None = None
+    counts: dict[str, int] = {}
+    failures: list[str] = []
+
+
 def plan_of(seed: int, number: int, num_episodes: int, num_trainers: int) -> RoundPlan:
-    """The round of that number: every process does about so many episodes."""
+    """The round of that number, from 0 on: every process does about so many episodes."""
     chance = random.Random(f"{seed} {number}")
     disturbance = DISTURBANCES[number % len(DISTURBANCES)]
     trainers = [_trainer(chance, disturbance, num_episodes) for _ in range(num_trainers)]
     after = chance.randint(2, max(3, num_episodes * num_trainers // 2))
-    codec = chance.choice(_CODECS)
     num_drives = 1 if disturbance.startswith("small drive") else chance.choice((1, 2))
-    return RoundPlan(number, disturbance, after, codec, trainers, num_drives)
+    return RoundPlan(disturbance, after, chance.choice(_CODECS), trainers, num_drives)
 
 
 def _trainer(chance: random.Random, disturbance: str, num_episodes: int) -> TrainerPlan:
@@ -98,5 +124,12 @@ def _trainer(chance: random.Random, disturbance: str, num_episodes: int) -> Trai
     else:
         options["window_bytes"] = chance.choice([MIB, 8 * MIB])
         options["reconnect_seconds"] = 0.2 if disturbance == "daemon away" else 60.0
-    allowed = _ALLOWED.get(disturbance, ())
-    return TrainerPlan(chance.getrandbits(60), home, options, num_threads, max(1, num_episodes // num_threads), allowed)
+    return TrainerPlan(
+        chance.getrandbits(60),
+        home,
+        options,
+        chance.choice([0, 80 * 1024, 4 * MIB]),
+        num_threads,
+        max(1, num_episodes // num_threads),
+        _ALLOWED.get(disturbance, ()),
+    )
