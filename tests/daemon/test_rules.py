@@ -1,7 +1,6 @@
 """The six rules of the protocol in a real daemon and a real client, where they show: at slow jobs, lost connections.
 
-That they are needed shows `test_protocol_model.py`; rules 1 and 2 are the disk tier's, see
-`tests/store/test_commit_order.py`.
+Rules 1 and 2 are the disk tier's: `tests/store/test_commit_order.py`.
 """
 
 import asyncio

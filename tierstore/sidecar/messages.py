@@ -9,8 +9,7 @@ Phases of a connection, and what a client may say in each::
     GREETING ── Hello ──► LOBBY ── Open | Resume ──► SESSION ── Close ──► (the daemon ends the session)
                             └ Inspect                  └ Slab, Unmap, Write, Read, Discard, Inspect
 
-Six rules keep bytes right through dropped connections and killed daemons (`tests/daemon/test_protocol_model.py`
-searches all runs of a small model, and finds a wrong one when any rule is left out):
+Six rules keep bytes right through dropped connections and killed daemons:
 
 1. `Stored` only after the index has committed.
 2. An extent is used again only after its deletion has committed.
