@@ -1,5 +1,5 @@
-"""The options of `tierstore serve`: what each is, and how it is read from command line, environment
-(`TIERSTORE_DISK_BYTES`) and file (`disk_bytes = "1TiB"`). The first of these that gives an option counts."""
+"""The settings of a daemon, and the options of `tierstore serve` that give them: on the command line, in the
+environment (`TIERSTORE_DISK_BYTES`) or in a file (`disk_bytes = "1TiB"`). The first that gives an option counts."""
 
 from __future__ import annotations
 
@@ -7,20 +7,48 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tierstore.base.address import SYSTEM_ADDRESS
+from tierstore.base.address import SYSTEM_ADDRESS, default_address
 from tierstore.base.config import parse_size
 from tierstore.base.toml_file import read_toml
 from tierstore.errors import ConfigError
 
-from .settings import ServerLimits, ServeSettings
-
 _MOST_SECONDS = 1e9  # that the protocol can carry (messages.Welcome)
 _MOST_SESSIONS = 10**6
 _MOST_UID = 2**32 - 2  # 2**32 - 1 is no user: chown(2)
+
+
+@dataclass(frozen=True)
+class ServeSettings:
+    """All settings of a daemon. `allowed_uids`: beside its own user and root. `metrics`: host and port, on loopback.
+    `slab_bytes`: the most that all slabs of a session may have; no option sets it."""
+
+    paths: tuple[Path, ...]
+    socket: Path = field(default_factory=lambda: Path(default_address()))
+    disk_bytes: int | None = None
+    session_disk_bytes: int | None = None
+    session_queued_bytes: int | None = None
+    slab_bytes: int = 16 * 2**30
+    max_sessions_per_user: int = 512
+    max_write_bytes_per_day: int | None = None
+    grace_seconds: float = 60.0
+    handshake_seconds: float = 10.0
+    metrics: tuple[str, int] | None = None
+    allowed_uids: frozenset[int] = frozenset()
+    socket_group: str | None = None
+    codec: str = "auto"
+    log_level: str = "info"
+    log_format: str = "text"
+
+    @property
+    def place(self) -> str:
+        """The directories, for people."""
+        return ", ".join(map(str, self.paths))
+
 
 Given = str | int | float | Sequence[str | int]
 """A value as it was given: text on the command line and in the environment, TOML's types in a file."""
@@ -33,7 +61,7 @@ class Option(NamedTuple):
         parse: (value, where it was given) -> the value in `ServeSettings`; raises ConfigError.
         in_file, allowed: the TOML types that it may have in a file, and those in words.
         separator: between several values in the environment; None: the text is one value.
-        setting: its name in `ServeSettings` or `ServerLimits`, if it is another.
+        setting: its name in `ServeSettings`, if it is another.
     """
 
     parse: Callable[[Any, str], Any]
@@ -64,8 +92,7 @@ def settings_of(line: Mapping[str, Given], environment: Mapping[str, str]) -> Se
     }
     if "paths" not in found:
         raise ConfigError("--path", None, "give an existing directory on the drive to use, or set TIERSTORE_PATH")
-    limits = {name: found.pop(name) for name in ServerLimits.__dataclass_fields__ if name in found}
-    return ServeSettings(**found, limits=ServerLimits(**limits))
+    return ServeSettings(**found)
 
 
 def _read_file(file: Path, source: str) -> dict[str, tuple[Given, str]]:

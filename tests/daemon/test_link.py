@@ -42,8 +42,7 @@ async def opened_link(peer: Peer, reconnect_seconds: float = SECONDS) -> AsyncIt
 
 
 def discard(link: DaemonLink, key: int, late: list[Answer | None] | None = None) -> asyncio.Future[Answer]:
-    request = link.submit(lambda number: wire.Discard(number, (key,)), [].append if late is None else late.append)
-    return asyncio.ensure_future(link.answer_to(request))
+    return asyncio.ensure_future(link.ask(wire.Discard, (key,), on_late=[].append if late is None else late.append))
 
 
 @pytest.mark.parametrize(
@@ -68,6 +67,24 @@ async def test_wrong_answer_to_hello_or_open_is_a_protocol_error(
     with pytest.raises(ProtocolError, match=words):
         await opening
     assert await guest.hear() is None, "and the connection is closed"
+
+
+async def test_peer_that_leaves_as_soon_as_the_session_is_open_is_noticed(peer: Peer) -> None:
+    """The end comes while the client is about to be told of the beginning; `open` or the next request says so."""
+    link = link_to(peer, reconnect_seconds=0.0)
+
+    async def use() -> None:
+        await link.open()
+        await discard(link, 5)
+
+    using = asyncio.ensure_future(use())
+    guest = await peer.guest()
+    await guest.welcome(wire.Open, OPENED)
+    guest.leave()
+    with pytest.raises(DaemonUnavailableError, match=r"closed the connection|no answer to Resume"):
+        await using
+    peer.close()
+    await link.close()
 
 
 @pytest.mark.parametrize("answers", ["nothing", "Welcome"])
@@ -102,14 +119,6 @@ async def test_nonsense_in_a_session_loses_the_connection_and_no_request(
         assert await guest.expect(wire.Discard) == first, "it is said again"
         await guest.say(wire.Gone(first.request))
         assert await answer == wire.Gone(first.request)
-
-
-async def test_report_nobody_waits_for_is_a_sign_of_life(peer: Peer) -> None:
-    async with opened_link(peer) as (link, guest):
-        answer = discard(link, 5)
-        request = (await guest.expect(wire.Discard)).request
-        await guest.say(wire.Report(b"{}"), wire.Gone(request))
-        assert await answer == wire.Gone(request)
 
 
 async def test_silent_peer_is_asked_whether_it_lives_and_then_given_up(peer: Peer) -> None:
@@ -271,22 +280,6 @@ async def test_request_of_a_link_that_has_given_up_tries_once_at_once(peer: Peer
         assert late == []
 
 
-@pytest.mark.usefixtures("often_unasked")
-async def test_final_refusal_of_a_link_that_has_given_up_ends_its_attempts(peer: Peer) -> None:
-    async with opened_link(peer, reconnect_seconds=0.0) as (link, guest):
-        late: list[Answer | None] = []
-        await lose(peer, link, guest, late)
-        guest = await peer.guest()
-        attempt = link._reconnecting.task
-        assert attempt is not None
-        await guest.welcome(wire.Resume, wire.Refused("no such session", True))
-        await attempt
-        assert link._reconnecting.task is None
-        assert late == [None], "no answer comes any more"
-        with pytest.raises(DaemonUnavailableError, match=r"no such session.*is lost"):
-            await discard(link, 6)
-
-
 @pytest.mark.usefixtures("seldom_unasked")
 @pytest.mark.parametrize("when", ["between attempts", "in an attempt"])
 async def test_close_of_a_link_that_has_given_up_ends_its_attempts(peer: Peer, when: str) -> None:
@@ -307,19 +300,6 @@ async def test_close_of_a_link_that_has_given_up_ends_its_attempts(peer: Peer, w
         assert attempt.cancelled()
         assert link._reconnecting.task is None
         assert late == [None]
-
-
-async def test_answer_that_comes_late_goes_to_who_was_told(peer: Peer) -> None:
-    async with opened_link(peer) as (link, guest):
-        late: list[Answer | None] = []
-        request = link.submit(lambda number: wire.Discard(number, (5,)), late.append)
-        assert link.is_pending(request)
-        await guest.expect(wire.Discard)
-        await guest.say(wire.Gone(request.message.request))
-        while not late:  # the test's time limit ends it otherwise
-            await asyncio.sleep(0)
-        assert late == [wire.Gone(request.message.request)]
-        assert not link.is_pending(request)
 
 
 async def test_close_while_it_is_away_and_without_an_answer_ends(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -193,8 +193,10 @@ def test_histogram_bound_belongs_to_its_bucket() -> None:
 def test_probes_are_answered_and_nonsense_is_refused(page: str) -> None:
     for path, status in {"/healthz": 200, "/readyz": 200, "/readyz?verbose": 200, "/nothing": 404}.items():
         assert ask(page, path).status == status
-    assert ask(page, "/metrics", method="POST").status == 405
-    assert ask(page, "/healthz", method="HEAD").text == ""
+    for method in ("POST", "PUT", "DELETE", "OPTIONS", "TRACE"):
+        assert ask(page, "/status.json", method=method).status == 405
+    code, headers, body = ask(page, "/", method="HEAD")
+    assert (code, body, int(headers["Content-Length"]) > 1000) == (200, b"", True)
     host, port = page.split(":")
     for line in (b"", b"GET", b"\xff\xfe\x00", b"GET /metrics", b"GET /metrics SPDY/3"):
         with socket.create_connection((host, int(port)), timeout=SECONDS) as visitor:

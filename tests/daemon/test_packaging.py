@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import tierstore
 from tests.daemon.conftest import DaemonProcess
 from tests.daemon.dockerfile import copy_context, stages_of
 from tierstore import TierStore
@@ -89,15 +88,6 @@ def test_every_module_is_imported_without_torch(installed: Path, package: str) -
     assert f"'{package}." in done.stdout
 
 
-def test_command_line_works_without_torch(installed: Path) -> None:
-    command = installed / "bin" / "tierstore"
-    version = tierstore.__version__
-    assert run(command, "--version", cwd=installed).stdout == f"tierstore {version}\n"
-    shown = run(command, "--help", cwd=installed)
-    assert shown.returncode == 0, shown.stderr
-    assert "Commands" in shown.stdout
-
-
 def normal(name: str) -> str:
     """A distribution's name as indexes compare it (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
@@ -152,11 +142,6 @@ def test_image_s_daemon_serves_a_trainer_without_torch(daemon: DaemonProcess, in
         loaded = Path(f"/proc/{daemon.process.pid}/maps").read_text()
     assert str(installed) in loaded
     assert "torch" not in loaded
-
-
-def test_image_s_daemon_ends_with_0_when_it_is_stopped(daemon: DaemonProcess) -> None:
-    assert daemon.stop() == 0, daemon.log
-    assert not daemon.socket.exists()
 
 
 def test_health_check_passes_while_the_daemon_lives_and_fails_after(daemon: DaemonProcess, installed: Path) -> None:

@@ -84,9 +84,9 @@ STINGY_DAEMON = """
 import sys
 from pathlib import Path
 from tierstore.daemon.server import serve
-from tierstore.daemon.settings import ServerLimits, ServeSettings
+from tierstore.daemon.options import ServeSettings
 
-serve(ServeSettings((Path(sys.argv[1]),), Path(sys.argv[2]), limits=ServerLimits(slab_bytes=8 * 2**20)))
+serve(ServeSettings((Path(sys.argv[1]),), Path(sys.argv[2]), slab_bytes=8 * 2**20))
 """
 
 

@@ -72,15 +72,6 @@ def test_daemon_that_only_says_that_it_lives_is_never_given_up(watched: Watched)
     assert watched.given_up_at == []
 
 
-def test_silence_counts_from_the_last_word(watched: Watched) -> None:
-    watched.clock.turn_to(7.5)
-    watched.silence.heard()
-    watched.clock.turn_to(17.4)
-    assert watched.given_up_at == []
-    watched.clock.turn_to(18.5)
-    assert watched.given_up_at == [18.0]
-
-
 def test_silence_is_no_offence_while_nothing_is_owed(watched: Watched) -> None:
     watched.clock.turn_to(8)
     watched.is_owed = False
@@ -101,10 +92,3 @@ def test_own_standstill_is_not_taken_for_the_daemon_s(watched: Watched) -> None:
     watched.silence.heard()
     watched.clock.turn_to(3608)
     assert watched.given_up_at == []
-
-
-def test_silence_that_was_stopped_looks_no_more(watched: Watched) -> None:
-    watched.silence.stop()
-    watched.silence.stop()
-    watched.clock.turn_to(100)
-    assert (watched.asked_at, watched.given_up_at) == ([], [])

@@ -85,7 +85,7 @@ BROKEN_DAEMON = """
 import sys
 from pathlib import Path
 from tierstore.daemon.server import serve
-from tierstore.daemon.settings import ServeSettings
+from tierstore.daemon.options import ServeSettings
 from tierstore.disk.local import LocalDisk
 
 async def write(*_):

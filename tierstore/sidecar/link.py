@@ -12,6 +12,7 @@ import itertools
 import socket
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 from ..base.system_words import words_of
@@ -27,20 +28,19 @@ _LONGEST_HANDSHAKE_SECONDS = 10.0
 _SIGNS_IN_A_HANDSHAKE = 4  # how often a slow daemon is asked whether it lives
 _CLOSE_SECONDS = 5.0
 
-RequestMessage = messages.Write | messages.Read | messages.Discard
+RequestKind = type[messages.Write | messages.Read | messages.Discard]
 Answer = messages.Stored | messages.Full | messages.Failed | messages.Bad | messages.Loaded | messages.Gone
+OnLate = Callable[[Answer | None], None]
+"""Called with an answer that nobody waits for (any more); with None if the session is over."""
 
 
-class Request:
-    """A request that the daemon has not answered yet; sent again as it is after a reconnect. `answer`: None: nobody
-    waits for it. `on_late`: called with an answer that nobody waits for; with None if the session is over."""
+@dataclass(slots=True)
+class _Request:
+    """One that the daemon has not answered yet. `answer`: None: nobody waits for it."""
 
-    def __init__(
-        self, message: messages.Write | messages.Read | messages.Discard, on_late: Callable[[Answer | None], None]
-    ) -> None:
-        self.message = message
-        self.answer: asyncio.Future[Answer] | None = None
-        self.on_late = on_late
+    message: messages.Write | messages.Read | messages.Discard
+    on_late: OnLate
+    answer: asyncio.Future[Answer] | None = None
 
 
 class DaemonLink:
@@ -69,7 +69,7 @@ class DaemonLink:
         self._greeting: asyncio.Future[Any] | None = None  # what the handshake waits for
         self._handshake: asyncio.Timeout | None = None  # it waits no longer than that
         self._numbers = itertools.count(1)
-        self._pending: dict[int, Request] = {}
+        self._pending: dict[int, _Request] = {}
         self._reaching: list[asyncio.Future[None]] = []  # those waiting until the session is open on a connection
         self._handshake_seconds = _LONGEST_HANDSHAKE_SECONDS
         self._slabs: dict[int, SharedSlab] = {}
@@ -115,23 +115,10 @@ class DaemonLink:
             self._reconnecting.begin()
             await future
 
-    def submit(
-        self,
-        message_of: Callable[[int], RequestMessage],
-        on_late: Callable[[Answer | None], None],
-    ) -> Request:
-        """Send a request, now and again after each reconnect. `answer_to` waits for the answer; until there is one, the
-        slot that the message names is the daemon's. `message_of` makes the message with the request's number."""
-        number = next(self._numbers)
-        request = self._pending[number] = Request(message_of(number), on_late)
-        if self._channel is not None and self._reconnecting.ended_because is None:  # nothing comes after Close
-            self._channel.send(request.message)
-            self._silence.watch()
-        return request
-
-    async def answer_to(self, request: Request) -> Answer:
-        """Wait for the daemon's answer, through reconnects. DaemonUnavailableError: it has not come back in time; the
-        request may be answered later."""
+    async def ask(self, kind: RequestKind, *fields: Any, on_late: OnLate = lambda _: None) -> Answer:
+        """Send a request and wait for the daemon's answer, through reconnects. Until there is one, the slot that the
+        request names is the daemon's. DaemonUnavailableError: it has not come back in time; it may answer later."""
+        request = self.submit(kind, *fields, on_late=on_late)
         if self._reconnecting.ended_because is not None:
             self._fail_all(self._reconnecting.ended_because, 0.0)
             raise self._unavailable(self._reconnecting.ended_because, 0.0)
@@ -140,8 +127,14 @@ class DaemonLink:
             self._reconnecting.begin()
         return await request.answer
 
-    def is_pending(self, request: Request) -> bool:
-        return request.message.request in self._pending
+    def submit(self, kind: RequestKind, *fields: Any, on_late: OnLate = lambda _: None) -> _Request:
+        """Send a request, now and again after each reconnect. `fields`: those of the message, but for its number."""
+        number = next(self._numbers)
+        request = self._pending[number] = _Request(kind(number, *fields), on_late)
+        if self._channel is not None and self._reconnecting.ended_because is None:  # nothing comes after Close
+            self._channel.send(request.message)
+            self._silence.watch()
+        return request
 
     async def close(self) -> None:
         """End the session: the daemon frees all it stored. Idempotent; never fails, and waits for seconds at most."""

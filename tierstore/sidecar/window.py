@@ -23,6 +23,11 @@ class WindowSlot(NamedTuple):
     num_bytes: int
 
     @property
+    def range(self) -> tuple[int, int, int]:
+        """The number of the slab, the first byte, how many: as a request names it."""
+        return self.slab.number, self.offset, self.num_bytes
+
+    @property
     def memory(self) -> memoryview:
         return self.slab.memory[self.offset : self.offset + self.num_bytes]
 

@@ -44,10 +44,9 @@ class Latency(msgspec.Struct, frozen=True, tag=True):
 
 class Bandwidth(msgspec.Struct, frozen=True, tag=True):
     """All operations of the rule together are limited to one speed. Each begins at once, and is reported done only when
-    its last byte would have come, as on a slower drive. `burst_bytes`: how many may be saved up while nothing moves."""
+    its last byte would have come, as on a slower drive."""
 
     bytes_per_second: float
-    burst_bytes: int = 0
 
 
 class Fails(msgspec.Struct, frozen=True, tag=True):
