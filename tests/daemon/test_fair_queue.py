@@ -161,17 +161,5 @@ async def test_reads_without_end_leave_writes_a_share_and_keep_theirs(read_bytes
     assert all(max(0, fewest) <= len(run) <= most for run in runs)
 
 
-async def test_jobs_of_one_byte_are_not_free() -> None:
-    async with asyncio.TaskGroup() as tasks:
-        endless = _Endless(tasks, 1)
-        for _ in range(2000):
-            endless.again_and_again(endless.lanes.write, 1, 1, "t")
-        for _ in range(5):
-            endless.once(endless.lanes.write, 2, PART_BYTES, "l")
-    assert endless.begun.count("l") == 5, "large writes wait for all the tiny ones that there are"
-    runs = [len(run) for run in "".join(endless.begun).split("l")[1:-1]]
-    assert all(run <= cost(PART_BYTES) // cost(1) + 1 for run in runs)
-
-
 def cost(num_bytes: int) -> int:
     return num_bytes + JOB_BYTES

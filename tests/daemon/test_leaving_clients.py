@@ -86,17 +86,6 @@ def test_client_leaves_while_its_session_is_resumed_nothing_is_left(
     wait_until_nothing_is_left(daemon)
 
 
-def test_client_resumes_twice_at_once_nothing_is_left(daemon: DaemonProcess, client: RawClient) -> None:
-    opened = client.open()
-    again = RawClient(daemon)
-    again.greet()
-    again.send(wire.Resume(opened.session, opened.token), wire.Resume(opened.session, opened.token))
-    assert again.is_refused("two sessions")
-    again.socket.close()
-    client.socket.close()
-    wait_until_nothing_is_left(daemon)
-
-
 def test_client_resumes_again_before_it_was_answered_only_the_last_connection_counts(
     daemon: DaemonProcess, client: RawClient, slab: SharedSlab
 ) -> None:

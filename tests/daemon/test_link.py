@@ -1,6 +1,7 @@
 """The client's end of a session, with a peer that says whatever the test wants, and leaves when it wants."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -135,6 +136,15 @@ async def test_silent_peer_is_asked_whether_it_lives_and_then_given_up(peer: Pee
     assert late == [None], "never, as the session is over"
 
 
+async def test_own_standstill_is_not_taken_for_the_peer_s(peer: Peer) -> None:
+    async with opened_link(peer, reconnect_seconds=1.0) as (link, guest):
+        answer = discard(link, 5)
+        request = (await guest.expect(wire.Discard)).request
+        time.sleep(1.5)
+        await guest.say(wire.Gone(request))
+        assert await answer == wire.Gone(request)
+
+
 async def test_slabs_are_shared_again_before_requests_and_those_of_meanwhile_too(peer: Peer) -> None:
     slabs = [SharedSlab(number, 4096) for number in range(3)]
     async with opened_link(peer) as (link, guest):
@@ -200,6 +210,23 @@ async def test_resume_that_takes_long_without_a_sign_of_life_is_given_up(peer: P
         await guest.expect(wire.Inspect)
         with pytest.raises(DaemonUnavailableError, match="no answer to Resume within 1 s"):
             await answer
+
+
+async def test_peer_that_comes_back_and_fails_at_each_request_is_not_asked_for_ever(peer: Peer) -> None:
+    async with opened_link(peer, reconnect_seconds=0.5) as (link, guest):
+        answer = discard(link, 5)
+
+        async def fail(guest: Guest) -> None:
+            while True:
+                await guest.expect(wire.Discard)
+                guest.leave()
+                guest = await peer.guest()
+                await guest.welcome(wire.Resume, wire.Resumed())
+
+        failing = asyncio.ensure_future(fail(guest))
+        with pytest.raises(DaemonUnavailableError):
+            await answer
+        failing.cancel()
 
 
 async def test_final_refusal_ends_everything_at_once(peer: Peer) -> None:

@@ -4,10 +4,7 @@ import asyncio
 import base64
 import hashlib
 import json
-import os
 import re
-import socket
-import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -18,13 +15,12 @@ import torch
 
 from tests.daemon.clients import ask, page_of, report_of
 from tests.daemon.conftest import DaemonProcess, StartDaemon
-from tests.daemon.training import gradients, make_model, nothing
 from tests.waiting import until
 from tierstore import TierStore
 from tierstore.commands.views import decode_report
 from tierstore.daemon import page as page_module
 from tierstore.daemon.page import Page, PageAnswer
-from tierstore.daemon.report import DaemonReport, DiskState, DriveState, Jobs, JobTimes, Spread, Stays, Totals
+from tierstore.daemon.report import DaemonReport, DiskState, DriveState, Jobs, JobTimes, Spread, Totals
 from tierstore.daemon.reporting import Reports
 from tierstore.daemon.tasks import Stage
 from tierstore.daemon.watching import Live, Watch
@@ -275,36 +271,3 @@ async def test_oldest_visitor_makes_room_for_the_newest(page: Page) -> None:
         writer.close()
     for _, writer in silent[60:]:
         writer.close()
-
-
-def test_crowd_of_visitors_hurts_no_training(daemon: DaemonProcess, address: str) -> None:
-    """Silent ones, nonsense and requests without end, while a model is trained."""
-    folder = Path(f"/proc/{daemon.process.pid}/fd")
-    num_descriptors = len(os.listdir(folder))
-    ended = threading.Event()
-    silent = [socket.create_connection(address.split(":"), timeout=SECONDS) for _ in range(200)]
-
-    def visit() -> None:
-        while not ended.is_set():
-            assert ask(address, "/status.json").status == ask(address, "/metrics").status == 200
-            with socket.create_connection(address.split(":"), timeout=SECONDS) as visitor:
-                visitor.sendall(os.urandom(64) + b"\r\n\r\n")
-
-    visitors = [threading.Thread(target=visit) for _ in range(4)]
-    for visitor in visitors:
-        visitor.start()
-    try:
-        model, batch = make_model(0)
-        plain = gradients(model, batch, None, nothing)
-        with TierStore.connect(daemon.socket, host_bytes=0) as store:
-            stored = gradients(model, batch, store, nothing)
-        assert len(os.listdir(folder)) < num_descriptors + 64
-    finally:
-        ended.set()
-        for visitor in visitors:
-            visitor.join()
-        for each in silent:
-            each.close()
-    assert all(torch.equal(one, other) for one, other in zip(plain, stored, strict=True))
-    assert report_of(daemon).internal_errors == 0
-    assert report_of(daemon).stays != Stays()

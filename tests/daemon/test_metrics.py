@@ -170,19 +170,6 @@ def test_jobs_are_counted_by_time_and_size(daemon: DaemonProcess, page: str) -> 
     assert samples["tierstore_job_seconds_sum", labels(direction="write")] > 0
 
 
-def test_no_room_is_counted(daemon: DaemonProcess, page: str) -> None:
-    slab = SharedSlab(1, 65 * MIB)
-    with client_of(daemon) as client:
-        client.open()
-        client.send(wire.Slab(1, 65 * MIB), descriptors=(slab.descriptor,))
-        client.send(wire.Write(1, 1, 1, 0, 65 * MIB, "uint8", 1, ""))
-        client.expect(wire.Full)
-        samples = scrape(page)
-        assert [value for (name, _), value in samples.items() if name == "tierstore_full_total"] == [1]
-        assert samples["tierstore_daemon_full_total", labels()] == 1
-    slab.close()
-
-
 def test_histogram_bound_belongs_to_its_bucket() -> None:
     histogram = Histogram((1.0, 2.0))
     for value in (0.5, 1.0, 1.5, 2.0, 2.5):

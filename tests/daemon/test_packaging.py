@@ -144,17 +144,6 @@ def test_image_s_daemon_serves_a_trainer_without_torch(daemon: DaemonProcess, in
     assert "torch" not in loaded
 
 
-def test_health_check_passes_while_the_daemon_lives_and_fails_after(daemon: DaemonProcess, installed: Path) -> None:
-    _, command = of_image("HEALTHCHECK").split("CMD ", 1)
-    environment = {"PATH": f"{installed}/bin:{os.environ['PATH']}", "TIERSTORE_SOCKET": str(daemon.socket)}
-    codes = []
-    for end in (lambda: None, daemon.kill):
-        end()
-        done = subprocess.run(["/bin/sh", "-c", command], env=environment, cwd=installed, check=False, timeout=60)
-        codes.append(done.returncode)
-    assert codes == [0, 1]
-
-
 def test_installing_over_an_installation_is_refused(tmp_path: Path) -> None:
     present = tmp_path / "installed"
     present.mkdir()

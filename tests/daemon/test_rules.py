@@ -147,4 +147,5 @@ def test_write_that_found_no_room_counts_for_nothing(start_daemon: StartDaemon, 
         answers = [client.receive(), client.receive()]
         assert {type(each) for each in answers} == {wire.Full, wire.Report}
         client.send(wire.Inspect())
-        assert state_of(client.receive()).disk_bytes == MIB
+        session = state_of(client.receive())
+        assert (session.disk_bytes, session.totals.full) == (MIB, 1)

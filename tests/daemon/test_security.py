@@ -122,12 +122,6 @@ def test_garbage_is_cut_off(connect: Connect) -> None:
         assert client.is_cut_off(), seed
 
 
-def test_other_version_is_refused_naming_both(connect: Connect) -> None:
-    client = connect()
-    client.send(wire.Hello((7, 8), "a program of the future"))
-    assert client.is_refused("version 1", "7, 8", "a program of the future")
-
-
 def test_wrong_phase_is_refused(connect: Connect) -> None:
     client = connect()
     client.greet()

@@ -67,7 +67,7 @@ def preset_counter(daemon: DaemonProcess, number: int) -> None:
     put_lease(daemon, COUNTER, msgspec.msgpack.encode(number))
 
 
-@pytest.mark.parametrize("number", [2**23 - 1, 2**23, MOST])
+@pytest.mark.parametrize("number", [2**23, MOST])
 def test_session_with_a_high_number_stores_and_survives(start_daemon: StartDaemon, number: int) -> None:
     daemon = start_daemon()
     daemon.wait_until_open()
@@ -131,27 +131,6 @@ async def test_wait_for_keys_ends_when_none_of_them_has_a_job() -> None:
         session.end_job(3)
     assert sorted(woken) == ["1", "12", "2 ", "4", "all"]
     assert session.num_jobs == 0
-
-
-async def test_end_of_a_job_looks_at_nobody_who_waits_for_another() -> None:
-    class Key(int):
-        num_looks = 0
-
-        def __hash__(self) -> int:
-            Key.num_looks += 1
-            return super().__hash__()
-
-    session, waited_for = Session(LEASE, 0, None), Key(0)
-    session.begin_job(waited_for)
-    async with asyncio.TaskGroup() as tasks:
-        for _ in range(10):
-            tasks.create_task(session.wait_for(frozenset((waited_for,))))
-        await asyncio.sleep(0)
-        Key.num_looks = 0
-        session.begin_job(1)
-        session.end_job(1)
-        assert Key.num_looks == 0
-        session.end_job(waited_for)
 
 
 def test_daemon_with_a_damaged_lease_starts_without_it(start_daemon: StartDaemon) -> None:

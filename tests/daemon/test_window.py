@@ -43,20 +43,6 @@ def taking(window: SharedWindow, num_pages: int, *, to_read: bool) -> Taking:
     return asyncio.ensure_future(window.take(num_pages * PAGE, to_read=to_read))
 
 
-async def test_slots_of_whole_pages_fill_the_window_without_a_gap(window: SharedWindow) -> None:
-    slots = [await window.take(2 * PAGE, to_read=True) for _ in range(NUM_PAGES // 2)]
-    assert sorted(slot.offset for slot in slots) == [2 * PAGE * number for number in range(NUM_PAGES // 2)]
-    waiting = taking(window, 1, to_read=True)
-    await turns()
-    assert not waiting.done()
-    window.give_back(slots[1])
-    first = await waiting
-    assert first.offset == slots[1].offset
-    for slot in [*slots[:1], *slots[2:], first]:
-        window.give_back(slot)
-    await window.take(NUM_PAGES * PAGE, to_read=True)
-
-
 async def test_waiting_reads_go_before_waiting_writes(window: SharedWindow) -> None:
     whole = await window.take(NUM_PAGES * PAGE, to_read=False)
     order: list[str] = []

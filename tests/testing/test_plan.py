@@ -79,27 +79,15 @@ def test_occurrences_are_counted_for_each_operation_from_when_the_plan_was_set()
     assert faults.injected == {"write Fails": 1, "read Fails": 1}
 
 
-def test_several_rules_delays_add_up_and_the_first_error_counts() -> None:
-    rules = (Latency(0.5), Fails(errno.EIO), Latency(0.25), Fails(errno.ENOSPC), Late(2))
-    drawn = Faults(FaultPlan.of(*(Rule("write", fault) for fault in rules))).draw("write")
-    assert drawn == Drawn(delay_seconds=0.75, error=errno.EIO, num_others=2)
-
-
 def test_same_seed_draws_the_same_and_another_does_not_within_the_spread() -> None:
     def draws(seed: int) -> list[Drawn]:
         rules = Rule("write", Latency(1.0, "exponential")), Rule("write", Fails(), probability=0.3)
         faults = Faults(FaultPlan.of(*rules, seed=seed))
         return [faults.draw("write") for _ in range(400)]
 
-    assert draws(1) == draws(1)
-    assert draws(1) != draws(2)
-    failed = Counter(drawn.error for drawn in draws(1))[errno.EIO]
-    assert 80 < failed < 160
+    assert draws(1) == draws(1) != draws(2)
+    assert 80 < Counter(drawn.error for drawn in draws(1))[errno.EIO] < 160
     assert 0.8 < statistics.mean(drawn.delay_seconds for drawn in draws(1)) < 1.2
-    faults = Faults(FaultPlan.of(Rule("read", Latency(1.0, "uniform"))))
-    delays = [faults.draw("read").delay_seconds for _ in range(200)]
-    assert 0 <= min(delays) < 0.1
-    assert 1.9 < max(delays) <= 2
 
 
 def test_bandwidth_is_shared_by_the_operations_of_a_rule_and_kept_over_time() -> None:

@@ -21,12 +21,14 @@ from ..errors import DaemonUnavailableError, ProtocolError
 from . import messages
 from .channel import Channel
 from .peer import check_daemon, program_name
-from .reconnecting import Reconnecting, RefusedError, Silence
+from .reconnecting import Reconnecting, RefusedError
 from .shared_slab import SharedSlab
 
 _LONGEST_HANDSHAKE_SECONDS = 10.0
 _SIGNS_IN_A_HANDSHAKE = 4  # how often a slow daemon is asked whether it lives
 _CLOSE_SECONDS = 5.0
+_LOOKS = 10
+_LOOKS_BEFORE_ASKING = 5
 
 RequestKind = type[messages.Write | messages.Read | messages.Discard]
 Answer = messages.Stored | messages.Full | messages.Failed | messages.Bad | messages.Loaded | messages.Gone
@@ -76,13 +78,8 @@ class DaemonLink:
         self._reconnecting = Reconnecting(
             reconnect_seconds, resume=self._resume, has_requests=lambda: bool(self._pending), tell=self._fail_all
         )
-        self._silence = Silence(
-            self._reconnecting.patience_seconds,
-            is_owed=lambda: self._channel is not None and bool(self._pending),
-            ask=self._ask_for_life,
-            give_up=self._hangs,
-            call_later=lambda seconds, look: asyncio.get_running_loop().call_later(seconds, look),
-        )
+        self._watching: asyncio.Task[None] | None = None  # whether the daemon lives, while it owes answers
+        self._was_heard = False
 
     async def open(self) -> None:
         """Begin the session. DaemonUnavailableError: there is no daemon, or it refuses. ProtocolError: it speaks
@@ -133,13 +130,14 @@ class DaemonLink:
         request = self._pending[number] = _Request(kind(number, *fields), on_late)
         if self._channel is not None and self._reconnecting.ended_because is None:  # nothing comes after Close
             self._channel.send(request.message)
-            self._silence.watch()
+            self._watch()
         return request
 
     async def close(self) -> None:
         """End the session: the daemon frees all it stored. Idempotent; never fails, and waits for seconds at most."""
         was_open, self._reconnecting.ended_because = self._channel is not None, "it was closed"
-        self._silence.stop()
+        if self._watching is not None:
+            self._watching.cancel()
         await self._reconnecting.stop()
         if was_open and self._channel is not None:
             self._greeting = asyncio.get_running_loop().create_future()
@@ -221,7 +219,7 @@ class DaemonLink:
             self._greeting = None
 
     def _receive(self, received: list[Any]) -> None:
-        self._silence.heard()
+        self._was_heard = True
         for message in received:
             if isinstance(message, messages.Refused):
                 self._refused(message)
@@ -261,14 +259,28 @@ class DaemonLink:
         if was_open and self._reconnecting.ended_because is None:
             self._reconnecting.begin()
 
-    def _ask_for_life(self) -> None:
-        if self._channel is not None:
-            self._channel.send(messages.Inspect())
+    def _watch(self) -> None:
+        if self._watching is None:
+            self._watching = asyncio.get_running_loop().create_task(self._give_up_if_silent())
 
-    def _hangs(self) -> None:
-        """A daemon that hangs keeps its connections. It was given its time, so those who wait are told now."""
-        self._reconnecting.note_silence()
-        self._connection_ended(TimeoutError(f"no sign of life for {self._reconnecting.patience_seconds:g} s"))
+    async def _give_up_if_silent(self) -> None:
+        """Give up a daemon that owes answers and says nothing at all, though it was asked whether it lives: one that
+        hangs keeps its connections. Silence is counted in looks, not by the clock: if this process was stopped itself,
+        it reads what the daemon has said meanwhile before the next look."""
+        patience_seconds, num_looks = self._reconnecting.patience_seconds, 0
+        try:
+            while num_looks < _LOOKS:
+                self._was_heard = False
+                await asyncio.sleep(patience_seconds / _LOOKS)
+                if self._channel is None or not self._pending:
+                    return
+                num_looks = 0 if self._was_heard else num_looks + 1
+                if num_looks == _LOOKS_BEFORE_ASKING:
+                    self._channel.send(messages.Inspect())
+        finally:
+            self._watching = None
+        self._reconnecting.note_silence()  # it was given its time, so those who wait are told now
+        self._connection_ended(TimeoutError(f"no sign of life for {patience_seconds:g} s"))
 
     def _drop(self) -> None:
         channel, self._channel = self._channel, None
@@ -299,7 +311,7 @@ class DaemonLink:
             channel.send_with(messages.Slab(slab.number, slab.num_bytes), slab.descriptor)
         for request in self._pending.values():
             channel.send(request.message)
-        self._silence.watch()
+        self._watch()
         reaching, self._reaching = self._reaching, []
         for future in reaching:
             if not future.done():
