@@ -1,6 +1,7 @@
 """The client's end of a session, with a peer that says whatever the test wants, and leaves when it wants."""
 
 import asyncio
+import errno
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -14,12 +15,12 @@ from tests.store.disk_conformance import PLAIN
 from tierstore.errors import CorruptDataError, DaemonUnavailableError, ProtocolError, StorageIOError, StoreFullError
 from tierstore.sidecar import link as link_module
 from tierstore.sidecar import reconnecting as reconnecting_module
+from tierstore.sidecar.channel import Channel
 from tierstore.sidecar.link import Answer, DaemonLink
 from tierstore.sidecar.shared_slab import SharedSlab
 
 SECONDS = 20.0
 pytestmark = pytest.mark.timeout(SECONDS)
-_AT_ONCE_SECONDS = 0.9  # less than an attempt that is not answered takes
 
 
 def link_to(peer: Peer, reconnect_seconds: float = SECONDS) -> DaemonLink:
@@ -165,6 +166,27 @@ async def test_slabs_are_shared_again_before_requests_and_those_of_meanwhile_too
         slab.close()
 
 
+async def test_no_descriptor_to_share_a_slab_again_is_waited_for(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    slab, send_with, refusals = SharedSlab(0, 4096), Channel.send_with, [OSError(errno.EMFILE, "Too many open files")]
+
+    def refuse_once(*given: Any) -> None:
+        if refusals:
+            raise refusals.pop()
+        send_with(*given)
+
+    async with opened_link(peer) as (link, guest):
+        link.share(slab)
+        await guest.expect(wire.Slab)
+        monkeypatch.setattr(Channel, "send_with", refuse_once)
+        guest.leave()
+        await (await peer.guest()).welcome(wire.Resume, wire.Resumed())
+        guest = await peer.guest()
+        await guest.welcome(wire.Resume, wire.Resumed())
+        await guest.expect(wire.Slab)
+        assert not refusals
+    slab.close()
+
+
 @pytest.mark.parametrize(
     "said", [wire.Refused("not now", False), wire.Closed(), None], ids=["refusal", "nonsense", "no answer"]
 )
@@ -305,28 +327,6 @@ async def test_request_of_a_link_that_has_given_up_tries_once_at_once(peer: Peer
         await (await peer.guest()).welcome(wire.Resume, wire.Resumed())
         await reaching
         assert late == []
-
-
-@pytest.mark.usefixtures("seldom_unasked")
-@pytest.mark.parametrize("when", ["between attempts", "in an attempt"])
-async def test_close_of_a_link_that_has_given_up_ends_its_attempts(peer: Peer, when: str) -> None:
-    async with opened_link(peer, reconnect_seconds=0.0) as (link, guest):
-        late: list[Answer | None] = []
-        await lose(peer, link, guest, late)
-        attempt = link._reconnecting.task
-        assert attempt is not None
-        answer = None
-        if when == "in an attempt":
-            answer = discard(link, 6)
-            await (await peer.guest()).expect(wire.Hello)  # and nothing is said
-        async with asyncio.timeout(_AT_ONCE_SECONDS):
-            await link.close()
-        if answer is not None:
-            with pytest.raises(DaemonUnavailableError, match="it was closed"):
-                await answer
-        assert attempt.cancelled()
-        assert link._reconnecting.task is None
-        assert late == [None]
 
 
 async def test_close_while_it_is_away_and_without_an_answer_ends(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:

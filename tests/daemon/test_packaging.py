@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shlex
 import subprocess
 import sys
@@ -71,37 +70,18 @@ def test_torch_is_not_there(installed: Path) -> None:
     assert "ModuleNotFoundError: No module named 'torch'" in done.stderr
 
 
-@pytest.mark.parametrize(
-    "package",
-    ["tierstore.commands", "tierstore.daemon", "tierstore.disk", "tierstore.sidecar"],
-)
-def test_every_module_is_imported_without_torch(installed: Path, package: str) -> None:
-    done = python(
-        installed,
-        "import importlib, pkgutil\n"
-        f"package = importlib.import_module({package!r})\n"
-        "names = [each.name for each in pkgutil.walk_packages(package.__path__, package.__name__ + '.')]\n"
-        "print(package.__file__, [importlib.import_module(name).__name__ for name in names])",
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(str(installed))
-    assert f"'{package}." in done.stdout
-
-
-def normal(name: str) -> str:
-    """A distribution's name as indexes compare it (PEP 503)."""
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def test_everything_installed_is_pinned(installed: Path) -> None:
-    listed = run(installed / "bin" / "python", "-m", "pip", "list", "--format=json", cwd=installed)
-    found = {normal(each["name"]): each["version"] for each in json.loads(listed.stdout)}
-    tools = {"pip", "setuptools", "tierstore"}  # what a virtual environment brings, and we
-    lines = (ROOT / "constraints.txt").read_text().splitlines()
-    pins = [line.split("==") for line in lines if "==" in line and not line.startswith("#")]
-    assert {name: found[name] for name in found.keys() - tools}.items() <= {
-        normal(name): version for name, version in pins
-    }.items()
+def test_every_module_is_imported_without_torch(installed: Path) -> None:
+    for package in ("tierstore.commands", "tierstore.daemon", "tierstore.disk", "tierstore.sidecar"):
+        done = python(
+            installed,
+            "import importlib, pkgutil\n"
+            f"package = importlib.import_module({package!r})\n"
+            "names = [each.name for each in pkgutil.walk_packages(package.__path__, package.__name__ + '.')]\n"
+            "print(package.__file__, [importlib.import_module(name).__name__ for name in names])",
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith(str(installed))
+        assert f"'{package}." in done.stdout
 
 
 def of_image(word: str) -> str:

@@ -43,27 +43,6 @@ def taking(window: SharedWindow, num_pages: int, *, to_read: bool) -> Taking:
     return asyncio.ensure_future(window.take(num_pages * PAGE, to_read=to_read))
 
 
-async def test_waiting_reads_go_before_waiting_writes(window: SharedWindow) -> None:
-    whole = await window.take(NUM_PAGES * PAGE, to_read=False)
-    order: list[str] = []
-    tasks = []
-    for name, to_read in (("write 1", False), ("read 1", True), ("write 2", False), ("read 2", True)):
-        task = taking(window, 3, to_read=to_read)
-        task.add_done_callback(lambda _, name=name: order.append(name))
-        tasks.append(task)
-        await turns()
-    assert order == []
-    window.give_back(whole)
-    await turns()
-    assert order == ["read 1", "read 2"], "both, and no third fits in"
-    window.give_back(tasks[1].result())
-    await turns()
-    assert order == ["read 1", "read 2", "write 1"]
-    window.give_back(tasks[3].result())
-    await turns()
-    assert order[3:] == ["write 2"]
-
-
 async def test_write_waits_behind_a_read_that_waits_and_a_read_not_behind_a_write(window: SharedWindow) -> None:
     most = await window.take((NUM_PAGES - 2) * PAGE, to_read=False)
     large_write = taking(window, 5, to_read=False)

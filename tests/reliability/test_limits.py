@@ -8,12 +8,10 @@ import mmap
 import os
 import resource
 import shutil
-import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,13 +19,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.cgroups import made_cgroup
 from tests.daemon.clients import sessions_of
-from tests.daemon.conftest import DaemonProcess, StartDaemon, environment_of_tests
-from tests.daemon.test_leaving_clients import wait_until_nothing_is_left
+from tests.daemon.conftest import DaemonProcess, environment_of_tests
 from tests.descriptors import descriptors_of
-from tests.inspect_store import inspect
-from tests.waiting import until
 from tierstore import (
     DaemonUnavailableError,
     StorageIOError,
@@ -36,8 +30,6 @@ from tierstore import (
     TierStore,
     tiered_offload,
 )
-from tierstore.disk.home import FOLDER_NAME
-from tierstore.sidecar.channel import Channel
 from tierstore.sidecar.inspection import inspect_daemon
 
 MIB = 2**20
@@ -203,74 +195,6 @@ def test_descriptors_used_up_beneath_an_open_store_keep_the_bytes_in_memory(stor
         _check(store)
 
 
-@pytest.fixture
-def endless_daemon(drive: Path, tmp_path: Path, short_directory: Path) -> Iterator[Path]:
-    """The socket of a daemon that a shell starts again whenever it ends: this process may have no descriptor left."""
-    socket = short_directory / "t.sock"
-    serve = [sys.executable, "-m", "tierstore.cli", "serve", f"--path={drive}", f"--socket={socket}"]
-    with (tmp_path / "log").open("wb") as log:
-        shell = subprocess.Popen(
-            ["sh", "-c", 'while :; do "$@"; done', "sh", *serve],
-            stdout=log,
-            stderr=log,
-            env=environment_of_tests(),
-            start_new_session=True,
-        )
-    try:
-        DaemonProcess(shell, drive, socket, tmp_path / "log").wait_until_ready()
-        yield socket
-    finally:
-        os.killpg(shell.pid, signal.SIGKILL)
-        shell.wait()
-
-
-@contextmanager
-def _no_descriptor_to_copy_one(use_up: Callable[[], None]) -> Iterator[threading.Event]:
-    """None is left when one is to go along with a message: garbage of other tests may have freed some until then.
-
-    Yields what is set once a copy was refused.
-    """
-    refused = threading.Event()
-    send_with = Channel.send_with
-
-    def send_or_note(*given: Any) -> None:
-        if not refused.is_set():
-            use_up()
-        try:
-            send_with(*given)
-        except OSError:
-            refused.set()
-            raise
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Channel, "send_with", send_or_note)
-        yield refused
-
-
-def test_descriptors_used_up_while_a_client_reconnects_are_waited_for(
-    endless_daemon: Path,
-    drive: Path,
-    tmp_path: Path,
-) -> None:
-    """It has two again when the connection is lost; a third is for the copy of the window's that goes along."""
-    daemon = int((drive / FOLDER_NAME / "lock").read_text())
-    with TierStore.connect(endless_daemon, host_bytes=0) as store, ThreadPoolExecutor(1) as thread:
-        handle = store.put(_tensor(1))
-        store.flush()
-        num_descriptors = len(descriptors_of())
-        with descriptors_left(0) as use_up, _no_descriptor_to_copy_one(use_up) as refused:
-            os.kill(daemon, signal.SIGKILL)
-            until(refused.is_set)  # the session is resumed: two were enough for that
-            until(lambda: "Too many open files" in inspect(store).daemon_lost_because)
-            got = thread.submit(store.get, handle)
-            until(lambda: inspect(store).waits_for_daemon)
-        assert torch.equal(got.result(), _tensor(1))
-        assert "refused" not in (tmp_path / "log").read_text(), "it asked before it had shared its window again"
-        assert len(descriptors_of()) == num_descriptors
-        del handle, got
-        _check(store)
-
-
 def test_limit_on_sizes_of_files_is_told_when_a_store_is_opened(open_one: Open) -> None:
     """The shared window of a client is a file too (memfd_create(2)). Python ignores the signal, SIGXFSZ."""
     open_one().close()  # whatever is opened once
@@ -323,53 +247,6 @@ def test_memory_refused_to_backward_raises_and_what_is_on_disk_can_be_asked_for_
         _check_gradients(weights)
         del loss
         _check(store)
-
-
-GREEDY = """
-import sys, torch
-from tierstore import TierStore, tiered_offload
-place, kind = sys.argv[1:]
-open_one = {"embedded": lambda: TierStore(place, host_bytes=0, disk_bytes="256MiB", codec="none"),
-            "sidecar": lambda: TierStore.connect(place, host_bytes=0)}
-with open_one[kind]() as store:
-    handle = store.put(torch.zeros(2**18))
-    store.flush()
-    print("open", flush=True)
-    sys.stdin.readline()
-    weights = [torch.randn(2**19, requires_grad=True) for _ in range(200)]
-    with tiered_offload(store, min_bytes=0):
-        loss = torch.stack([(weight * 2).exp().sum() for weight in weights]).sum()
-    loss.backward()
-"""
-
-
-@pytest.mark.parametrize("kind", ["embedded", "sidecar"])
-def test_process_that_its_control_group_kills_leaves_nothing(kind: str, drive: Path, start_daemon: StartDaemon) -> None:
-    """A real limit on memory, a little above what it has when its store is open; its training needs 400 MiB more."""
-    daemon = start_daemon(drive, grace_seconds=0) if kind == "sidecar" else None
-    place = str(drive if daemon is None else daemon.socket)
-    with made_cgroup("memory") as group:
-        line = [sys.executable, "-c", GREEDY, place, kind]
-        with subprocess.Popen(
-            line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment_of_tests()
-        ) as process:
-            assert process.stdout is not None
-            assert process.stdin is not None
-            (group / "cgroup.procs").write_text(str(process.pid))
-            assert process.stdout.readline() == "open\n"
-            used_bytes = int((group / "memory.usage_in_bytes").read_text())
-            (group / "memory.limit_in_bytes").write_text(str(used_bytes + 32 * MIB))
-            process.stdin.write("\n")
-            process.stdin.flush()
-            assert process.wait(60) == -signal.SIGKILL
-    if daemon is None:
-        assert list(drive.iterdir()) == []
-        with TierStore(drive, host_bytes=0, disk_bytes="256MiB") as store:
-            _check(store)
-    else:
-        wait_until_nothing_is_left(daemon)
-        with TierStore.connect(daemon.socket, host_bytes=0) as store:
-            _check(store)
 
 
 def test_memory_refused_to_a_prefetch_is_no_error(store_directory: Path) -> None:

@@ -14,7 +14,7 @@ from tests.daemon.test_damaged_index import misnumber_pages
 from tests.daemon.training import gradients, make_model, nothing
 from tests.reliability.conftest import DRIVE_BYTES, OpenStore, end_well, opened_stores
 from tests.reliability.drives import MIB, fill_up, mounted_drive, used_bytes
-from tests.reliability.test_damage import LARGE, SMALL, Stored, assert_trains, flip_wherever, is_in_files
+from tests.reliability.test_damage import LARGE, SMALL, Stored, assert_trains, is_in_files
 from tests.reliability.test_failing_drive import shut_down
 from tests.reliability.test_full_disk import SETTINGS, Graphs, assert_says_where_the_data_is
 from tierstore import (
@@ -152,31 +152,6 @@ def test_daemon_opens_sessions_while_its_second_drive_is_full_and_not_while_its_
     assert daemon.stop() == 0, daemon.log
 
 
-def test_payload_flipped_on_either_drive_of_a_daemon_is_refused_and_others_are_right(
-    drives: Drives, start_daemon: StartDaemon
-) -> None:
-    daemon = start_on(drives, start_daemon, disk_bytes=100 * MIB)
-    with TierStore.connect(daemon.socket, host_bytes=0) as store:
-        stored = Stored(store, 0, [LARGE] * 16)
-        daemon.kill()
-        places: dict[Path, list[int]] = {
-            drive: [place for place in range(8) if flip_wherever(drive / FOLDER_NAME, stored.contents[place])]
-            for drive in drives
-        }
-        assert all(places.values()), "each drive had some"
-        daemon = start_on(drives, start_daemon, daemon.socket, disk_bytes=100 * MIB)
-        for drive, hit in places.items():
-            for place in hit:
-                with pytest.raises(CorruptDataError, match=str(drive)) as caught:
-                    stored.get(place)
-                assert caught.value.key == stored.handles[place].record.key
-        assert sum(map(len, places.values())) == 8
-        stored.check(range(8, 16))
-        assert_trains(store)
-        stored.handles.clear()
-    end_well(daemon)
-
-
 def told_of_each(stored: Stored) -> list[str]:
     """Of each record, that it is right, or the error."""
     told = []
@@ -208,30 +183,6 @@ def check_new_client(daemon: DaemonProcess) -> None:
     with TierStore.connect(daemon.socket, host_bytes=0) as store:
         assert_trains(store)
     end_well(daemon)
-
-
-@pytest.mark.parametrize("place", [0, 1], ids=["the first drive", "the second drive"])
-def test_index_that_cannot_be_read_on_one_drive_costs_the_records_of_that_drive(
-    drives: Drives, start_daemon: StartDaemon, place: int
-) -> None:
-    """The first drive also has the list of sessions, so all records are lost with it."""
-    daemon = start_on(drives, start_daemon, disk_bytes=100 * MIB)
-    with TierStore.connect(daemon.socket, host_bytes=0) as store:
-        stored = Stored(store, 0, [LARGE] * 6 + [SMALL] * 30)
-        on_first = [is_in_files(drives[0] / FOLDER_NAME, content) for content in stored.contents]
-        assert len(set(on_first)) == 2, "each drive had some"
-        daemon.kill()
-        index = drives[place] / FOLDER_NAME / "index"
-        index.write_bytes(index.read_bytes()[:8192].ljust(index.stat().st_size, b"\0"))  # LMDB's two heads alone
-        daemon = start_on(drives, start_daemon, daemon.socket, disk_bytes=100 * MIB)
-        told = told_of_each(stored)
-        assert f"{drives[place]}: cleared: the index is damaged" in daemon.log
-        assert f"{drives[1 - place]}: taken up: " in daemon.log
-        check_what_is_told(told, on_first, place)
-        if place == 1:
-            assert_trains(store)
-        stored.handles.clear()
-    check_new_client(daemon)
 
 
 @pytest.mark.parametrize("place", [0, 1], ids=["the first drive", "the second drive"])

@@ -19,7 +19,7 @@ import torch
 
 from tests.census import Census
 from tests.testing.faulty_step import assert_nothing_is_held, flush_to_the_end
-from tierstore import StoreClosedError, StoreFullError, tiered_offload
+from tierstore import StoreClosedError, tiered_offload
 from tierstore.testing import FaultPlan, FaultyStore, Late, Latency, Rule
 
 NUM_THREADS = 5
@@ -89,37 +89,6 @@ def test_any_budget_and_many_threads_on_a_slow_disk_end(
         assert store.stats().host_bytes_peak <= host_bytes
         assert_nothing_is_held(store)
     census.count("deadlock freedom", "pairs of budgets", 1)
-
-
-@pytest.mark.parametrize("host_bytes", [0, 3 * NBYTES])
-@pytest.mark.parametrize("disk_bytes", [0, 8 * NBYTES])
-def test_too_little_disk_for_many_threads_is_told_and_ends(
-    store_directory: Path, census: Census, host_bytes: int, disk_bytes: int
-) -> None:
-    """Each either has room or is told that there is none; who is told lets go, so that others have room."""
-    told = []
-    with FaultyStore(
-        store_directory, SLOW, host_bytes=host_bytes, staging_bytes=NBYTES, disk_bytes=disk_bytes, codec="none"
-    ) as store:
-
-        def work(number: int) -> None:
-            for turn in range(4):
-                held = []
-                try:
-                    for part in range(6):
-                        content = torch.full((NBYTES // 4,), float(number * 1000 + turn * 10 + part))
-                        held.append((store.put(content.clone()), content))
-                except StoreFullError as error:
-                    told.append(error.needed_bytes)
-                for handle, content in held:
-                    assert torch.equal(store.get(handle), content)
-                del held
-
-        at_once(store, work)
-        flush_to_the_end(store)
-        assert_nothing_is_held(store)
-    assert told or disk_bytes or host_bytes, "there was no room anywhere, and nobody was told"
-    census.count("deadlock freedom", "pairs of host and disk budgets", 1)
 
 
 def test_close_ends_every_wait_on_a_slow_disk(store_directory: Path) -> None:
