@@ -321,12 +321,12 @@ async def test_peer_leaves_while_nobody_listens_its_end_is_noticed(
 
 async def test_peer_is_gone_no_signal_is_raised(ours: Socket, theirs: Socket) -> None:
     """A process that has made SIGPIPE deadly again would die of the daemon's end."""
-    theirs.shutdown(socket.SHUT_RD)  # there is nothing to hear, so this is noticed by sending alone
+    theirs.close()
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})  # one that is raised stays pending
     try:
         end = End(ours)
         end.channel.send(wire.Gone(1))
-        assert isinstance(await end.until_end(), BrokenPipeError)
+        await end.until_end()
         raised = signal.SIGPIPE in signal.sigpending()
         if raised:
             signal.sigwait({signal.SIGPIPE})

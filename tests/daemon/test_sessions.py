@@ -45,12 +45,9 @@ def test_damaged_lease_is_named_and_the_others_are_found(number: int, blob: byte
     assert found.next_number == (number if number <= MOST else 2) + 1
 
 
-@pytest.mark.parametrize("counter", [b"", b"\xc0", b"\x03", b"\x00", b"\xff", msgspec.msgpack.encode(2**63)])
-def test_damaged_counter_gives_no_number_twice(counter: bytes) -> None:
-    assert kept_leases({COUNTER: counter, 3: SOUND}).next_number == 4
-
-
-def test_counter_at_the_end_of_the_numbers_is_believed() -> None:
+def test_damaged_counter_gives_no_number_twice_and_one_at_the_end_is_believed() -> None:
+    for counter in (b"", b"\xc0", b"\x03", b"\x00", b"\xff", msgspec.msgpack.encode(2**63)):
+        assert kept_leases({COUNTER: counter, 3: SOUND}).next_number == 4
     assert kept_leases({COUNTER: msgspec.msgpack.encode(MOST + 1), 3: SOUND}).next_number == MOST + 1
 
 

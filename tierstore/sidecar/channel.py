@@ -110,11 +110,10 @@ class Channel:
         """Stop listening, send all that is to be sent, then close; idempotent. A peer that does not read delays it."""
         if self._lost is not None:
             self._end(self._lost)
-        if not self._is_open:
-            return
-        self._ends_when_sent = True
-        self.stop_listening()
-        self._flush()
+        if self._is_open:
+            self._ends_when_sent = True
+            self.stop_listening()
+            self._flush()
 
     def close(self) -> None:
         """Close the socket, and every descriptor that nobody took; idempotent. Unsent messages are dropped."""
@@ -153,8 +152,6 @@ class Channel:
         try:
             data, descriptors, flags = _received(self._connection)
         except (BlockingIOError, InterruptedError):
-            if self._lost is not None:
-                self._end(self._lost)
             return
         except OSError as error:
             self._end(error)
@@ -167,8 +164,6 @@ class Channel:
         except BaseException as error:
             self._end(error if isinstance(error, Exception) else None)
             raise
-        if self._lost is not None:
-            self._loop.call_soon(self._receive)
 
     def _hand_over(self, data: bytes, flags: int) -> None:
         if flags & socket.MSG_CTRUNC or len(self._descriptors) > _MOST_DESCRIPTORS:
@@ -248,14 +243,13 @@ class Channel:
             self._outgoing.popleft()
 
     def _lose(self, error: OSError) -> None:
-        """The peer takes no more bytes. Its last messages, such as the reason, may still be unread."""
+        """The peer takes no more bytes. Its last messages, such as the reason, may still be unread: its end follows."""
         if not self._is_listening:
             self._end(error)
             return
         self._lost = error
-        self._wait_until_writable(False)
         self._drop_outgoing()
-        self._receive()
+        self._wait_until_writable(False)
 
     def _drop_outgoing(self) -> None:
         self._batch, self.unsent_bytes = [], 0

@@ -1,17 +1,4 @@
-"""Plans of faults: what goes wrong, and when. Plain data, which can be sent as JSON to a daemon in another process.
-
-::
-
-    fault       what happens                                        to which operations
-    ---------   ------------------------------------------------   -----------------------------------------------
-    Latency     it begins later                                     all
-    Bandwidth   all operations of the rule share a speed limit      those that move bytes
-    Fails       it is not done, and an error number says why        all
-    Late        it is done, but reported after others               write, read, discard, offload, reload
-    Short       the call moves less than it was asked to            pwritev, preadv
-    Torn        the call writes less than it reports                pwritev
-    Signal      first a process is sent a signal, then it is done   all
-"""
+"""Plans of faults: what goes wrong, and when. Plain data, which can be sent as JSON to a daemon in another process."""
 
 from __future__ import annotations
 
