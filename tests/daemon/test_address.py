@@ -212,16 +212,3 @@ def test_daemon_and_clients_of_an_ordinary_user_agree_without_an_address(
         assert daemon.stop() == 0
     finally:
         daemon.kill()
-
-
-@pytest.mark.parametrize("variables", ["without"], indirect=True)
-def test_daemon_does_not_start_in_a_folder_that_another_user_has_made(
-    variables: dict[str, str], short_directory: Path
-) -> None:
-    folder = Path(f"/tmp/tierstore-{UID}")
-    folder.mkdir()
-    folder.chmod(0o1777)
-    done = _run(variables, "-m", "tierstore.cli", "serve", "--path", str(short_directory))
-    assert done.returncode == 2
-    assert "belongs to another user" in done.stderr
-    assert list(folder.iterdir()) == []

@@ -5,7 +5,6 @@ Rules 1 and 2 are the disk tier's: `tests/store/test_commit_order.py`.
 
 import asyncio
 import time
-from pathlib import Path
 
 import pytest
 
@@ -97,26 +96,6 @@ def test_end_of_a_session_waits_for_its_jobs(slow_daemon: DaemonProcess, slab: S
             answers.append(client.receive())
         report = report_of(slow_daemon)
         assert (report.jobs.writes.running, report.disk.num_records, report.disk.disk_bytes) == (0, 0, 0)
-
-
-def test_client_that_comes_back_within_the_grace_period_has_everything(
-    start_daemon: StartDaemon, slab: SharedSlab, tmp_path: Path
-) -> None:
-    daemon = start_daemon(codec="none", grace_seconds=1000)
-    with client_of(daemon) as client:
-        opened = client.open(slab)
-        client.send(write_of(1))
-        client.expect(wire.Stored)
-    (session,) = report_of(daemon).sessions
-    while session.is_connected:  # until the daemon has noticed; the test's time limit ends it otherwise
-        (session,) = report_of(daemon).sessions
-    assert 900 < (session.lease_seconds or 0) <= 1000
-    with client_of(daemon) as client:
-        client.resume(opened)
-        client.send(wire.Slab(2, 4 * MIB), descriptors=(slab.descriptor,))
-        client.send(wire.Read(1, 1, 2, 2 * MIB, MIB))
-        client.expect(wire.Loaded)
-        assert slab.memory[2 * MIB : 3 * MIB] == slab.memory[:MIB]
 
 
 def test_lease_of_a_client_that_is_back_does_not_end(start_daemon: StartDaemon) -> None:

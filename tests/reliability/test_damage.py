@@ -1,23 +1,18 @@
-"""Bytes flipped on disk under living stores and daemons: an error that names what is lost, and never wrong values."""
+"""Bytes flipped on disk under living daemons: an error that names what is lost, and never wrong values."""
 
 import os
 import random
 import re
-import subprocess
-import sys
-from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-import msgspec
 import pytest
 import torch
 
 from tests.census import Census
-from tests.daemon.conftest import END_SECONDS, DaemonProcess, StartDaemon, environment_of_tests
+from tests.daemon.conftest import END_SECONDS, DaemonProcess, StartDaemon
 from tests.daemon.training import gradients, make_model, nothing
 from tests.reliability.conftest import end_well
-from tests.reliability.damage_process import LARGE, SMALL, Outcome
 from tests.reliability.supervised import SupervisedDaemon
 from tierstore import (
     CorruptDataError,
@@ -29,60 +24,13 @@ from tierstore import (
 from tierstore.disk.home import FOLDER_NAME
 from tierstore.residency.handle import Handle
 
-OutcomesOf = dict[str, list[Outcome]]
+LARGE, SMALL = 300_000, 600
+"""Numbers of float32: an extent; a value in LMDB's file."""
 LMDB_DEATHS = frozenset({6, 7, 11})
 """SIGABRT (its own assertions), SIGBUS, SIGSEGV: how damaged pages end the process that maps them."""
 KILLED, SAID_DAMAGE = -9, 1
 MOST_TRIES = 20
 REFUSED, NOT_CONNECTED = "refused: the index is damaged", "not connected"
-
-
-@pytest.fixture(scope="module", params=[False, pytest.param(True, marks=pytest.mark.slow)], ids=["few", "many"])
-def outcomes_of(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> OutcomesOf:
-    """What became of the stores, by what is flipped. One process plays all."""
-    drive, seeds = str(tmp_path_factory.mktemp("drive")), range(100, 700) if request.param else range(6)
-    cases = [(what, drive, seed) for what in ("payload", "index") for seed in seeds]
-    command = [sys.executable, "-m", "tests.reliability.damage_process", msgspec.json.encode(cases).decode()]
-    env = environment_of_tests(OMP_NUM_THREADS="1")
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=env)
-    assert done.returncode == 0, done.stderr
-    told = [msgspec.json.decode(line, type=Outcome) for line in done.stdout.splitlines()]
-    return {"payload": told[: len(seeds)], "index": told[len(seeds) :]}
-
-
-def assert_none_is_wrong(outcomes: list[Outcome]) -> None:
-    wrong = {outcome.seed: outcome.wrong for outcome in outcomes if outcome.wrong}
-    assert not wrong, wrong
-
-
-def count(census: Census, suite: str, outcomes: list[Outcome]) -> None:
-    census.count(suite, "stores", len(outcomes))
-    census.count(suite, "bytes flipped", sum(outcome.num_flips for outcome in outcomes))
-    census.count(suite, "records right", sum(outcome.right for outcome in outcomes))
-    census.count(suite, "refused as damaged", sum(outcome.corrupt for outcome in outcomes))
-    census.count(suite, "failed otherwise", sum(outcome.failed for outcome in outcomes))
-    for number, times in sorted(Counter(outcome.signal for outcome in outcomes if outcome.signal).items()):
-        census.count(suite, f"processes ended by signal {number}", times)
-
-
-@pytest.mark.timeout(1000)
-def test_payload_flipped_under_an_embedded_store_is_refused(outcomes_of: OutcomesOf, census: Census) -> None:
-    outcomes = outcomes_of["payload"]
-    count(census, "payload flipped under an embedded store", outcomes)
-    assert_none_is_wrong(outcomes)
-    assert [outcome.signal for outcome in outcomes] == [0] * len(outcomes)
-    assert all(outcome.corrupt == 2 * outcome.hit > 0 for outcome in outcomes), "each of them, each time"
-
-
-@pytest.mark.timeout(1000)
-def test_index_flipped_under_an_embedded_store_gives_no_wrong_value(outcomes_of: OutcomesOf, census: Census) -> None:
-    outcomes = outcomes_of["index"]
-    count(census, "LMDB's file flipped under an embedded store", outcomes)
-    assert_none_is_wrong(outcomes)
-    assert all(outcome.sound_done for outcome in outcomes), "extents do not need LMDB's pages"
-    died = [outcome for outcome in outcomes if outcome.signal]
-    assert {outcome.signal for outcome in died} <= LMDB_DEATHS
-    assert len(died) <= max(3, len(outcomes) // 4)
 
 
 class Stored:
