@@ -21,10 +21,9 @@ from tierstore.sidecar.channel import Channel
 
 from .lanes import Lanes
 from .options import ServeSettings
-from .records import Records
 from .registry import Registry
 from .reporting import Reporter
-from .sessions import Session
+from .sessions import Records, Session
 from .slabs import MappedSlab
 from .tasks import Tasks
 

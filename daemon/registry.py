@@ -16,8 +16,7 @@ from tierstore.sidecar import messages
 
 from .lanes import Lanes
 from .options import ServeSettings
-from .records import Records
-from .sessions import COUNTER, KEY_BITS, NUMBERS, KeptRecord, Lease, Session, kept_leases, new_lease
+from .sessions import COUNTER, KEY_BITS, NUMBERS, KeptRecord, Lease, Records, Session, kept_leases, new_lease
 from .tasks import Stage, Tasks
 
 if TYPE_CHECKING:

@@ -40,12 +40,11 @@ from .acceptor import Acceptor, listen, stop_listening
 from .connection import Shared
 from .lanes import Lanes
 from .options import ServeSettings
-from .page import Page
-from .records import Records
+from .page import Page, Watch
 from .registry import Registry
 from .reporting import Reporter
+from .sessions import Records
 from .tasks import Stage, Tasks
-from .watching import Watch
 
 _log = logging.getLogger("tierstore.daemon")
 

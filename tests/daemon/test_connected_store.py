@@ -10,7 +10,7 @@ from tests.daemon.conftest import StartDaemon
 from tierstore import StoreFullError, TierStore
 from tierstore.disk.forking import Inode, let_go_of
 from tierstore.returning.allocator import allocator_of_process
-from tierstore.sidecar.shared_slab import SharedSlab
+from tierstore.sidecar.window import SharedSlab
 
 MIB = 2**20
 

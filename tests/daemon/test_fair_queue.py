@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from tierstore.daemon.lanes import JOB_BYTES, FairQueue, Job, Lanes
 from tierstore.daemon.options import ServeSettings
-from tierstore.daemon.records import Records
 from tierstore.daemon.registry import Registry
-from tierstore.daemon.sessions import Session, new_lease
+from tierstore.daemon.sessions import Records, Session, new_lease
 from tierstore.daemon.tasks import Stage, Tasks
 from tierstore.disk.local import LocalDisk
 

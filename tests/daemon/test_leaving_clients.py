@@ -10,7 +10,7 @@ from tests.daemon import wire
 from tests.daemon.clients import RawClient, report_of
 from tests.daemon.conftest import DaemonProcess, StartDaemon
 from tests.waiting import until
-from tierstore.sidecar.shared_slab import SharedSlab
+from tierstore.sidecar.window import SharedSlab
 
 SLAB_BYTES = 4 * 2**20
 

@@ -17,7 +17,7 @@ from tierstore.sidecar import link as link_module
 from tierstore.sidecar import reconnecting as reconnecting_module
 from tierstore.sidecar.channel import Channel
 from tierstore.sidecar.link import Answer, DaemonLink
-from tierstore.sidecar.shared_slab import SharedSlab
+from tierstore.sidecar.window import SharedSlab
 
 SECONDS = 20.0
 pytestmark = pytest.mark.timeout(SECONDS)

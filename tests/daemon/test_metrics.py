@@ -18,7 +18,7 @@ from tests.waiting import until
 from tierstore import TierStore
 from tierstore.daemon.lanes import Histogram
 from tierstore.daemon.report import Totals
-from tierstore.sidecar.shared_slab import SharedSlab
+from tierstore.sidecar.window import SharedSlab
 
 MIB = 2**20
 SECONDS = 30.0
@@ -115,7 +115,7 @@ def test_series_of_a_session_vanish_with_it_and_totals_stay(daemon: DaemonProces
 BROKEN = """
 import os, sys, uvloop
 from tierstore.daemon.options import settings_of
-from tierstore.daemon.records import Records
+from tierstore.daemon.sessions import Records
 from tierstore.daemon.server import Daemon
 
 async def free(*_):

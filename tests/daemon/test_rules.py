@@ -15,7 +15,7 @@ from tests.daemon.peer import Peer, opened_disk
 from tests.daemon.test_write_queue import state_of, write_of
 from tierstore.disk.tier import Kind
 from tierstore.errors import DaemonUnavailableError
-from tierstore.sidecar.shared_slab import SharedSlab
+from tierstore.sidecar.window import SharedSlab
 
 MIB = 2**20
 

@@ -21,7 +21,7 @@ from tests.daemon.conftest import DaemonProcess, StartDaemon
 from tests.descriptors import descriptors_of
 from tierstore.daemon.acceptor import listen
 from tierstore.errors import ConfigError
-from tierstore.sidecar.shared_slab import SharedSlab
+from tierstore.sidecar.window import SharedSlab
 
 SHORT_SECONDS = 0.5
 MIB = 2**20

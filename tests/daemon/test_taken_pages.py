@@ -19,8 +19,7 @@ from tests.daemon.clients import RawClient, client_of
 from tests.daemon.conftest import DaemonProcess, StartDaemon
 from tests.daemon.peer import Peer, opened_disk
 from tierstore.disk.tier import Kind
-from tierstore.sidecar.shared_slab import F_ADD_SEALS, F_SEAL_FUTURE_WRITE, SharedSlab
-from tierstore.sidecar.window import SharedWindow
+from tierstore.sidecar.window import F_ADD_SEALS, F_SEAL_FUTURE_WRITE, SharedSlab, SharedWindow
 
 MIB = 2**20
 UID = 64_987

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tierstore.sidecar.shared_slab import SharedSlab
-from tierstore.sidecar.window import SharedWindow, WindowSlot
+from tierstore.sidecar.window import SharedSlab, SharedWindow, WindowSlot
 
 PAGE = 4096
 MIB = 2**20

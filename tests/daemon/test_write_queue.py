@@ -11,7 +11,7 @@ from tests.daemon.test_metrics import labels, scrape
 from tierstore.commands.views import decode_report
 from tierstore.daemon.report import SessionState
 from tierstore.daemon.sessions import WriteQueue
-from tierstore.sidecar.shared_slab import SharedSlab
+from tierstore.sidecar.window import SharedSlab
 
 MIB = 2**20
 NUM_WRITES = 24

@@ -22,7 +22,7 @@ from . import messages
 from .channel import Channel
 from .peer import check_daemon, program_name
 from .reconnecting import Reconnecting, RefusedError
-from .shared_slab import SharedSlab
+from .window import SharedSlab
 
 _LONGEST_HANDSHAKE_SECONDS = 10.0
 _SIGNS_IN_A_HANDSHAKE = 4  # how often a slow daemon is asked whether it lives

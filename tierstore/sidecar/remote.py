@@ -37,8 +37,7 @@ from ..errors import (
 )
 from . import messages
 from .link import Answer, DaemonLink
-from .shared_slab import SharedSlab
-from .window import SharedWindow, WindowSlot
+from .window import SharedSlab, SharedWindow, WindowSlot
 
 _PAGE_BYTES = 4096
 _PART_BYTES = 8 * 2**20  # a record of the daemon's costs some 0.5 ms of CPU, whatever its length
