@@ -14,7 +14,7 @@ import pytest
 
 from tests.daemon.conftest import DaemonProcess, StartDaemon, environment_of_tests
 from tests.store.disk_conformance import PLAIN, DiskConformance, at_phase, random_bytes, read_back
-from tierstore.errors import ConfigError, DaemonUnavailableError, QuotaExceededError
+from tierstore.errors import ConfigError, DaemonUnavailableError
 from tierstore.sidecar.remote import RemoteDisk
 from tierstore.testing import FaultPlan, Latency, Rule
 
@@ -89,31 +89,6 @@ async def test_larger_window_than_the_daemon_allows_is_refused(open_remote: Open
     content = random_bytes(20 * MIB)
     await tier.write(1, memoryview(content), PLAIN)
     assert await read_back(tier, 1, len(content)) == content
-
-
-async def test_sessions_are_invisible_to_each_other(open_remote: OpenRemote) -> None:
-    first = await open_remote()
-    second = await open_remote()
-    contents = random_bytes(300_000, seed=1), random_bytes(300_000, seed=2)
-    await first.write(7, memoryview(contents[0]), PLAIN)
-    with pytest.raises(KeyError):
-        await second.read(7, memoryview(bytearray(300_000)))
-    await second.write(7, memoryview(contents[1]), PLAIN)
-    assert await read_back(first, 7, 300_000) == contents[0]
-    await first.discard([7])
-    assert await read_back(second, 7, 300_000) == contents[1]
-
-
-async def test_quota_of_a_session_is_its_own(open_remote: OpenRemote) -> None:
-    first = await open_remote()
-    second = await open_remote()
-    await first.write(1, memoryview(random_bytes(60 * MIB)), PLAIN)
-    with pytest.raises(QuotaExceededError) as caught:
-        await first.write(2, memoryview(random_bytes(8 * MIB)), PLAIN)
-    assert (caught.value.session, caught.value.needed_bytes) == ("test", 8 * MIB)
-    assert caught.value.disk_budget_bytes == 64 * MIB
-    await first.write(3, memoryview(random_bytes(4 * MIB)), PLAIN)  # nothing is left of the one without room
-    await second.write(2, memoryview(random_bytes(8 * MIB)), PLAIN)
 
 
 async def test_daemon_that_stays_away_fails_those_too_that_wait_for_the_window(

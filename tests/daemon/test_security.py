@@ -4,7 +4,6 @@ import fcntl
 import os
 import random
 import resource
-import socket
 import stat
 import struct
 import subprocess
@@ -221,28 +220,6 @@ def test_range_outside_the_slab_is_refused(connect: Connect, slab: SharedSlab) -
             client.open(slab)
             client.send(message)
             assert client.is_refused("slab")
-
-
-def test_descriptors_nobody_asked_for_are_closed(connect: Connect, daemon: DaemonProcess) -> None:
-    def attack() -> None:
-        client = connect()
-        client.open()
-        pipes = [os.pipe() for _ in range(5)]
-        for reading, writing in pipes:
-            socket.send_fds(client.socket, [wire.frame_of([wire.Inspect()])], [reading, writing])
-        while isinstance(client.receive(), wire.Report):
-            pass
-        client.socket.close()
-        for reading, writing in pipes:
-            os.close(writing)
-            assert os.read(reading, 1) == b"", "waits until the daemon holds the other end no more"
-            os.close(reading)
-
-    attack()
-    before = descriptors_of(daemon.process.pid)
-    for _ in range(5):
-        attack()
-    assert len(descriptors_of(daemon.process.pid)) <= len(before), (before, descriptors_of(daemon.process.pid))
 
 
 def test_flood_of_requests_is_cut_off(connect: Connect, slab: SharedSlab, daemon: DaemonProcess) -> None:

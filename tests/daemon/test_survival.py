@@ -191,26 +191,6 @@ sys.stdin.read()
         until(lambda: not sessions_of(daemon))
 
 
-def test_window_full_of_writes_that_were_given_up_raises_and_goes_on_when_the_daemon_is_back(
-    start_daemon: StartDaemon,
-) -> None:
-    """Their slots stay the daemon's. Whoever needs one meanwhile must not wait for ever."""
-    daemon = start_daemon()
-    tensors = [torch.full((3 << 16,), float(number)) for number in range(4)]  # 768 KiB: one slot each
-    options = {"host_bytes": 0, "window_bytes": "1MiB", "reconnect_seconds": 0.3}
-    with TierStore.connect(daemon.socket, **options) as store:
-        daemon.kill()
-        handles = []
-        for tensor in tensors:
-            handles.append(store.put(tensor.clone()))
-            with pytest.raises(DaemonUnavailableError):
-                store.flush()
-        start_daemon(daemon.path, daemon.socket)
-        store.flush()
-        assert store.stats().disk_bytes > 0
-        assert all(torch.equal(store.get(handle), tensor) for handle, tensor in zip(handles, tensors, strict=True))
-
-
 def test_close_while_writes_wait_for_a_daemon_that_stays_away_ends(start_daemon: StartDaemon) -> None:
     daemon = start_daemon()
     options = {"host_bytes": 0, "window_bytes": "1MiB", "reconnect_seconds": 0.3}
