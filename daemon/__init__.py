@@ -1,2 +1,2 @@
 """The sidecar daemon: one disk tier for each host, shared by every process that trains there. It never imports torch.
-Start at `server.py`, then `connection.py` (a client), `registry.py` (sessions), `records.py`."""
+Start at `server.py`, then `connection.py` (a client), `registry.py`, `sessions.py`."""

@@ -20,11 +20,10 @@ from tierstore.sidecar import messages
 from tierstore.sidecar.channel import Channel
 
 from .lanes import Lanes
-from .records import Records
+from .options import ServeSettings
 from .registry import Registry
 from .reporting import Reporter
-from .sessions import Session
-from .settings import ServerLimits
+from .sessions import Records, Session
 from .slabs import MappedSlab
 from .tasks import Tasks
 
@@ -45,7 +44,7 @@ _MOST_UNSENT_BYTES = 8 * 2**20
 class Shared:
     """The parts of the daemon that all connections use. `program`: who the daemon is, for clients."""
 
-    limits: ServerLimits
+    settings: ServeSettings
     program: str
     registry: Registry
     records: Records
@@ -77,9 +76,9 @@ class Connection:
             f"a client of user {uid}",
             self._receive,
             self._ended,
-            frame_seconds=shared.limits.handshake_seconds,
+            frame_seconds=shared.settings.handshake_seconds,
         )
-        seconds = shared.limits.handshake_seconds
+        seconds = shared.settings.handshake_seconds
         too_late = partial(self.refuse, f"no Hello within {seconds:g} s", is_final=False)
         self._hello_timer = asyncio.get_running_loop().call_later(seconds, too_late)
 
@@ -102,7 +101,7 @@ class Connection:
         _log.warning("refused: %s", reason, extra=self._about())
         self._channel.send(messages.Refused(messages.fitting(reason), is_final))
         self._channel.end_when_sent()
-        asyncio.get_running_loop().call_later(self._shared.limits.handshake_seconds, self._ended, None)
+        asyncio.get_running_loop().call_later(self._shared.settings.handshake_seconds, self._ended, None)
 
     def answer(self, message: messages.DaemonMessage | msgspec.Raw) -> None:
         """Send an answer, which may be encoded already; dropped where the connection is over."""
@@ -173,8 +172,8 @@ class Connection:
             theirs = ", ".join(map(str, hello.versions)) or "none"
             raise ProtocolError(self.peer, f"this daemon speaks version {messages.VERSION}, {hello.program} {theirs}")
         self._phase = messages.Phase.LOBBY
-        limits = self._shared.limits
-        self.answer(messages.Welcome(messages.VERSION, self._shared.program, limits.slab_bytes, limits.grace_seconds))
+        program, settings = self._shared.program, self._shared.settings
+        self.answer(messages.Welcome(messages.VERSION, program, settings.slab_bytes, settings.grace_seconds))
 
     # --- sessions -------------------------------------------------------------------------------------------------
 
@@ -247,9 +246,9 @@ class Connection:
         if len(self._slabs) >= _MOST_SLABS:
             raise ProtocolError(self.peer, f"more than {_MOST_SLABS} slabs")
         shared_bytes = self.slab_bytes + slab.num_bytes
-        if shared_bytes > self._shared.limits.slab_bytes:
+        if shared_bytes > self._shared.settings.slab_bytes:
             raise ProtocolError(
-                self.peer, f"slabs of {shared_bytes} bytes; {self._shared.limits.slab_bytes} are allowed"
+                self.peer, f"slabs of {shared_bytes} bytes; {self._shared.settings.slab_bytes} are allowed"
             )
         self._slabs[message.slab] = slab
 

@@ -47,9 +47,7 @@ class FairQueue(Generic[T]):
         self._num_items += 1
 
     def pop(self) -> T:
-        waiting = [owner for owner, line in self._lines.items() if line.items]
-        if not waiting:
-            raise IndexError("nothing is queued")
+        waiting = (owner for owner, line in self._lines.items() if line.items)
         owner = min(waiting, key=lambda each: self._lines[each].starts_at)
         line = self._lines.pop(owner)
         self._lines[owner] = line  # behind its equals
@@ -59,11 +57,9 @@ class FairQueue(Generic[T]):
         self._num_items -= 1
         return item
 
-    def forget(self, owner: int) -> list[T]:
-        line = self._lines.pop(owner, None)
-        items = [] if line is None else [item for _, item in line.items]
-        self._num_items -= len(items)
-        return items
+    def forget(self, owner: int) -> None:
+        """Of one who has nothing queued."""
+        self._lines.pop(owner, None)
 
 
 Job = Callable[[], Coroutine[Any, Any, None]]

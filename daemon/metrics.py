@@ -30,37 +30,17 @@ _OF_DAEMON: _Figures = (
     ("tierstore_write_allowance_bytes", "disk.write_allowance_bytes", "Bytes that the daily limit lets be written now"),
     ("tierstore_sessions", "num_sessions", "Sessions, including those without a client"),
     ("tierstore_sessions_opened_total", "num_sessions_opened", "Sessions opened"),
-    (
-        "tierstore_daemon_internal_errors_total",
-        "internal_errors",
-        "Internal errors of the daemon; the log has each",
-    ),
+    ("tierstore_daemon_internal_errors_total", "internal_errors", "Internal errors, each of which is in the log"),
 )
 _OF_DRIVE: _Figures = (
     ("tierstore_drive_disk_bytes", "disk_bytes", "Bytes on the drive that records take"),
     ("tierstore_drive_allocated_bytes", "allocated_bytes", "Bytes taken from the drive's file system"),
     ("tierstore_drive_budget_bytes", "budget_bytes", "The most that records may take on the drive"),
     ("tierstore_drive_records", "num_records", "Records on the drive"),
-    (
-        "tierstore_drive_resting",
-        "is_resting",
-        "1 if other drives are preferred for now, because it was full or has failed; else 0",
-    ),
-    (
-        "tierstore_drive_write_allowance_bytes",
-        "write_allowance_bytes",
-        "Bytes that the daily limit lets be written to the drive now",
-    ),
-    (
-        "tierstore_drive_write_day_bytes",
-        "write_day_bytes",
-        "The daily limit of bytes that are written to the drive",
-    ),
-    (
-        "tierstore_drive_write_bytes_per_second",
-        "write_bytes_per_second",
-        "Measured while there was something to write; only with several drives",
-    ),
+    ("tierstore_drive_resting", "is_resting", "1 if it was full or has failed, so others are preferred now; else 0"),
+    ("tierstore_drive_write_allowance_bytes", "write_allowance_bytes", "Bytes that the daily limit lets be written"),
+    ("tierstore_drive_write_day_bytes", "write_day_bytes", "The daily limit of bytes that are written to the drive"),
+    ("tierstore_drive_write_bytes_per_second", "write_bytes_per_second", "Measured; only with several drives"),
     ("tierstore_drive_written_bytes_total", "written_bytes", "Bytes written to the drive"),
     ("tierstore_drive_read_bytes_total", "read_bytes", "Bytes read from the drive"),
 )

@@ -1,48 +1,74 @@
-"""The options of `tierstore serve`: what each is, and how it is read from command line, environment
-(`TIERSTORE_DISK_BYTES`) and file (`disk_bytes = "1TiB"`). The first of these that gives an option counts."""
+"""The settings of a daemon, and the options of `tierstore serve` that give them: on the command line, in the
+environment (`TIERSTORE_DISK_BYTES`) or in a file (`disk_bytes = "1TiB"`). The first that gives an option counts."""
 
 from __future__ import annotations
 
 import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tierstore.base.address import SYSTEM_ADDRESS
+from tierstore.base.address import SYSTEM_ADDRESS, default_address
 from tierstore.base.config import parse_size
 from tierstore.base.toml_file import read_toml
 from tierstore.errors import ConfigError
-
-from .settings import ServerLimits, ServeSettings
 
 _MOST_SECONDS = 1e9  # that the protocol can carry (messages.Welcome)
 _MOST_SESSIONS = 10**6
 _MOST_UID = 2**32 - 2  # 2**32 - 1 is no user: chown(2)
 
-Given = str | int | float | Sequence[str | int]
-"""A value as it was given: text on the command line and in the environment, TOML's types in a file."""
+
+@dataclass(frozen=True)
+class ServeSettings:
+    """All settings of a daemon. `allowed_uids`: beside its own user and root. `metrics`: host and port, on loopback.
+    `slab_bytes`: the most that all slabs of a session may have; no option sets it."""
+
+    paths: tuple[Path, ...]
+    socket: Path = field(default_factory=lambda: Path(default_address()))
+    disk_bytes: int | None = None
+    session_disk_bytes: int | None = None
+    session_queued_bytes: int | None = None
+    slab_bytes: int = 16 * 2**30
+    max_sessions_per_user: int = 512
+    max_write_bytes_per_day: int | None = None
+    grace_seconds: float = 60.0
+    handshake_seconds: float = 10.0
+    metrics: tuple[str, int] | None = None
+    allowed_uids: frozenset[int] = frozenset()
+    socket_group: str | None = None
+    codec: str = "auto"
+    log_level: str = "info"
+    log_format: str = "text"
+
+    @property
+    def place(self) -> str:
+        """The directories, for people."""
+        return ", ".join(map(str, self.paths))
+
+
+Given = str | Sequence[str]
+"""An option as it was given: its text, or several texts of one that can be repeated."""
 
 
 class Option(NamedTuple):
     """One option.
 
     Attributes:
-        parse: (value, where it was given) -> the value in `ServeSettings`; raises ConfigError.
-        in_file, allowed: the TOML types that it may have in a file, and those in words.
-        separator: between several values in the environment; None: the text is one value.
-        setting: its name in `ServeSettings` or `ServerLimits`, if it is another.
+        parse: (text, where it was given) -> a value; raises ConfigError.
+        gather: makes a setting of all values of an option that can be repeated; None: it cannot.
+        pattern: of each of several values in the environment.
+        setting: its name in `ServeSettings`, if it is another.
     """
 
-    parse: Callable[[Any, str], Any]
-    in_file: tuple[type, ...]
-    allowed: str
+    parse: Callable[[str, str], Any]
     metavar: str
     help: str
-    separator: str | None = None
-    is_repeated: bool = False
+    gather: Callable[[Iterable[Any]], Any] | None = None
+    pattern: str = ""
     setting: str | None = None
 
 
@@ -56,27 +82,32 @@ def settings_of(line: Mapping[str, Given], environment: Mapping[str, str]) -> Se
         given |= _read_file(Path(config), "TIERSTORE_CONFIG")
     for name, option in OPTIONS.items():
         if text := environment.get(variable := f"TIERSTORE_{name.upper()}"):
-            given[name] = (text.split(option.separator) if option.separator else text, variable)
+            given[name] = (re.findall(option.pattern, text) if option.pattern else text, variable)
         if name in line:
             given[name] = (line[name], "--" + name.replace("_", "-"))
-    found = {
-        OPTIONS[name].setting or name: OPTIONS[name].parse(value, source) for name, (value, source) in given.items()
-    }
+    found = {OPTIONS[name].setting or name: _parsed(OPTIONS[name], *each) for name, each in given.items()}
     if "paths" not in found:
         raise ConfigError("--path", None, "give an existing directory on the drive to use, or set TIERSTORE_PATH")
-    limits = {name: found.pop(name) for name in ServerLimits.__dataclass_fields__ if name in found}
-    return ServeSettings(**found, limits=ServerLimits(**limits))
+    return ServeSettings(**found)
+
+
+def _parsed(option: Option, given: Given, source: str) -> Any:
+    values = [option.parse(text, source) for text in ([given] if isinstance(given, str) else given)]
+    if not values:
+        raise ConfigError(source, given, f"give at least one {option.metavar}")
+    return values[0] if option.gather is None else option.gather(values)
 
 
 def _read_file(file: Path, source: str) -> dict[str, tuple[Given, str]]:
     found: dict[str, tuple[Given, str]] = {}
     for name, value in read_toml(file, source).items():
         source = f"{file}: {name}"
-        found[name] = value, source
         if name not in OPTIONS:
             raise ConfigError(source, value, f"there is no such option; there are {', '.join(OPTIONS)}")
-        if isinstance(value, bool) or not isinstance(value, OPTIONS[name].in_file):
-            raise ConfigError(source, value, f"give {OPTIONS[name].allowed}")
+        values = value if isinstance(value, list) and OPTIONS[name].gather is not None else [value]
+        if any(type(each) not in (str, int, float) for each in values):
+            raise ConfigError(source, value, "give a string or a number, or an array of those if it can be repeated")
+        found[name] = [hex(each) if type(each) is int and each >= 2**64 else str(each) for each in values], source
     return found
 
 
@@ -89,47 +120,20 @@ def _path(text: str, source: str) -> Path:
     return Path(text)
 
 
-def _paths(value: Given, source: str) -> tuple[Path, ...]:
-    texts: Sequence[object] = [value] if isinstance(value, str) or not isinstance(value, Sequence) else value
-    if not texts or not all(isinstance(text, str) for text in texts):
-        raise ConfigError(source, value, "give the path of at least one directory")
-    return tuple(_path(str(text), source) for text in texts)
+def _number(least: int, most: int, words: str, text: str, source: str) -> int:
+    if text.isascii() and text.isdecimal() and len(text) <= len(str(most)) and least <= int(text) <= most:
+        return int(text)
+    raise ConfigError(source, text, words)
 
 
-def _count(value: int | str, source: str) -> int:
-    if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) <= len(str(_MOST_SESSIONS)):
-        value = int(value)
-    if isinstance(value, str) or not 1 <= value <= _MOST_SESSIONS:
-        raise ConfigError(source, value, f"give a whole number from 1 to {_MOST_SESSIONS}")
-    return value
-
-
-def _seconds(value: str | float, source: str) -> float:
+def _seconds(text: str, source: str) -> float:
     try:
-        seconds = float(value)
-    except (ValueError, OverflowError):
+        seconds = float(text)
+    except ValueError:
         seconds = math.nan
     if not 0 <= seconds <= _MOST_SECONDS:
-        raise ConfigError(source, value, f"give a number of seconds from 0 to {_MOST_SECONDS:g}")
+        raise ConfigError(source, text, f"give a number of seconds from 0 to {_MOST_SECONDS:g}")
     return seconds
-
-
-def _uids(value: Given, source: str) -> frozenset[int]:
-    parts: Sequence[object]
-    if isinstance(value, str):
-        parts = re.split(r"[\s,]+", value.strip())
-    else:
-        parts = value if isinstance(value, Sequence) else [value]
-    uids = [_uid(part) for part in parts]
-    if None in uids:
-        raise ConfigError(source, value, "give user ids, numbers of 0 or more (id -u NAME prints one)")
-    return frozenset(uid for uid in uids if uid is not None)
-
-
-def _uid(part: object) -> int | None:
-    if isinstance(part, str) and part.isascii() and part.isdecimal() and len(part) <= len(str(_MOST_UID)):
-        part = int(part)
-    return part if isinstance(part, int) and not isinstance(part, bool) and 0 <= part <= _MOST_UID else None
 
 
 def _address(text: str, source: str) -> tuple[str, int]:
@@ -167,85 +171,96 @@ def _one_of(words: Sequence[str], text: str, source: str) -> str:
 
 # --- the options ------------------------------------------------------------------------------------------------------
 
-_TEXT = (str,), "a string"
-_SIZE = parse_size, (int, str), 'a number of bytes, or a string such as "8GiB"', "SIZE"
-_SECONDS = _seconds, (int, float), "a number", "SECONDS"
+_count = partial(_number, 1, _MOST_SESSIONS, f"give a whole number from 1 to {_MOST_SESSIONS}")
+_uid = partial(_number, 0, _MOST_UID, "give user ids, numbers of 0 or more (id -u NAME prints one)")
 
 OPTIONS: dict[str, Option] = {
     "path": Option(
-        *(_paths, (str, list), "a string, or an array of strings", "PATH"),
+        _path,
+        "PATH",
         "Existing directory on the drive to use. Never created, so that an unmounted drive is an error. Required. Can "
         "be repeated, once for each drive.",
-        separator=os.pathsep,
-        is_repeated=True,
+        gather=tuple,
+        pattern=f"[^{os.pathsep}]+",
         setting="paths",
     ),
     "socket": Option(
-        *(_path, *_TEXT, "PATH"),
+        _path,
+        "PATH",
         f"Socket to listen on. Its folder is created if needed. Default: {SYSTEM_ADDRESS} for root, and "
         "$XDG_RUNTIME_DIR/tierstore/tierstore.sock for other users (/tmp/tierstore-UID/tierstore.sock without that "
         "directory).",
     ),
     "disk_bytes": Option(
-        *_SIZE,
+        parse_size,
+        "SIZE",
         'Limit of disk space for all sessions together, such as "1TiB". Default: 80 % of the free space, files of an '
         "earlier daemon included.",
     ),
     "session_disk_bytes": Option(
-        *_SIZE, "Limit of disk space for one session. Default: that of all sessions together."
+        parse_size, "SIZE", "Limit of disk space for one session. Default: that of all sessions together."
     ),
     "session_queued_bytes": Option(
-        *_SIZE,
+        parse_size,
+        "SIZE",
         "Limit of bytes that one session has in the queue and at the drive for writing; further writes wait. Default: "
         "no limit.",
     ),
     "max_sessions_per_user": Option(
-        *(_count, (int,), "a number", "NUMBER"),
+        _count,
+        "NUMBER",
         "Limit of sessions that one user has at a time, those whose clients are lost included. Default: 512.",
     ),
     "max_write_bytes_per_day": Option(
-        *_SIZE,
+        parse_size,
+        "SIZE",
         "Limit of bytes that all sessions together write to each drive in 24 hours. The allowance begins full and "
         "refills evenly. Default: no limit.",
     ),
     "grace_seconds": Option(
-        *_SECONDS, "How long the daemon keeps the data of a client that has lost its connection. Default: 60."
+        _seconds, "SECONDS", "How long the daemon keeps the data of a client that has lost its connection. Default: 60."
     ),
     "handshake_seconds": Option(
-        *_SECONDS,
+        _seconds,
+        "SECONDS",
         "How long a new connection may take to identify itself, and any connection to complete a message. Default: 10.",
     ),
     "metrics": Option(
-        *(_address, (str,), 'a string such as "127.0.0.1:9464"', "HOST:PORT"),
+        _address,
+        "HOST:PORT",
         "Serve a live page (/), /metrics (for Prometheus), /healthz and /readyz at this loopback address. Default: "
         "none of them.",
     ),
     "allow_uid": Option(
-        *(_uids, (int, list), "a number, or an array of numbers", "UID"),
+        _uid,
+        "UID",
         "Also allow connections of this user. The daemon's own user and root can always connect. Can be repeated.",
-        is_repeated=True,
+        gather=frozenset,
+        pattern=r"[^\s,]+",
         setting="allowed_uids",
     ),
     "socket_group": Option(
-        *(lambda text, source: text, *_TEXT, "GROUP"),
+        lambda text, source: text,
+        "GROUP",
         "Group that can open the socket. Default: only the daemon's user can.",
     ),
     "codec": Option(
-        *(_codec, *_TEXT, "CODEC"),
+        _codec,
+        "CODEC",
         '"auto" (encodes if that saves time), "none", "zstd[:LEVEL]" or "shuffle-zstd[:LEVEL]". Default: auto.',
     ),
     "log_level": Option(
-        *(partial(_one_of, ("debug", "info", "warning", "error")), *_TEXT, "LEVEL"),
+        partial(_one_of, ("debug", "info", "warning", "error")),
+        "LEVEL",
         '"debug", "info", "warning" or "error". Default: info.',
     ),
     "log_format": Option(
-        *(partial(_one_of, ("text", "json")), *_TEXT, "FORMAT"),
+        partial(_one_of, ("text", "json")),
+        "FORMAT",
         'Format of the log on standard error: "text" or "json". Default: text.',
     ),
 }
 """Options by their names in a file; elsewhere they are called `--disk-bytes` and `TIERSTORE_DISK_BYTES`."""
 
-CONFIG = Option(
-    *(_path, *_TEXT, "FILE"), 'TOML file with any of these options, such as disk_bytes = "1TiB". Default: no file.'
-)
+CONFIG = Option(_path, "FILE", 'TOML file with any of these options, such as disk_bytes = "1TiB". Default: no file.')
 """The one option that a file cannot have."""

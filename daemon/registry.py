@@ -15,9 +15,8 @@ from tierstore.errors import StorageIOError
 from tierstore.sidecar import messages
 
 from .lanes import Lanes
-from .records import Records
-from .sessions import COUNTER, KEY_BITS, NUMBERS, KeptRecord, Lease, Session, kept_leases, new_lease
-from .settings import ServerLimits
+from .options import ServeSettings
+from .sessions import COUNTER, KEY_BITS, NUMBERS, KeptRecord, Lease, Records, Session, kept_leases, new_lease
 from .tasks import Stage, Tasks
 
 if TYPE_CHECKING:
@@ -31,10 +30,10 @@ class Registry:
     whose client is lost is kept for the grace period; then it ends, and what it stored is freed."""
 
     def __init__(
-        self, disk: LocalTier, records: Records, lanes: Lanes, tasks: Tasks, stage: Stage, limits: ServerLimits
+        self, disk: LocalTier, records: Records, lanes: Lanes, tasks: Tasks, stage: Stage, settings: ServeSettings
     ) -> None:
         self.sessions: dict[int, Session] = {}
-        self.limits = limits
+        self.settings = settings
         self.num_opened = 0
         self._disk = disk
         self._records = records
@@ -55,12 +54,12 @@ class Registry:
 
     def why_not(self, uid: int) -> str | None:
         """Why this user may not open one more session now; None: the user may."""
-        most = self.limits.max_sessions_per_user
+        most = self.settings.max_sessions_per_user
         if self._num_of_user[uid] < most:
             return None
         return (
             f"user {uid} has {self._num_of_user[uid]} sessions, and --max-sessions-per-user is {most}: close one, or "
-            f"wait until those whose clients are gone have ended ({self.limits.grace_seconds:g} s after their loss)"
+            f"wait until those whose clients are gone have ended ({self.settings.grace_seconds:g} s after their loss)"
         )
 
     # --- the life of a session ------------------------------------------------------------------------------------
@@ -153,18 +152,18 @@ class Registry:
         return NUMBERS.start
 
     def _session_of_lease(self, lease: Lease, *, was_taken_up: bool = False) -> Session:
-        quota_bytes = self.limits.session_disk_bytes
+        quota_bytes = self.settings.session_disk_bytes
         if quota_bytes is None:
             quota_bytes = self._disk.usage().budget_bytes
-        return Session(lease, quota_bytes, self.limits.session_queued_bytes, was_taken_up=was_taken_up)
+        return Session(lease, quota_bytes, self.settings.session_queued_bytes, was_taken_up=was_taken_up)
 
     def _start_grace(self, session: Session) -> None:
         loop = asyncio.get_running_loop()
         session.lost_at = loop.time()
         if self._stage.is_ending:  # its lease is kept; the next daemon gives it the whole grace period
             return
-        session.expiry = loop.call_later(self.limits.grace_seconds, self._expire, session)
-        _log.info("client lost, session kept for %g s", self.limits.grace_seconds, extra=session.about())
+        session.expiry = loop.call_later(self.settings.grace_seconds, self._expire, session)
+        _log.info("client lost, session kept for %g s", self.settings.grace_seconds, extra=session.about())
 
     def _stop_grace(self, session: Session) -> None:
         session.lost_at = None
@@ -173,4 +172,4 @@ class Registry:
             session.expiry = None
 
     def _expire(self, session: Session) -> None:
-        self._tasks.start(self.end(session, f"its client did not come back within {self.limits.grace_seconds:g} s"))
+        self._tasks.start(self.end(session, f"its client did not come back within {self.settings.grace_seconds:g} s"))

@@ -17,8 +17,8 @@ _ROOM_BYTES = MAX_FRAME_BYTES - 1024
 """Room for a report in one frame."""
 _LEAST_SESSION_BYTES = 400
 """No session takes less in a report: the names of its fields alone take as much."""
-_CHOICES_SHARE = 4
-"""In a report that is too long, `codec_choices` may take a quarter of the room."""
+_MOST_KINDS = 64
+"""Of records, in a report that is too long."""
 
 
 class Totals(msgspec.Struct, frozen=True):
@@ -206,8 +206,7 @@ def encode_report(report: DaemonReport, room_bytes: int = _ROOM_BYTES) -> bytes:
     most = room_bytes // _LEAST_SESSION_BYTES  # so that thousands that have no room are not encoded first
     encoded = msgspec.json.encode(report := msgspec.structs.replace(report, sessions=report.sessions[:most]))
     if len(encoded) > room_bytes:
-        choices = _fewer_kinds(report.codec_choices, room_bytes // _CHOICES_SHARE)
-        report = msgspec.structs.replace(report, codec_choices=choices)
+        report = msgspec.structs.replace(report, codec_choices=_fewer_kinds(report.codec_choices))
         encoded = msgspec.json.encode(report)
     while len(encoded) > room_bytes and report.sessions:
         report = msgspec.structs.replace(report, sessions=report.sessions[: len(report.sessions) // 2])
@@ -215,15 +214,10 @@ def encode_report(report: DaemonReport, room_bytes: int = _ROOM_BYTES) -> bytes:
     return encoded
 
 
-def _fewer_kinds(choices: dict[str, dict[str, int]], room_bytes: int) -> dict[str, dict[str, int]]:
+def _fewer_kinds(choices: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
     """The kinds that were used most, and all others summed up."""
     by_use = sorted(choices.keys() - {OTHER_KINDS}, key=lambda kind: sum(choices[kind].values()), reverse=True)
-    num_kept, fewer = len(by_use), choices
-    while len(msgspec.json.encode(fewer)) > room_bytes and num_kept:
-        num_kept //= 2
-        fewer = {kind: counts for kind, counts in choices.items() if kind in by_use[:num_kept]}
-        summed: Counter[str] = Counter()
-        for kind in choices.keys() - fewer.keys():
-            summed.update(choices[kind])
-        fewer[OTHER_KINDS] = dict(summed)
-    return fewer
+    others = Counter(choices.get(OTHER_KINDS, {}))
+    for kind in by_use[_MOST_KINDS:]:
+        others.update(choices[kind])
+    return {kind: choices[kind] for kind in by_use[:_MOST_KINDS]} | {OTHER_KINDS: dict(others)}

@@ -1,5 +1,4 @@
-"""Takes reports of the daemon for all who ask: clients, the page, its curves. For one loop. One of very many sessions
-is taken in pieces, between which everybody else has a turn."""
+"""Takes reports of the daemon for all who ask: clients, the page, its curves. For one loop."""
 
 from __future__ import annotations
 
@@ -7,7 +6,7 @@ import asyncio
 import os
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,6 +19,7 @@ from tierstore.sidecar import messages
 from tierstore.sidecar.frames import encoded
 
 from .lanes import DriveWay, Lanes, Stay
+from .options import ServeSettings
 from .registry import Registry
 from .report import (
     DaemonReport,
@@ -34,7 +34,6 @@ from .report import (
     encode_report,
 )
 from .sessions import Session
-from .settings import ServeSettings
 from .tasks import Stage, Tasks
 
 if TYPE_CHECKING:
@@ -44,25 +43,18 @@ _RESTS = 10
 """How many times as long as the making. So all who ask without end take a tenth of the time together."""
 _MOST_REST_SECONDS = 0.5  # a client that asks for a sign of life waits for it too
 
-_SESSIONS_AT_ONCE = 64
-"""A piece of a report takes some milliseconds at most."""
-
 
 class Reports:
-    """A report is made when somebody asks, and rests follow. Nothing blocks the loop but what `make` does on it.
-    Everybody gets one that was begun after they had asked; all who ask before it begins get the same."""
+    """A report is made when somebody asks, and rests follow. All who ask meanwhile get the same one."""
 
-    def __init__(
-        self, make: Callable[[], Awaitable[DaemonReport]], clock: Callable[[], float] = time.perf_counter
-    ) -> None:
+    def __init__(self, make: Callable[[], DaemonReport], clock: Callable[[], float] = time.perf_counter) -> None:
         self._make = make
         self._clock = clock
-        self._turn = asyncio.Lock()
-        self._next: asyncio.Task[DaemonReport] | None = None  # the one that has not begun
+        self._next: asyncio.Task[DaemonReport] | None = None
         self._due_at = clock()
 
     async def get(self) -> DaemonReport:
-        """Wait for the one before, a rest of half a second at most, and the making of the next. Raises as `make`."""
+        """Wait for a rest, of half a second at most, and the making of the next. Raises as `make`."""
         if self._next is None:
             self._next = asyncio.ensure_future(self._make_when_due())
         return await asyncio.shield(self._next)
@@ -72,14 +64,13 @@ class Reports:
         self._due_at = self._clock() + min(_MOST_REST_SECONDS, _RESTS * seconds)
 
     async def _make_when_due(self) -> DaemonReport:
-        async with self._turn:
-            await asyncio.sleep(max(0.0, self._due_at - self._clock()))
-            self._next = None
-            began_at = self._clock()
-            try:
-                return await self._make()
-            finally:
-                self.rest_for(self._clock() - began_at)
+        await asyncio.sleep(max(0.0, self._due_at - self._clock()))
+        self._next = None
+        began_at = self._clock()
+        try:
+            return self._make()
+        finally:
+            self.rest_for(self._clock() - began_at)
 
 
 @dataclass(eq=False)
@@ -116,16 +107,11 @@ class Reporter:
             self._answer_of = report, encoded(messages.Report(encode_report(report)))
         asker.answer(self._answer_of[1])
 
-    async def _take(self) -> DaemonReport:
-        registry, usage = self.registry, self.disk.usage()
-        sessions, states, totals = list(registry.sessions.values()), [], Counter(registry.ended_totals)
-        for first in range(0, len(sessions), _SESSIONS_AT_ONCE):
-            if first:
-                await asyncio.sleep(0)
-            now = asyncio.get_running_loop().time()
-            for session in sessions[first : first + _SESSIONS_AT_ONCE]:
-                states.append(self._session_state(session, now))
-                totals.update(session.totals)
+    def _take(self) -> DaemonReport:
+        registry, usage, now = self.registry, self.disk.usage(), asyncio.get_running_loop().time()
+        sessions, totals = registry.sessions.values(), Counter(registry.ended_totals)
+        for session in sessions:
+            totals.update(session.totals)
         return DaemonReport(
             program=self.program,
             pid=os.getpid(),
@@ -139,7 +125,7 @@ class Reporter:
             totals=_totals(totals),
             num_sessions=len(sessions),
             num_sessions_opened=registry.num_opened,
-            sessions=states,
+            sessions=[self._session_state(session, now) for session in sessions],
             codec_choices={kind: dict(counts) for kind, counts in self.disk.codec_choices().items()},
             internal_errors=self.tasks.num_internal_errors,
             drives=[_drive_state(each) for each in self.disk.drives()],
@@ -150,7 +136,7 @@ class Reporter:
         lease = session.lease
         lease_seconds = None
         if session.lost_at is not None:
-            lease_seconds = round(max(0.0, session.lost_at + self.settings.limits.grace_seconds - now), 3)
+            lease_seconds = round(max(0.0, session.lost_at + self.settings.grace_seconds - now), 3)
         return SessionState(
             session=lease.number,
             client=lease.name,

@@ -39,13 +39,12 @@ from tierstore.sidecar.peer import program_name
 from .acceptor import Acceptor, listen, stop_listening
 from .connection import Shared
 from .lanes import Lanes
-from .page import Page
-from .records import Records
+from .options import ServeSettings
+from .page import Page, Watch
 from .registry import Registry
 from .reporting import Reporter
-from .settings import ServeSettings
+from .sessions import Records
 from .tasks import Stage, Tasks
-from .watching import Watch
 
 _log = logging.getLogger("tierstore.daemon")
 
@@ -128,7 +127,7 @@ class Daemon:
             tasks = Tasks(after_each=lambda: self._end_if_damaged(disk))
             lanes = Lanes(tasks.start, num_jobs)
             records = Records(disk)
-            registry = Registry(disk, records, lanes, tasks, stage, settings.limits)
+            registry = Registry(disk, records, lanes, tasks, stage, settings)
             reporter = Reporter(
                 settings,
                 self._program,
@@ -140,7 +139,7 @@ class Daemon:
                 lanes=lanes,
                 tasks=tasks,
             )
-            shared = Shared(settings.limits, self._program, registry, records, lanes, tasks, reporter)
+            shared = Shared(settings, self._program, registry, records, lanes, tasks, reporter)
             acceptor = Acceptor(settings.allowed_uids, shared)
             if watch is not None:
                 watch.show(reporter.reports)

@@ -1,6 +1,6 @@
 """The daemon's side of a client's slab, mapped only if all its pages are allocated and it cannot be cut short: a page
 that is missing is allocated by whoever touches it, at their expense. See NOTE [Seals],
-`tierstore/sidecar/shared_slab.py`."""
+`tierstore/sidecar/window.py`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import weakref
 
 from tierstore.disk.linux import is_tmpfs
 from tierstore.errors import ProtocolError
-from tierstore.sidecar.shared_slab import F_ADD_SEALS, F_GET_SEALS, F_SEAL_FUTURE_WRITE
+from tierstore.sidecar.window import F_ADD_SEALS, F_GET_SEALS, F_SEAL_FUTURE_WRITE
 
 
 class MappedSlab:

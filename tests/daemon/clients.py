@@ -12,7 +12,7 @@ from tests.daemon.conftest import DaemonProcess
 from tierstore.commands.views import decode_report
 from tierstore.daemon.report import DaemonReport
 from tierstore.sidecar.inspection import inspect_daemon
-from tierstore.sidecar.shared_slab import SharedSlab
+from tierstore.sidecar.window import SharedSlab
 
 __all__ = ["LONG_SECONDS", "PageSays", "RawClient", "ask", "client_of", "page_of", "report_of", "sessions_of"]
 

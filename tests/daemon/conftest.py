@@ -18,7 +18,7 @@ import pytest
 
 from tests.daemon.peer import Peer
 from tierstore.sidecar.inspection import inspect_daemon
-from tierstore.sidecar.shared_slab import SharedSlab
+from tierstore.sidecar.window import SharedSlab
 from tierstore.testing import FaultPlan
 
 READY_SECONDS = 120.0

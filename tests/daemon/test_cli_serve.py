@@ -34,7 +34,7 @@ def quota_of(daemon: DaemonProcess) -> int:
         return quota_bytes
 
 
-@pytest.mark.parametrize("by", ["line", "environment", "file"])
+@pytest.mark.parametrize("by", ["environment", "file"])
 def test_options_have_their_effect(start_daemon: StartDaemon, by: str, tmp_path: Path) -> None:
     group = grp.getgrgid(os.getgid()).gr_name
     daemon = start_daemon(

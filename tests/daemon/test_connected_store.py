@@ -1,20 +1,16 @@
 """What a store of a daemon has to cope with beside the daemon's death."""
 
-import contextlib
 import os
-import socket
 import threading
-from pathlib import Path
 
 import pytest
 import torch
 
-from tests.daemon import wire
 from tests.daemon.conftest import StartDaemon
-from tierstore import DaemonUnavailableError, StoreFullError, TierStore
+from tierstore import StoreFullError, TierStore
 from tierstore.disk.forking import Inode, let_go_of
 from tierstore.returning.allocator import allocator_of_process
-from tierstore.sidecar.shared_slab import SharedSlab
+from tierstore.sidecar.window import SharedSlab
 
 MIB = 2**20
 
@@ -62,54 +58,6 @@ def test_return_memory_is_an_option_of_a_connected_store_too(start_daemon: Start
         handle = store.put(torch.arange(MIB))
         store.flush()
         assert torch.equal(store.get(handle), torch.arange(MIB))
-
-
-def store_something(address: Path) -> None:
-    with TierStore.connect(address, host_bytes=0, reconnect_seconds=60) as store:
-        handle = store.put(torch.ones(MIB))
-        store.flush()
-        del handle
-
-
-class FickleDaemon:
-    """Answers `Opened` and leaves in the same moment; then it refuses to go on with the session."""
-
-    def __init__(self, address: Path) -> None:
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(address))
-        self._listener.listen()
-        self._thread = threading.Thread(target=self._serve)
-        self._thread.start()
-
-    def _serve(self) -> None:
-        with contextlib.suppress(OSError):  # the client may leave at any time, and the test may end
-            self._talk(wire.Opened(1, b"t" * 32, 0, 0, MIB, "none"))
-            self._talk(wire.Refused("it has forgotten everything"))
-
-    def _talk(self, last_word: wire.DaemonMessage) -> None:
-        connection, _ = self._listener.accept()
-        with connection:
-            connection.settimeout(20)
-            connection.recv(4096)
-            connection.sendall(wire.frame_of([wire.Welcome(1, "fickle", 2**40, 60.0)]))
-            connection.recv(4096)
-            connection.sendall(wire.frame_of([last_word]))
-
-    def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._thread.join()
-        self._listener.close()
-
-
-def test_daemon_that_leaves_as_soon_as_the_session_is_open_is_noticed(short_directory: Path) -> None:
-    """The end comes while the client is about to be told of the beginning; `connect` or the next request says so."""
-    address = short_directory / "t.sock"
-    daemon = FickleDaemon(address)
-    try:
-        with pytest.raises(DaemonUnavailableError, match=r"it closed the connection|forgotten everything"):
-            store_something(address)
-    finally:
-        daemon.close()
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")

@@ -84,16 +84,3 @@ def test_record_whose_entry_is_dropped_is_told_as_damaged_and_the_session_goes_o
         handles[1] = store.put(contents[1].clone())
         store.flush()
         assert all(torch.equal(store.get(handle), content) for handle, content in zip(handles, contents, strict=True))
-
-
-def test_index_damaged_under_a_running_daemon_ends_it_and_others_learn_why(start_daemon: StartDaemon) -> None:
-    daemon = start_daemon(codec="none")
-    with TierStore.connect(daemon.socket, host_bytes=0, reconnect_seconds=2) as store:
-        handle = store.put(torch.ones(1 << 17))
-        store.flush()
-        misnumber_pages(daemon.path / FOLDER_NAME / "index")
-        assert connect_until_it_ends(daemon) == 1
-        daemon = start_daemon(daemon.path, daemon.socket, codec="none")
-        with pytest.raises(DaemonUnavailableError, match="has no such session"):
-            store.get(handle)
-    assert_clean(daemon)

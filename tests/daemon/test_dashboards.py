@@ -2,8 +2,6 @@
 
 import json
 import re
-import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -93,27 +91,12 @@ def test_every_metric_that_is_asked_for_is_exported_with_its_labels(exported: di
     assert num_metrics > 40
 
 
-def test_names_and_labels_are_found_in_expressions() -> None:
-    expression = 'sum by (le) (rate(tierstore_a_total{stay=~"x|y", instance="i"}[5m])) > 0.5 * tierstore_b'
-    assert metrics_in(expression) == {"tierstore_a_total", "tierstore_b"}
-    assert labels_in(expression, "{{client}} and {{ $labels.drive }}") == {"stay", "instance", "client", "drive"}
-
-
 def test_dashboard_can_be_imported_with_any_data_source() -> None:
-    found = dashboard()
-    assert found["uid"] == "tierstore-daemon"
-    assert found["schemaVersion"] >= 38, "of Grafana 10"
-    variables = {each["name"]: each for each in found["templating"]["list"]}
+    variables = {each["name"]: each for each in dashboard()["templating"]["list"]}
     assert (variables["datasource"]["type"], variables["datasource"]["query"]) == ("datasource", "prometheus")
-    sources = {panel["datasource"]["uid"] for panel in panels()}
-    sources |= {target["datasource"]["uid"] for panel in panels() for target in panel["targets"]}
-    assert sources == {"${datasource}"}
-    numbers = [panel["id"] for panel in found["panels"]]
-    assert len(set(numbers)) == len(numbers)
     for panel in panels():
-        place = panel["gridPos"]
-        assert place["x"] + place["w"] <= 24
-        assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"])
+        sources = {each["datasource"]["uid"] for each in (panel, *panel["targets"])}
+        assert sources == {"${datasource}"}
 
 
 def test_alerts_say_how_bad_it_is_and_what_to_do() -> None:
@@ -123,11 +106,3 @@ def test_alerts_say_how_bad_it_is_and_what_to_do() -> None:
         assert rule["labels"]["severity"] in ("info", "warning", "critical")
         assert set(rule["annotations"]) == {"summary", "description"}
         assert "instance" in rule["annotations"]["summary"]
-
-
-def test_alerts_are_rules_that_prometheus_understands() -> None:
-    tool = shutil.which("promtool")
-    if tool is None:
-        pytest.skip("there is no promtool")
-    done = subprocess.run([tool, "check", "rules", ALERTS], capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 0, done.stdout + done.stderr

@@ -4,13 +4,9 @@ import configparser
 import inspect
 import json
 import re
-import shutil
-import subprocess
 import tomllib
-from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-import pytest
 import yaml
 
 from tests.daemon.dockerfile import Instruction, stages_of
@@ -70,8 +66,8 @@ def test_daemon_takes_every_setting_of_the_toml_file(tmp_path: Path) -> None:
     plain = settings_of({"config": str(DEPLOY / "tierstore.toml")}, {})
     assert (plain.paths, plain.socket) == ((Path("/nvme/tierstore"),), Path(SYSTEM_ADDRESS))
     full = settings_of({"config": str(everything)}, {})
-    limits = replace(plain.limits, session_disk_bytes=100 * 2**30, session_queued_bytes=256 * 2**20)
-    assert (full.limits, full.codec) == (limits, plain.codec)
+    assert (full.session_disk_bytes, full.session_queued_bytes) == (100 * 2**30, 256 * 2**20)
+    assert (full.grace_seconds, full.codec) == (plain.grace_seconds, plain.codec)
 
 
 def one(stage: list[Instruction], word: str) -> str:
@@ -158,15 +154,3 @@ def test_unit_lets_the_daemon_write_where_its_settings_send_it() -> None:
     assert service["RuntimeDirectoryMode"] == "0700"
     assert int(service["TimeoutStopSec"]) > DRAIN_SECONDS
     assert "AF_UNIX" in service["RestrictAddressFamilies"].split()
-
-
-def test_unit_is_one_that_systemd_understands(tmp_path: Path) -> None:
-    tool = shutil.which("systemd-analyze")
-    if tool is None:
-        pytest.skip("there is no systemd-analyze")
-    copy = tmp_path / "tierstore.service"
-    text = (DEPLOY / "tierstore.service").read_text()
-    copy.write_text(text.replace("/opt/tierstore/bin/tierstore", "/bin/true"))  # it must exist
-    done = subprocess.run([tool, "verify", copy], capture_output=True, text=True, check=False, timeout=60)
-    complaints = [line for line in done.stderr.splitlines() if copy.name in line]
-    assert (done.returncode, complaints) == (0, [])

@@ -1,8 +1,8 @@
 """A daemon on a real file system without room: it says so and leaves nothing, or comes back with all it had."""
 
 import os
-import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -11,83 +11,56 @@ import torch
 from tests.daemon.clients import report_of
 from tests.daemon.conftest import StartDaemon, tierstore
 from tests.daemon.test_cli_serve import quota_of
+from tests.reliability.drives import MIB, fill_up, mounted_drive
 from tierstore import TierStore
 from tierstore.disk.home import FOLDER_NAME
 
 BLOCK_BYTES = 4096
-MIB = 2**20
-MakeDrive = Callable[[str, str], Path]
-COMMANDS = {
-    "tmpfs": ("mount -t tmpfs -o size={size} tmpfs {drive}",),
-    "ext4": ("truncate -s {size} {drive}.img", "mkfs.ext4 -q -m 0 {drive}.img", "mount -o loop {drive}.img {drive}"),
-}
+MountDrive = Callable[[int, str], Path]
 
 
 @pytest.fixture
-def make_drive(tmp_path: Path) -> Iterator[MakeDrive]:
-    """Mounts a file system of this kind and size; skips the test where that is not allowed."""
-    mounted: list[Path] = []
+def mount(tmp_path: Path) -> Iterator[MountDrive]:
+    """Mounts a file system of so many bytes and that kind; a folder on it is empty."""
+    with ExitStack() as stack:
 
-    def make(kind: str, size: str) -> Path:
-        drive = tmp_path / kind
-        drive.mkdir()
-        for command in COMMANDS[kind]:
-            words = command.format(size=size, drive=drive).split()
-            done = subprocess.run(words, capture_output=True, text=True, check=False)
-            if done.returncode:
-                pytest.skip(f"no {kind} can be mounted here: {done.stderr.strip()}")
-        mounted.append(drive)
-        (drive / "data").mkdir()
-        return drive / "data"
+        def mounted(num_bytes: int, kind: str) -> Path:
+            drive = stack.enter_context(mounted_drive(tmp_path, num_bytes, [kind]))
+            (drive / "data").mkdir()
+            return drive / "data"
 
-    yield make
-    for drive in mounted:
-        subprocess.run(["umount", str(drive)], check=True)
-
-
-def fill(directory: Path, but_blocks: int = 0) -> Path:
-    file = directory.parent / "filling"
-    with file.open("wb", buffering=0) as filling:
-        try:
-            while filling.write(bytes(BLOCK_BYTES)) == BLOCK_BYTES:
-                pass
-        except OSError:
-            pass
-        filling.truncate(max(0, filling.tell() // BLOCK_BYTES - but_blocks) * BLOCK_BYTES)
-        os.fsync(filling.fileno())
-    return file
+        yield mounted
 
 
 # Without room for: the folder or its lock, the format, the index, its first commit.
-@pytest.mark.parametrize("but_blocks", [0, 1, 3, 6])
 @pytest.mark.parametrize("kind", ["tmpfs", "ext4"])
 def test_start_on_a_full_drive_exits_1_with_one_line_and_leaves_nothing(
-    make_drive: MakeDrive, short_directory: Path, kind: str, but_blocks: int
+    mount: MountDrive, short_directory: Path, kind: str
 ) -> None:
-    drive = make_drive(kind, "4M")
-    fill(drive, but_blocks)
-    done = tierstore("serve", "--path", str(drive), "--socket", str(short_directory / "s"))
-    assert (done.returncode, done.stdout) == (1, "")
-    (complaint,) = done.stderr.splitlines()
-    assert complaint.startswith(f"tierstore: open failed at {drive}: ")
-    assert "are free on its file system" in complaint
-    # LMDB calls a short write, which is what tmpfs has left for it then, an input/output error.
-    assert "No space left on device" in complaint or (kind, but_blocks) == ("tmpfs", 6)
-    assert list(drive.iterdir()) == []
-    assert not (short_directory / "s").exists()
+    drive = mount(4 * MIB, kind)
+    filler = fill_up(drive.parent)
+    num_bytes = filler.stat().st_size // BLOCK_BYTES * BLOCK_BYTES
+    for but_blocks in (0, 1, 3, 6):
+        os.truncate(filler, num_bytes - but_blocks * BLOCK_BYTES)
+        done = tierstore("serve", "--path", str(drive), "--socket", str(short_directory / "s"))
+        assert (done.returncode, done.stdout) == (1, "")
+        (complaint,) = done.stderr.splitlines()
+        assert complaint.startswith(f"tierstore: open failed at {drive}: ")
+        assert "are free on its file system" in complaint
+        # LMDB calls a short write, which is what tmpfs has left for it then, an input/output error.
+        assert "No space left on device" in complaint or (kind, but_blocks) == ("tmpfs", 6)
+        assert list(drive.iterdir()) == []
+        assert not (short_directory / "s").exists()
 
 
-@pytest.mark.parametrize("kind", ["tmpfs", "ext4"])
-def test_killed_daemon_comes_back_on_a_drive_that_is_full_by_now(
-    make_drive: MakeDrive, start_daemon: StartDaemon, kind: str
-) -> None:
-    drive = make_drive(kind, "1200M")  # room for a segment
+def test_killed_daemon_comes_back_on_a_drive_that_is_full_by_now(mount: MountDrive, start_daemon: StartDaemon) -> None:
+    drive = mount(1200 * MIB, "ext4")  # room for a segment
     daemon = start_daemon(drive, codec="none")
     contents = torch.arange(1 << 18), torch.arange(1 << 10)  # an extent, a value in the index
     with TierStore.connect(daemon.socket, host_bytes=0) as store:
         handles = [store.put(content.clone()) for content in contents]
         store.flush()
-        filling = fill(drive)
+        filling = fill_up(drive.parent)
         daemon.kill()
         again = start_daemon(drive, daemon.socket)
         for handle, content in zip(handles, contents, strict=True):
@@ -101,10 +74,10 @@ def test_killed_daemon_comes_back_on_a_drive_that_is_full_by_now(
 
 @pytest.mark.parametrize(("kind", "then"), [("tmpfs", "cleared"), ("ext4", "taken up")])
 def test_default_budget_is_the_same_after_a_kill_whatever_was_stored(
-    make_drive: MakeDrive, start_daemon: StartDaemon, kind: str, then: str
+    mount: MountDrive, start_daemon: StartDaemon, kind: str, then: str
 ) -> None:
     """A step that goes on with the new daemon has the room that it had."""
-    drive = make_drive(kind, "1200M")
+    drive = mount(1200 * MIB, kind)
     daemon = start_daemon(drive, codec="none")
     budget_bytes = report_of(daemon).disk.budget_bytes
     with TierStore.connect(daemon.socket, host_bytes=0) as store:

@@ -1,6 +1,8 @@
 """The client's end of a session, with a peer that says whatever the test wants, and leaves when it wants."""
 
 import asyncio
+import errno
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,12 +15,12 @@ from tests.store.disk_conformance import PLAIN
 from tierstore.errors import CorruptDataError, DaemonUnavailableError, ProtocolError, StorageIOError, StoreFullError
 from tierstore.sidecar import link as link_module
 from tierstore.sidecar import reconnecting as reconnecting_module
+from tierstore.sidecar.channel import Channel
 from tierstore.sidecar.link import Answer, DaemonLink
-from tierstore.sidecar.shared_slab import SharedSlab
+from tierstore.sidecar.window import SharedSlab
 
 SECONDS = 20.0
 pytestmark = pytest.mark.timeout(SECONDS)
-_AT_ONCE_SECONDS = 0.9  # less than an attempt that is not answered takes
 
 
 def link_to(peer: Peer, reconnect_seconds: float = SECONDS) -> DaemonLink:
@@ -42,8 +44,7 @@ async def opened_link(peer: Peer, reconnect_seconds: float = SECONDS) -> AsyncIt
 
 
 def discard(link: DaemonLink, key: int, late: list[Answer | None] | None = None) -> asyncio.Future[Answer]:
-    request = link.submit(lambda number: wire.Discard(number, (key,)), [].append if late is None else late.append)
-    return asyncio.ensure_future(link.answer_to(request))
+    return asyncio.ensure_future(link.ask(wire.Discard, (key,), on_late=[].append if late is None else late.append))
 
 
 @pytest.mark.parametrize(
@@ -68,6 +69,24 @@ async def test_wrong_answer_to_hello_or_open_is_a_protocol_error(
     with pytest.raises(ProtocolError, match=words):
         await opening
     assert await guest.hear() is None, "and the connection is closed"
+
+
+async def test_peer_that_leaves_as_soon_as_the_session_is_open_is_noticed(peer: Peer) -> None:
+    """The end comes while the client is about to be told of the beginning; `open` or the next request says so."""
+    link = link_to(peer, reconnect_seconds=0.0)
+
+    async def use() -> None:
+        await link.open()
+        await discard(link, 5)
+
+    using = asyncio.ensure_future(use())
+    guest = await peer.guest()
+    await guest.welcome(wire.Open, OPENED)
+    guest.leave()
+    with pytest.raises(DaemonUnavailableError, match=r"closed the connection|no answer to Resume"):
+        await using
+    peer.close()
+    await link.close()
 
 
 @pytest.mark.parametrize("answers", ["nothing", "Welcome"])
@@ -104,14 +123,6 @@ async def test_nonsense_in_a_session_loses_the_connection_and_no_request(
         assert await answer == wire.Gone(first.request)
 
 
-async def test_report_nobody_waits_for_is_a_sign_of_life(peer: Peer) -> None:
-    async with opened_link(peer) as (link, guest):
-        answer = discard(link, 5)
-        request = (await guest.expect(wire.Discard)).request
-        await guest.say(wire.Report(b"{}"), wire.Gone(request))
-        assert await answer == wire.Gone(request)
-
-
 async def test_silent_peer_is_asked_whether_it_lives_and_then_given_up(peer: Peer) -> None:
     async with opened_link(peer, reconnect_seconds=0.0) as (link, guest):
         late: list[Answer | None] = []
@@ -124,6 +135,15 @@ async def test_silent_peer_is_asked_whether_it_lives_and_then_given_up(peer: Pee
         assert await guest.hear() is None
         assert late == [], "it may still be answered"
     assert late == [None], "never, as the session is over"
+
+
+async def test_own_standstill_is_not_taken_for_the_peer_s(peer: Peer) -> None:
+    async with opened_link(peer, reconnect_seconds=1.0) as (link, guest):
+        answer = discard(link, 5)
+        request = (await guest.expect(wire.Discard)).request
+        time.sleep(1.5)
+        await guest.say(wire.Gone(request))
+        assert await answer == wire.Gone(request)
 
 
 async def test_slabs_are_shared_again_before_requests_and_those_of_meanwhile_too(peer: Peer) -> None:
@@ -144,6 +164,27 @@ async def test_slabs_are_shared_again_before_requests_and_those_of_meanwhile_too
         await asyncio.gather(*answers)
     for slab in slabs:
         slab.close()
+
+
+async def test_no_descriptor_to_share_a_slab_again_is_waited_for(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    slab, send_with, refusals = SharedSlab(0, 4096), Channel.send_with, [OSError(errno.EMFILE, "Too many open files")]
+
+    def refuse_once(*given: Any) -> None:
+        if refusals:
+            raise refusals.pop()
+        send_with(*given)
+
+    async with opened_link(peer) as (link, guest):
+        link.share(slab)
+        await guest.expect(wire.Slab)
+        monkeypatch.setattr(Channel, "send_with", refuse_once)
+        guest.leave()
+        await (await peer.guest()).welcome(wire.Resume, wire.Resumed())
+        guest = await peer.guest()
+        await guest.welcome(wire.Resume, wire.Resumed())
+        await guest.expect(wire.Slab)
+        assert not refusals
+    slab.close()
 
 
 @pytest.mark.parametrize(
@@ -191,6 +232,23 @@ async def test_resume_that_takes_long_without_a_sign_of_life_is_given_up(peer: P
         await guest.expect(wire.Inspect)
         with pytest.raises(DaemonUnavailableError, match="no answer to Resume within 1 s"):
             await answer
+
+
+async def test_peer_that_comes_back_and_fails_at_each_request_is_not_asked_for_ever(peer: Peer) -> None:
+    async with opened_link(peer, reconnect_seconds=0.5) as (link, guest):
+        answer = discard(link, 5)
+
+        async def fail(guest: Guest) -> None:
+            while True:
+                await guest.expect(wire.Discard)
+                guest.leave()
+                guest = await peer.guest()
+                await guest.welcome(wire.Resume, wire.Resumed())
+
+        failing = asyncio.ensure_future(fail(guest))
+        with pytest.raises(DaemonUnavailableError):
+            await answer
+        failing.cancel()
 
 
 async def test_final_refusal_ends_everything_at_once(peer: Peer) -> None:
@@ -269,57 +327,6 @@ async def test_request_of_a_link_that_has_given_up_tries_once_at_once(peer: Peer
         await (await peer.guest()).welcome(wire.Resume, wire.Resumed())
         await reaching
         assert late == []
-
-
-@pytest.mark.usefixtures("often_unasked")
-async def test_final_refusal_of_a_link_that_has_given_up_ends_its_attempts(peer: Peer) -> None:
-    async with opened_link(peer, reconnect_seconds=0.0) as (link, guest):
-        late: list[Answer | None] = []
-        await lose(peer, link, guest, late)
-        guest = await peer.guest()
-        attempt = link._reconnecting.task
-        assert attempt is not None
-        await guest.welcome(wire.Resume, wire.Refused("no such session", True))
-        await attempt
-        assert link._reconnecting.task is None
-        assert late == [None], "no answer comes any more"
-        with pytest.raises(DaemonUnavailableError, match=r"no such session.*is lost"):
-            await discard(link, 6)
-
-
-@pytest.mark.usefixtures("seldom_unasked")
-@pytest.mark.parametrize("when", ["between attempts", "in an attempt"])
-async def test_close_of_a_link_that_has_given_up_ends_its_attempts(peer: Peer, when: str) -> None:
-    async with opened_link(peer, reconnect_seconds=0.0) as (link, guest):
-        late: list[Answer | None] = []
-        await lose(peer, link, guest, late)
-        attempt = link._reconnecting.task
-        assert attempt is not None
-        answer = None
-        if when == "in an attempt":
-            answer = discard(link, 6)
-            await (await peer.guest()).expect(wire.Hello)  # and nothing is said
-        async with asyncio.timeout(_AT_ONCE_SECONDS):
-            await link.close()
-        if answer is not None:
-            with pytest.raises(DaemonUnavailableError, match="it was closed"):
-                await answer
-        assert attempt.cancelled()
-        assert link._reconnecting.task is None
-        assert late == [None]
-
-
-async def test_answer_that_comes_late_goes_to_who_was_told(peer: Peer) -> None:
-    async with opened_link(peer) as (link, guest):
-        late: list[Answer | None] = []
-        request = link.submit(lambda number: wire.Discard(number, (5,)), late.append)
-        assert link.is_pending(request)
-        await guest.expect(wire.Discard)
-        await guest.say(wire.Gone(request.message.request))
-        while not late:  # the test's time limit ends it otherwise
-            await asyncio.sleep(0)
-        assert late == [wire.Gone(request.message.request)]
-        assert not link.is_pending(request)
 
 
 async def test_close_while_it_is_away_and_without_an_answer_ends(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,23 +129,3 @@ async def _kill_and_start_again(
     await tab.until("document.getElementById('state').textContent === 'live'")
     assert await tab.value("document.getElementById('lost').hidden")
     await shows(tab, '[data-figure="spilled since the start"]', 0)
-
-
-async def test_page_fits_narrow_windows_and_follows_the_preferred_colours(tab: Tab, start_daemon: StartDaemon) -> None:
-    daemon = start_daemon(metrics="127.0.0.1:0")
-    with TierStore.connect(daemon.socket, host_bytes=0, name="a-name-without-any-space-" * 8) as store:
-        handle = store.put(torch.randn(2**20))
-        store.flush()
-        grounds = {}
-        for scheme in ("light", "dark"):
-            for width in (1400, 400):
-                await tab.look(width=width, scheme=scheme)
-                await tab.open(f"http://{page_of(daemon)}/")
-                await tab.until("document.querySelector('#sessions [data-row] [data-figure]')")
-                assert await tab.value("document.documentElement.scrollWidth") <= width
-            ground = await tab.value("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")
-            ink = await tab.value("getComputedStyle(document.body).color.match(/\\d+/g).map(Number)")
-            grounds[scheme] = sum(ground)
-            assert (sum(ground) > sum(ink)) == (scheme == "light")
-        assert grounds["dark"] < 150 < 600 < grounds["light"]
-        del handle

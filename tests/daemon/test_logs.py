@@ -11,7 +11,6 @@ import pytest
 from tests.daemon import wire
 from tests.daemon.clients import client_of, report_of
 from tests.daemon.conftest import StartDaemon
-from tests.daemon.test_cli_serve import grace_seconds_of
 from tierstore.daemon.logs import CauseFilter, JsonFormatter, TextFormatter
 
 
@@ -42,29 +41,18 @@ def test_line_has_time_level_message_and_fields() -> None:
 
 
 @pytest.mark.parametrize("formatter", [TextFormatter(), JsonFormatter()])
-@pytest.mark.parametrize(
-    "said",
-    ["a\nb", "a\r\nb", "\x1b[31m", "a\u2028b", "\x85", "\x00", "\x9b31m", "\u202e", "\u2066", "\u200b"],
-)
-def test_nobody_begins_a_line_or_steers_the_terminal(formatter: logging.Formatter, said: str) -> None:
-    line = formatter.format(record_of("refused: %s", said, client=said))
-    assert line.isprintable(), line
-
-
-def test_nobody_makes_up_a_field() -> None:
+def test_nobody_begins_a_line_steers_the_terminal_or_makes_up_a_field(formatter: logging.Formatter) -> None:
+    for said in ("a\nb", "a\r\nb", "\x1b[31m", "a\u2028b", "\x85", "\x00", "\x9b31m", "\u202e", "\u2066", "\u200b"):
+        line = formatter.format(record_of("refused: %s", said, client=said))
+        assert line.isprintable(), line
     line = TextFormatter().format(record_of("opened", client='x uid=0 "y"'))
     assert line.endswith(r' opened client="x uid=0 \"y\""')
-
-
-@pytest.mark.parametrize("formatter", [TextFormatter(), JsonFormatter()])
-def test_traceback_is_in_the_line(formatter: logging.Formatter) -> None:
     try:
         raise OSError("no such drive")
     except OSError:
         line = formatter.format(record_of("a bug", error=True))
     assert line.isprintable()
-    assert "no such drive" in line
-    assert "Traceback" in line
+    assert all(word in line for word in ("no such drive", "Traceback"))
 
 
 def test_second_line_of_a_cause_waits_a_minute_and_tells_what_was_dropped() -> None:
@@ -105,17 +93,12 @@ def test_lines_of_a_user_are_bounded_whatever_names_and_sessions_it_makes_up() -
         for number in range(5000)
     ]
     assert sum(kept) == 100
-    assert len(keeps._spans) <= 1024
     assert keeps.filter(record_of("session opened", client="c", session=1, uid=2)), "others are still heard"
     clock.seconds += 60
     later = record_of("session opened", client="c", session=5001, uid=1)
     assert keeps.filter(later)
     assert TextFormatter().format(later).endswith(" not_logged=4900")
-
-
-def test_causes_remembered_are_bounded() -> None:
-    keeps = CauseFilter(60.0, Clock())
-    for uid in range(5000):
+    for uid in range(3, 5000):
         assert keeps.filter(record_of("refused", uid=uid))
     assert len(keeps._spans) <= 1024
 
@@ -130,30 +113,21 @@ def test_flood_of_one_cause_is_one_line(start_daemon: StartDaemon) -> None:
     assert sum("refused" in line for line in daemon.log.splitlines()) == 1
 
 
-@pytest.mark.parametrize("form", ["text", "json"])
-def test_secrets_are_never_logged_nor_reported(start_daemon: StartDaemon, form: str) -> None:
-    daemon = start_daemon(log_level="debug", log_format=form)
+def test_secrets_are_never_logged_nor_reported(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon(log_level="debug", log_format="json")
     with client_of(daemon) as client:
         opened = client.open()
     wrong = bytes(range(32))
-    with client_of(daemon) as client:
-        client.greet()
-        client.send(wire.Resume(opened.session, wrong))
-        assert client.is_refused("no such session")
-    with client_of(daemon) as client:
-        client.greet()
-        client.send(wire.Resume(opened.session, opened.token), wire.Resume(opened.session, opened.token))
-        assert client.is_refused("two sessions at once")
-    said = daemon.log + repr(report_of(daemon))
-    assert grace_seconds_of(daemon) == 60
+    for resumes in ([wire.Resume(opened.session, wrong)], [wire.Resume(opened.session, opened.token)] * 2):
+        with client_of(daemon) as client:
+            client.greet()
+            client.send(*resumes)
+            assert client.is_refused()
+    said = repr(report_of(daemon))
     assert daemon.stop() == 0
     said += daemon.log
     assert "session opened" in said
     for secret in (opened.token, wrong):
-        for shown in (
-            secret.hex(),
-            repr(secret)[2:-1],
-            base64.b64encode(secret).decode().rstrip("="),
-            str(list(secret)),
-        ):
+        as_base64 = base64.b64encode(secret).decode().rstrip("=")
+        for shown in (secret.hex(), repr(secret)[2:-1], as_base64, str(list(secret))):
             assert shown not in said

@@ -1,11 +1,6 @@
 """Very many sessions, and clients that ask for reports without end: nobody else notices."""
 
-import asyncio
-from collections import Counter
 from contextlib import ExitStack
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -14,12 +9,6 @@ from tests.daemon.clients import RawClient, ask, client_of, page_of
 from tests.daemon.conftest import DaemonProcess, StartDaemon
 from tierstore import TierStore
 from tierstore.commands.views import decode_report
-from tierstore.daemon.lanes import Lanes
-from tierstore.daemon.reporting import Reporter
-from tierstore.daemon.sessions import Session, new_lease
-from tierstore.daemon.settings import ServeSettings
-from tierstore.daemon.tasks import Stage
-from tierstore.disk.tier import DiskUsage
 from tierstore.errors import DaemonUnavailableError
 
 NUM_SESSIONS = 300
@@ -59,48 +48,6 @@ def test_reports_are_shared_and_neighbours_have_their_turns(start_daemon: StartD
     assert ask(address, "/metrics").text.count("\ntierstore_quota_bytes{") >= NUM_SESSIONS, (
         "the page tells of the same sessions"
     )
-
-
-async def test_report_of_many_sessions_is_taken_in_pieces_once_for_all_who_ask() -> None:
-    """The loop is free between the pieces, and the bytes of the answer are made once."""
-    sessions = {number: Session(new_lease(number, 0, "c", None, 1)[0], 1, None) for number in range(1, 1001)}
-    for session in sessions.values():
-        session.totals["full"] = 2
-    totals = Counter({"full": 1})
-    registry: Any = SimpleNamespace(sessions=sessions, ended_totals=totals, num_opened=0)
-    usage = DiskUsage(0, 0, 1, 0, "buffered")
-    disk: Any = SimpleNamespace(usage=lambda: usage, codec_choices=dict, drives=list)
-    running: set[asyncio.Task[None]] = set()
-    tasks: Any = SimpleNamespace(num_internal_errors=0, start=lambda work: running.add(asyncio.ensure_future(work)))
-    reporter = Reporter(
-        ServeSettings(paths=(Path("/nvme"),)),
-        "test",
-        None,
-        started_at=0.0,
-        stage=Stage(),
-        registry=registry,
-        disk=disk,
-        lanes=Lanes(tasks.start, 1),
-        tasks=tasks,
-    )
-    num_turns, answers = 0, []
-
-    class Asking:
-        def answer(self, message: object) -> None:
-            answers.append(message)
-
-    askers = [Asking() for _ in range(5)]
-    for asker in askers * 3:
-        reporter.answer(asker)
-    while len(answers) < len(askers):
-        num_turns += 1
-        await asyncio.sleep(0)
-    assert num_turns > 1000 // 64
-    assert len(answers) == len(askers), "one for all the questions of each"
-    assert all(each is answers[0] for each in answers)
-    report = await reporter.reports.get()
-    assert (len(report.sessions), report.totals.full) == (1000, 2001)
-    await asyncio.gather(*running)
 
 
 def test_sessions_of_one_user_are_bounded(start_daemon: StartDaemon) -> None:

@@ -18,7 +18,7 @@ from tests.waiting import until
 from tierstore import TierStore
 from tierstore.daemon.lanes import Histogram
 from tierstore.daemon.report import Totals
-from tierstore.sidecar.shared_slab import SharedSlab
+from tierstore.sidecar.window import SharedSlab
 
 MIB = 2**20
 SECONDS = 30.0
@@ -115,7 +115,7 @@ def test_series_of_a_session_vanish_with_it_and_totals_stay(daemon: DaemonProces
 BROKEN = """
 import os, sys, uvloop
 from tierstore.daemon.options import settings_of
-from tierstore.daemon.records import Records
+from tierstore.daemon.sessions import Records
 from tierstore.daemon.server import Daemon
 
 async def free(*_):
@@ -170,19 +170,6 @@ def test_jobs_are_counted_by_time_and_size(daemon: DaemonProcess, page: str) -> 
     assert samples["tierstore_job_seconds_sum", labels(direction="write")] > 0
 
 
-def test_no_room_is_counted(daemon: DaemonProcess, page: str) -> None:
-    slab = SharedSlab(1, 65 * MIB)
-    with client_of(daemon) as client:
-        client.open()
-        client.send(wire.Slab(1, 65 * MIB), descriptors=(slab.descriptor,))
-        client.send(wire.Write(1, 1, 1, 0, 65 * MIB, "uint8", 1, ""))
-        client.expect(wire.Full)
-        samples = scrape(page)
-        assert [value for (name, _), value in samples.items() if name == "tierstore_full_total"] == [1]
-        assert samples["tierstore_daemon_full_total", labels()] == 1
-    slab.close()
-
-
 def test_histogram_bound_belongs_to_its_bucket() -> None:
     histogram = Histogram((1.0, 2.0))
     for value in (0.5, 1.0, 1.5, 2.0, 2.5):
@@ -193,8 +180,10 @@ def test_histogram_bound_belongs_to_its_bucket() -> None:
 def test_probes_are_answered_and_nonsense_is_refused(page: str) -> None:
     for path, status in {"/healthz": 200, "/readyz": 200, "/readyz?verbose": 200, "/nothing": 404}.items():
         assert ask(page, path).status == status
-    assert ask(page, "/metrics", method="POST").status == 405
-    assert ask(page, "/healthz", method="HEAD").text == ""
+    for method in ("POST", "PUT", "DELETE", "OPTIONS", "TRACE"):
+        assert ask(page, "/status.json", method=method).status == 405
+    code, headers, body = ask(page, "/", method="HEAD")
+    assert (code, body, int(headers["Content-Length"]) > 1000) == (200, b"", True)
     host, port = page.split(":")
     for line in (b"", b"GET", b"\xff\xfe\x00", b"GET /metrics", b"GET /metrics SPDY/3"):
         with socket.create_connection((host, int(port)), timeout=SECONDS) as visitor:

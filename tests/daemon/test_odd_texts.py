@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -11,7 +9,7 @@ import pytest
 import torch
 
 from tests.daemon.clients import ask, page_of, report_of
-from tests.daemon.conftest import StartDaemon, environment_of_tests, tierstore
+from tests.daemon.conftest import StartDaemon, tierstore
 from tierstore import ConfigError, TierStore, tiered_offload
 from tierstore.commands.views import decode_report
 from tierstore.errors import DaemonUnavailableError, ProtocolError, StorageIOError
@@ -82,13 +80,6 @@ def test_no_error_repeats_what_steers_a_terminal(error: Exception) -> None:
     assert is_safe(str(error))
 
 
-def test_error_of_an_address_that_steers_a_terminal_is_plain(tmp_path: Path) -> None:
-    with pytest.raises(DaemonUnavailableError) as refused:
-        TierStore.connect(tmp_path / ODD)
-    assert is_safe(str(refused.value))
-    assert refused.value.address.endswith(ODD), "the field is what was given"
-
-
 def test_escapes() -> None:
     assert plain("é x\n\x9b\udcff", kept="\n") == "é x\n\\x9b\\xff"
     assert plain("\n\u202e\U000e0001") == "\\n\\u202e\\U000e0001"
@@ -97,12 +88,3 @@ def test_escapes() -> None:
     text = plain_json(json.dumps(odd, ensure_ascii=False, indent=1))
     assert is_safe(text)
     assert json.loads(text) == odd
-
-
-def test_module_is_the_command_line() -> None:
-    line = [sys.executable, "-m", "tierstore", "stat", "--socket=/nowhere/s"]
-    done = subprocess.run(
-        line, capture_output=True, text=True, env=environment_of_tests(), timeout=SECONDS, check=False
-    )
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("tierstore: no daemon is available at /nowhere/s")

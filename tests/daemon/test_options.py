@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tierstore.daemon.options import OPTIONS, settings_of
-from tierstore.daemon.settings import ServerLimits, ServeSettings
+from tierstore.daemon.options import OPTIONS, ServeSettings, settings_of
 from tierstore.errors import ConfigError
 
 GIB = 2**30
@@ -17,19 +16,19 @@ EACH = [
     ("disk_bytes", "2GiB", '"2GiB"', "disk_bytes", 2 * GIB),
     ("disk_bytes", "4096", "4096", "disk_bytes", 4096),
     ("disk_bytes", "0", "0", "disk_bytes", 0),
-    ("session_disk_bytes", "1GiB", '"1GiB"', "limits.session_disk_bytes", GIB),
-    ("session_queued_bytes", "64MiB", '"64MiB"', "limits.session_queued_bytes", 64 * 2**20),
-    ("session_queued_bytes", "0", "0", "limits.session_queued_bytes", 0),
-    ("max_sessions_per_user", "8", "8", "limits.max_sessions_per_user", 8),
+    ("session_disk_bytes", "1GiB", '"1GiB"', "session_disk_bytes", GIB),
+    ("session_queued_bytes", "64MiB", '"64MiB"', "session_queued_bytes", 64 * 2**20),
+    ("session_queued_bytes", "0", "0", "session_queued_bytes", 0),
+    ("max_sessions_per_user", "8", "8", "max_sessions_per_user", 8),
     ("max_write_bytes_per_day", "2GiB", '"2GiB"', "max_write_bytes_per_day", 2 * GIB),
-    ("grace_seconds", "1.5", "1.5", "limits.grace_seconds", 1.5),
-    ("grace_seconds", "0", "0", "limits.grace_seconds", 0.0),
-    ("handshake_seconds", "3", "3", "limits.handshake_seconds", 3.0),
+    ("grace_seconds", "1.5", "1.5", "grace_seconds", 1.5),
+    ("grace_seconds", "0", "0", "grace_seconds", 0.0),
+    ("handshake_seconds", "3", "3", "handshake_seconds", 3.0),
     ("metrics", "127.0.0.1:9464", '"127.0.0.1:9464"', "metrics", ("127.0.0.1", 9464)),
     ("metrics", "localhost:1", '"localhost:1"', "metrics", ("127.0.0.1", 1)),
     ("metrics", "[::1]:1", '"[::1]:1"', "metrics", ("::1", 1)),
     ("allow_uid", "1000", "1000", "allowed_uids", frozenset({1000})),
-    ("allow_uid", "1000 0,7", "[1000, 0, 7]", "allowed_uids", frozenset({0, 7, 1000})),
+    ("allow_uid", ["1000", "0", "7"], "[1000, 0, 7]", "allowed_uids", frozenset({0, 7, 1000})),
     ("socket_group", "users", '"users"', "socket_group", "users"),
     ("codec", "zstd:3", '"zstd:3"', "codec", "zstd:3"),
     ("log_level", "WARNING", '"WARNING"', "log_level", "warning"),
@@ -37,43 +36,25 @@ EACH = [
 ]
 
 
-def found(settings: ServeSettings, place: str) -> object:
-    value: object = settings
-    for name in place.split("."):
-        value = getattr(value, name)
-    return value
-
-
-@pytest.mark.parametrize("by", ["line", "environment", "file"])
-@pytest.mark.parametrize(("name", "text", "toml", "place", "expected"), EACH)
-def test_option_given(by: str, name: str, text: str, toml: str, place: str, expected: object, tmp_path: Path) -> None:
+def settings_by(by: str, tmp_path: Path, name: str, text: object, toml: str) -> ServeSettings:
+    """Those with one option, and the one that must be given."""
     line: dict[str, object] = {} if name == "path" else {"path": "/elsewhere"}
     environment = {}
     if by == "line":
         line[name] = text
     elif by == "environment":
-        environment[f"TIERSTORE_{name.upper()}"] = text
+        environment[f"TIERSTORE_{name.upper()}"] = (" :"[name == "path"]).join(text) if isinstance(text, list) else text
     else:
         (tmp_path / "serve.toml").write_text(f"{name} = {toml}\n")
         line["config"] = str(tmp_path / "serve.toml")
-    assert found(settings_of(line, environment), place) == expected  # type: ignore[arg-type]
+    return settings_of(line, environment)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("by", ["line", "environment", "file"])
-def test_several_paths_are_given_in_order(by: str, tmp_path: Path) -> None:
-    (tmp_path / "serve.toml").write_text('path = ["/nvme 0", "/nvme1"]\n')
-    line: dict[str, str | list[str]] = {"path": ["/nvme 0", "/nvme1"]} if by == "line" else {}
-    environment = {"TIERSTORE_PATH": "/nvme 0:/nvme1"} if by == "environment" else {}
-    if by == "file":
-        line["config"] = str(tmp_path / "serve.toml")
-    assert settings_of(line, environment).paths == (Path("/nvme 0"), Path("/nvme1"))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("text", ["[]", "[1]", '["/nvme", ""]'])
-def test_paths_that_are_none_are_refused(text: str, tmp_path: Path) -> None:
-    (tmp_path / "serve.toml").write_text(f"path = {text}\n")
-    with pytest.raises(ConfigError, match=r"serve\.toml: path"):
-        settings_of({"config": str(tmp_path / "serve.toml")}, {})
+def test_option_given(by: str, tmp_path: Path) -> None:
+    several = "path", ["/nvme 0", "/nvme1"], '["/nvme 0", "/nvme1"]', "paths", (Path("/nvme 0"), Path("/nvme1"))
+    for name, text, toml, place, expected in (*EACH, several):
+        assert getattr(settings_by(by, tmp_path, name, text, toml), place) == expected, (name, text)
 
 
 def test_every_option_is_tested() -> None:
@@ -81,7 +62,7 @@ def test_every_option_is_tested() -> None:
 
 
 def test_nothing_given_leaves_the_defaults() -> None:
-    assert settings_of({"path": "/nvme"}, {}) == ServeSettings((Path("/nvme"),), limits=ServerLimits())
+    assert settings_of({"path": "/nvme"}, {}) == ServeSettings((Path("/nvme"),))
 
 
 @pytest.mark.parametrize(
@@ -89,117 +70,87 @@ def test_nothing_given_leaves_the_defaults() -> None:
     [("line environment file", 1), ("environment file", 2), ("file", 3), ("line file", 1), ("", 60)],
 )
 def test_line_before_environment_before_file_before_default(given_by: str, seconds: float, tmp_path: Path) -> None:
-    file = tmp_path / "serve.toml"
+    file, other = tmp_path / "serve.toml", tmp_path / "other.toml"
     file.write_text('path = "/nvme"\n' + ("grace_seconds = 3\n" if "file" in given_by else ""))
+    other.write_text('path = "/other"\n')
     line = {"grace_seconds": "1"} if "line" in given_by else {}
-    environment = {"TIERSTORE_CONFIG": str(file)}
+    environment = {"TIERSTORE_CONFIG": str(file), "TIERSTORE_METRICS": ""}
     if "environment" in given_by:
         environment["TIERSTORE_GRACE_SECONDS"] = "2"
-    assert settings_of(line, environment).limits.grace_seconds == seconds
-
-
-def test_empty_variable_is_not_set() -> None:
-    assert settings_of({"path": "/nvme"}, {"TIERSTORE_METRICS": "", "TIERSTORE_CONFIG": ""}).metrics is None
-
-
-def test_config_of_line_before_that_of_environment(tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        (tmp_path / name).write_text(f'path = "/{name}"\n')
-    environment = {"TIERSTORE_CONFIG": str(tmp_path / "two")}
-    assert settings_of({"config": str(tmp_path / "one")}, environment).paths == (Path("/one"),)
+    found = settings_of(line, environment)
+    assert (found.grace_seconds, found.metrics) == (seconds, None), "an empty variable is not set"
+    assert settings_of({"config": str(other)}, environment).paths == (Path("/other"),)
 
 
 ENDLESS = {"disk_bytes": "", "allow_uid": "", "metrics": "127.0.0.1:", "codec": "zstd:"}
 """Python itself raises for numbers of more than 4,300 digits."""
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("path", ""),
-        ("path", "a\0b"),
-        ("disk_bytes", "much"),
-        ("disk_bytes", "-1"),
-        ("session_disk_bytes", "1 parsec"),
-        ("session_queued_bytes", "-1"),
-        ("max_sessions_per_user", "0"),
-        ("max_sessions_per_user", "1.5"),
-        ("max_sessions_per_user", "10000000"),
-        ("grace_seconds", "soon"),
-        ("grace_seconds", "-1"),
-        ("grace_seconds", "nan"),
-        ("grace_seconds", "inf"),
-        ("grace_seconds", "1e12"),
-        ("metrics", "9464"),
-        ("metrics", "127.0.0.1:"),
-        ("metrics", "127.0.0.1:65536"),
-        ("metrics", ":9464"),
-        ("metrics", "0.0.0.0:9464"),
-        ("metrics", "[::]:9464"),
-        ("metrics", "192.168.1.1:9464"),
-        ("metrics", "example.org:9464"),
-        ("allow_uid", "root"),
-        ("allow_uid", "-1"),
-        ("allow_uid", str(2**32 - 1)),
-        ("disk_bytes", str(2**63)),
-        ("codec", "rar"),
-        ("log_level", "loud"),
-        ("log_format", "xml"),
-        *((name, start + "9" * 5000) for name, start in ENDLESS.items()),
-    ],
-)
-def test_bad_value_named_by_where_it_stands(name: str, text: str) -> None:
-    line = {"path": "/nvme", name: text}
-    with pytest.raises(ConfigError) as refused:
-        settings_of(line, {})
-    assert refused.value.option == "--" + name.replace("_", "-")
-    assert len(str(refused.value)) < 2000
-    if text and "\0" not in text:
+BAD = [
+    ("path", ""),
+    ("path", "a\0b"),
+    ("disk_bytes", "much"),
+    ("disk_bytes", "-1"),
+    ("max_sessions_per_user", "0"),
+    ("max_sessions_per_user", "10000000"),
+    ("grace_seconds", "soon"),
+    ("grace_seconds", "nan"),
+    ("grace_seconds", "1e12"),
+    ("metrics", "9464"),
+    ("metrics", "127.0.0.1:65536"),
+    ("metrics", "0.0.0.0:9464"),
+    ("metrics", "192.168.1.1:9464"),
+    ("metrics", "example.org:9464"),
+    ("allow_uid", "root"),
+    ("allow_uid", "-1"),
+    ("allow_uid", str(2**32 - 1)),
+    ("disk_bytes", str(2**63)),
+    ("codec", "rar"),
+    ("log_level", "loud"),
+    ("log_format", "xml"),
+    *((name, start + "9" * 5000) for name, start in ENDLESS.items()),
+]
+
+
+def test_bad_value_named_by_where_it_stands() -> None:
+    for name, text in BAD:
         with pytest.raises(ConfigError) as refused:
-            settings_of({"path": "/nvme"} if name != "path" else {}, {f"TIERSTORE_{name.upper()}": text})
-        assert refused.value.option == f"TIERSTORE_{name.upper()}"
-        assert text[:100] in str(refused.value)
+            settings_of({"path": "/nvme", name: text}, {})
+        assert refused.value.option == "--" + name.replace("_", "-")
+        assert len(str(refused.value)) < 2000
+        if text and "\0" not in text:
+            with pytest.raises(ConfigError) as refused:
+                settings_of({"path": "/nvme"} if name != "path" else {}, {f"TIERSTORE_{name.upper()}": text})
+            assert refused.value.option == f"TIERSTORE_{name.upper()}"
+            assert text[:100] in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    "toml",
-    [
-        "path = 3",
-        "disk_bytes = true",
-        "disk_bytes = 1.5",
-        "disk_bytes = [1]",
-        "disk_bytes = -1",
-        'grace_seconds = "1"',
-        "grace_seconds = nan",
-        "max_sessions_per_user = 0",
-        "max_sessions_per_user = true",
-        "grace_seconds = true",
-        "metrics = 9464",
-        'allow_uid = "1000"',
-        'allow_uid = ["root"]',
-        "allow_uid = [true]",
-        "allow_uid = [1.0]",
-        "allow_uid = -1",
-        "disk_bytes = 0x" + "f" * 5000,
-        "allow_uid = [0x" + "f" * 5000 + "]",
-        "grace_seconds = 1" + "0" * 400,
-        "serve" + ".serve" * 2000 + " = 1",
-        "codec = 1",
-        "log_level = 1979-05-27",
-        "grace = 1",
-        'config = "other.toml"',
-        "allowed_uids = 3",
-        "[serve]\npath = 1",
-    ],
-)
-def test_bad_key_or_type_names_file_and_key(toml: str, tmp_path: Path) -> None:
+BAD_TOML = [
+    "path = []",
+    "disk_bytes = true",
+    "max_sessions_per_user = 0",
+    "metrics = 9464",
+    'allow_uid = ["root"]',
+    "allow_uid = [true]",
+    "disk_bytes = 0x" + "f" * 5000,
+    "grace_seconds = 1" + "0" * 400,
+    "serve" + ".serve" * 2000 + " = 1",
+    "codec = 1",
+    "grace = 1",
+    'config = "other.toml"',
+    "[serve]\npath = 1",
+]
+
+
+def test_bad_key_or_type_names_file_and_key(tmp_path: Path) -> None:
     file = tmp_path / "serve.toml"
-    file.write_text(toml + "\n")
-    with pytest.raises(ConfigError) as refused:
-        settings_of({"path": "/nvme", "config": str(file)}, {})
-    key = "serve" if toml.startswith("[") else toml.split(" ")[0].split(".")[0]
-    assert refused.value.option == f"{file}: {key}"
-    assert len(str(refused.value)) < 2000
+    for toml in BAD_TOML:
+        file.write_text(toml + "\n")
+        with pytest.raises(ConfigError) as refused:
+            settings_of({"config": str(file)} | ({} if toml.startswith("path") else {"path": "/nvme"}), {})
+        key = "serve" if toml.startswith("[") else toml.split(" ")[0].split(".")[0]
+        assert refused.value.option == f"{file}: {key}"
+        assert len(str(refused.value)) < 2000
 
 
 @pytest.mark.parametrize(

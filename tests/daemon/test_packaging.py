@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shlex
 import subprocess
 import sys
@@ -12,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import tierstore
 from tests.daemon.conftest import DaemonProcess
 from tests.daemon.dockerfile import copy_context, stages_of
 from tierstore import TierStore
@@ -56,64 +54,6 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-def python(installed: Path, program: str) -> subprocess.CompletedProcess[str]:
-    return run(installed / "bin" / "python", "-c", program, cwd=installed)
-
-
-def test_installed_package_has_every_file_of_the_tree_and_no_other(installed: Path) -> None:
-    (package,) = installed.glob("lib/python*/site-packages/tierstore")
-    files = files_below(ROOT / "tierstore")
-    assert {"py.typed", "hooks/offload.py", "daemon/__init__.py"} <= files
-    assert files_below(package) == files
-
-
-def test_torch_is_not_there(installed: Path) -> None:
-    done = python(installed, "import torch")
-    assert "ModuleNotFoundError: No module named 'torch'" in done.stderr
-
-
-@pytest.mark.parametrize(
-    "package",
-    ["tierstore.commands", "tierstore.daemon", "tierstore.disk", "tierstore.sidecar"],
-)
-def test_every_module_is_imported_without_torch(installed: Path, package: str) -> None:
-    done = python(
-        installed,
-        "import importlib, pkgutil\n"
-        f"package = importlib.import_module({package!r})\n"
-        "names = [each.name for each in pkgutil.walk_packages(package.__path__, package.__name__ + '.')]\n"
-        "print(package.__file__, [importlib.import_module(name).__name__ for name in names])",
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(str(installed))
-    assert f"'{package}." in done.stdout
-
-
-def test_command_line_works_without_torch(installed: Path) -> None:
-    command = installed / "bin" / "tierstore"
-    version = tierstore.__version__
-    assert run(command, "--version", cwd=installed).stdout == f"tierstore {version}\n"
-    shown = run(command, "--help", cwd=installed)
-    assert shown.returncode == 0, shown.stderr
-    assert "Commands" in shown.stdout
-
-
-def normal(name: str) -> str:
-    """A distribution's name as indexes compare it (PEP 503)."""
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def test_everything_installed_is_pinned(installed: Path) -> None:
-    listed = run(installed / "bin" / "python", "-m", "pip", "list", "--format=json", cwd=installed)
-    found = {normal(each["name"]): each["version"] for each in json.loads(listed.stdout)}
-    tools = {"pip", "setuptools", "tierstore"}  # what a virtual environment brings, and we
-    lines = (ROOT / "constraints.txt").read_text().splitlines()
-    pins = [line.split("==") for line in lines if "==" in line and not line.startswith("#")]
-    assert {name: found[name] for name in found.keys() - tools}.items() <= {
-        normal(name): version for name, version in pins
-    }.items()
-
-
 def of_image(word: str) -> str:
     """What the Dockerfile's last stage says after a word."""
     (rest,) = [each.rest for each in stages_of((ROOT / "Dockerfile").read_text())[-1] if each.word == word]
@@ -152,22 +92,8 @@ def test_image_s_daemon_serves_a_trainer_without_torch(daemon: DaemonProcess, in
         loaded = Path(f"/proc/{daemon.process.pid}/maps").read_text()
     assert str(installed) in loaded
     assert "torch" not in loaded
-
-
-def test_image_s_daemon_ends_with_0_when_it_is_stopped(daemon: DaemonProcess) -> None:
-    assert daemon.stop() == 0, daemon.log
-    assert not daemon.socket.exists()
-
-
-def test_health_check_passes_while_the_daemon_lives_and_fails_after(daemon: DaemonProcess, installed: Path) -> None:
-    _, command = of_image("HEALTHCHECK").split("CMD ", 1)
-    environment = {"PATH": f"{installed}/bin:{os.environ['PATH']}", "TIERSTORE_SOCKET": str(daemon.socket)}
-    codes = []
-    for end in (lambda: None, daemon.kill):
-        end()
-        done = subprocess.run(["/bin/sh", "-c", command], env=environment, cwd=installed, check=False, timeout=60)
-        codes.append(done.returncode)
-    assert codes == [0, 1]
+    done = run(installed / "bin" / "python", "-c", "import torch", cwd=installed)
+    assert "ModuleNotFoundError: No module named 'torch'" in done.stderr
 
 
 def test_installing_over_an_installation_is_refused(tmp_path: Path) -> None:

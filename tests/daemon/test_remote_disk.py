@@ -14,7 +14,7 @@ import pytest
 
 from tests.daemon.conftest import DaemonProcess, StartDaemon, environment_of_tests
 from tests.store.disk_conformance import PLAIN, DiskConformance, at_phase, random_bytes, read_back
-from tierstore.errors import ConfigError, CorruptDataError, DaemonUnavailableError, QuotaExceededError
+from tierstore.errors import ConfigError, DaemonUnavailableError
 from tierstore.sidecar.remote import RemoteDisk
 from tierstore.testing import FaultPlan, Latency, Rule
 
@@ -67,26 +67,13 @@ async def test_record_longer_than_the_window_goes_through_it_in_parts(open_remot
     assert (tier.usage().num_records, tier.usage().disk_bytes) == (0, 0)
 
 
-async def test_record_with_a_damaged_part_is_refused(open_remote: OpenRemote, daemon: DaemonProcess) -> None:
-    tier = await open_remote(window_bytes=MIB)
-    contents = {key: random_bytes(3 * MIB, seed=key) for key in range(2)}
-    for key, content in contents.items():
-        await tier.write(key, memoryview(content), PLAIN)
-    damaged = _flip_where(daemon, contents[1][2 * MIB : 2 * MIB + 64])
-    assert damaged == 1
-    with pytest.raises(CorruptDataError) as caught:
-        await read_back(tier, 1, 3 * MIB)
-    assert caught.value.key == 1
-    assert await read_back(tier, 0, 3 * MIB) == contents[0]
-
-
 STINGY_DAEMON = """
 import sys
 from pathlib import Path
 from tierstore.daemon.server import serve
-from tierstore.daemon.settings import ServerLimits, ServeSettings
+from tierstore.daemon.options import ServeSettings
 
-serve(ServeSettings((Path(sys.argv[1]),), Path(sys.argv[2]), limits=ServerLimits(slab_bytes=8 * 2**20)))
+serve(ServeSettings((Path(sys.argv[1]),), Path(sys.argv[2]), slab_bytes=8 * 2**20))
 """
 
 
@@ -104,53 +91,6 @@ async def test_larger_window_than_the_daemon_allows_is_refused(open_remote: Open
     assert await read_back(tier, 1, len(content)) == content
 
 
-async def test_sessions_are_invisible_to_each_other(open_remote: OpenRemote) -> None:
-    first = await open_remote()
-    second = await open_remote()
-    contents = random_bytes(300_000, seed=1), random_bytes(300_000, seed=2)
-    await first.write(7, memoryview(contents[0]), PLAIN)
-    with pytest.raises(KeyError):
-        await second.read(7, memoryview(bytearray(300_000)))
-    await second.write(7, memoryview(contents[1]), PLAIN)
-    assert await read_back(first, 7, 300_000) == contents[0]
-    await first.discard([7])
-    assert await read_back(second, 7, 300_000) == contents[1]
-
-
-async def test_quota_of_a_session_is_its_own(open_remote: OpenRemote) -> None:
-    first = await open_remote()
-    second = await open_remote()
-    await first.write(1, memoryview(random_bytes(60 * MIB)), PLAIN)
-    with pytest.raises(QuotaExceededError) as caught:
-        await first.write(2, memoryview(random_bytes(8 * MIB)), PLAIN)
-    assert (caught.value.session, caught.value.needed_bytes) == ("test", 8 * MIB)
-    assert caught.value.disk_budget_bytes == 64 * MIB
-    await first.write(3, memoryview(random_bytes(4 * MIB)), PLAIN)  # nothing is left of the one without room
-    await second.write(2, memoryview(random_bytes(8 * MIB)), PLAIN)
-
-
-async def test_first_connection_to_nothing_fails_at_once(open_remote: OpenRemote, tmp_path: Path) -> None:
-    with pytest.raises(DaemonUnavailableError) as caught:
-        await open_remote(address=str(tmp_path / "nothing.sock"))
-    assert caught.value.waited_seconds < 5
-    assert "nothing was stored" in str(caught.value)
-
-
-async def test_daemon_that_does_not_come_back_fails_what_waits_in_time(
-    open_remote: OpenRemote, daemon: DaemonProcess
-) -> None:
-    tier = await open_remote(reconnect_seconds=0.5)
-    content = random_bytes(MIB)
-    await tier.write(1, memoryview(content), PLAIN)
-    daemon.kill()
-    with pytest.raises(DaemonUnavailableError) as caught:
-        await read_back(tier, 1, MIB)
-    assert caught.value.waited_seconds >= 0.4
-    with pytest.raises(DaemonUnavailableError):
-        await tier.write(2, memoryview(content), PLAIN)
-    await tier.discard([1])  # never fails
-
-
 async def test_daemon_that_stays_away_fails_those_too_that_wait_for_the_window(
     open_remote: OpenRemote, start_daemon: StartDaemon, daemon: DaemonProcess
 ) -> None:
@@ -163,8 +103,9 @@ async def test_daemon_that_stays_away_fails_those_too_that_wait_for_the_window(
     outcomes = await asyncio.gather(*writes, return_exceptions=True)
     assert [type(outcome) for outcome in outcomes] == [DaemonUnavailableError] * 8
     for _ in range(6):
-        with pytest.raises(DaemonUnavailableError):
+        with pytest.raises(DaemonUnavailableError) as caught:
             await read_back(tier, 0, MIB)
+        assert caught.value.waited_seconds >= 0.2
     start_daemon(daemon.path, daemon.socket, session_disk_bytes=64 * MIB, codec="none")
     for key in range(1, 9):
         await tier.write(key, memoryview(contents[key]), PLAIN)
@@ -203,12 +144,11 @@ async def test_daemon_that_is_slow_is_waited_for(
     assert await read_back(tier, 1, MIB) == content
 
 
-@pytest.mark.parametrize("window_bytes", [4 * MIB, 256 * 1024], ids=["whole", "in parts"])
 async def test_write_that_was_given_up_is_done_once(
-    open_remote: OpenRemote, start_daemon: StartDaemon, daemon: DaemonProcess, window_bytes: int
+    open_remote: OpenRemote, start_daemon: StartDaemon, daemon: DaemonProcess
 ) -> None:
     """Given up while the daemon was away; then it is either asked for again, or forgotten there too."""
-    tier = await open_remote(reconnect_seconds=0.2, window_bytes=window_bytes)
+    tier = await open_remote(reconnect_seconds=0.2, window_bytes=256 * 1024)
     contents = {key: random_bytes(600_000, seed=key) for key in range(8)}
     daemon.kill()
     writes = (tier.write(key, memoryview(content), PLAIN) for key, content in contents.items())
@@ -227,16 +167,3 @@ def _mapped_bytes() -> int:
     with open("/proc/self/maps", encoding="utf-8") as lines:
         ranges = [line.split()[0].split("-") for line in lines if "memfd:tierstore" in line]
     return sum(int(end, 16) - int(start, 16) for start, end in ranges)
-
-
-def _flip_where(daemon: DaemonProcess, content: bytes) -> int:
-    """Flip a byte of it in the daemon's segments; in how many places it was found."""
-    num_found = 0
-    for segment in daemon.path.rglob("segment-*"):
-        with segment.open("r+b") as file:
-            place = file.read().find(content)
-            if place >= 0:
-                file.seek(place)
-                file.write(bytes([content[0] ^ 1]))
-                num_found += 1
-    return num_found

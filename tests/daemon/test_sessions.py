@@ -45,12 +45,9 @@ def test_damaged_lease_is_named_and_the_others_are_found(number: int, blob: byte
     assert found.next_number == (number if number <= MOST else 2) + 1
 
 
-@pytest.mark.parametrize("counter", [b"", b"\xc0", b"\x03", b"\x00", b"\xff", msgspec.msgpack.encode(2**63)])
-def test_damaged_counter_gives_no_number_twice(counter: bytes) -> None:
-    assert kept_leases({COUNTER: counter, 3: SOUND}).next_number == 4
-
-
-def test_counter_at_the_end_of_the_numbers_is_believed() -> None:
+def test_damaged_counter_gives_no_number_twice_and_one_at_the_end_is_believed() -> None:
+    for counter in (b"", b"\xc0", b"\x03", b"\x00", b"\xff", msgspec.msgpack.encode(2**63)):
+        assert kept_leases({COUNTER: counter, 3: SOUND}).next_number == 4
     assert kept_leases({COUNTER: msgspec.msgpack.encode(MOST + 1), 3: SOUND}).next_number == MOST + 1
 
 
@@ -67,7 +64,7 @@ def preset_counter(daemon: DaemonProcess, number: int) -> None:
     put_lease(daemon, COUNTER, msgspec.msgpack.encode(number))
 
 
-@pytest.mark.parametrize("number", [2**23 - 1, 2**23, MOST])
+@pytest.mark.parametrize("number", [2**23, MOST])
 def test_session_with_a_high_number_stores_and_survives(start_daemon: StartDaemon, number: int) -> None:
     daemon = start_daemon()
     daemon.wait_until_open()
@@ -131,27 +128,6 @@ async def test_wait_for_keys_ends_when_none_of_them_has_a_job() -> None:
         session.end_job(3)
     assert sorted(woken) == ["1", "12", "2 ", "4", "all"]
     assert session.num_jobs == 0
-
-
-async def test_end_of_a_job_looks_at_nobody_who_waits_for_another() -> None:
-    class Key(int):
-        num_looks = 0
-
-        def __hash__(self) -> int:
-            Key.num_looks += 1
-            return super().__hash__()
-
-    session, waited_for = Session(LEASE, 0, None), Key(0)
-    session.begin_job(waited_for)
-    async with asyncio.TaskGroup() as tasks:
-        for _ in range(10):
-            tasks.create_task(session.wait_for(frozenset((waited_for,))))
-        await asyncio.sleep(0)
-        Key.num_looks = 0
-        session.begin_job(1)
-        session.end_job(1)
-        assert Key.num_looks == 0
-        session.end_job(waited_for)
 
 
 def test_daemon_with_a_damaged_lease_starts_without_it(start_daemon: StartDaemon) -> None:

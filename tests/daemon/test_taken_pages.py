@@ -5,9 +5,6 @@ import ctypes
 import fcntl
 import mmap
 import os
-import shutil
-import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -18,13 +15,11 @@ from typing import Any
 import pytest
 
 from tests.daemon import wire
-from tests.daemon.clients import LONG_SECONDS, RawClient, client_of
-from tests.daemon.conftest import DaemonProcess, StartDaemon, environment_of_tests
+from tests.daemon.clients import RawClient, client_of
+from tests.daemon.conftest import DaemonProcess, StartDaemon
 from tests.daemon.peer import Peer, opened_disk
-from tierstore.disk.linux import address_of
 from tierstore.disk.tier import Kind
-from tierstore.sidecar.shared_slab import F_ADD_SEALS, F_SEAL_FUTURE_WRITE, SharedSlab
-from tierstore.sidecar.window import SharedWindow
+from tierstore.sidecar.window import F_ADD_SEALS, F_SEAL_FUTURE_WRITE, SharedSlab, SharedWindow
 
 MIB = 2**20
 UID = 64_987
@@ -33,9 +28,7 @@ UID = 64_987
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
-_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _PUNCH_AND_KEEP_SIZE = 3  # linux/falloc.h
-_MADV_REMOVE = 9
 
 
 class Memory:
@@ -53,10 +46,6 @@ class Memory:
     def punch(self) -> int:
         num_bytes = len(self.mapping)
         return _libc.fallocate(self.descriptor, _PUNCH_AND_KEEP_SIZE, 0, num_bytes) and ctypes.get_errno()
-
-    def remove(self) -> int:
-        address = address_of(memoryview(self.mapping))
-        return _libc.madvise(address, len(self.mapping), _MADV_REMOVE) and ctypes.get_errno()
 
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
@@ -77,10 +66,7 @@ def daemon(start_daemon: StartDaemon) -> Iterator[DaemonProcess]:
     assert daemon.process.poll() is None
 
 
-@pytest.mark.parametrize("take", [Memory.punch, Memory.remove])
-def test_pages_taken_away_before_a_job_are_not_allocated_by_the_daemon(
-    daemon: DaemonProcess, take: Callable[[Memory], int]
-) -> None:
+def test_pages_taken_away_before_a_job_are_not_allocated_by_the_daemon(daemon: DaemonProcess) -> None:
     """Of a client that is trusted not to, because it runs as the daemon's user; so its memory is not sealed."""
     for request in (wire.Write(2, 2, 1, 0, MIB, "uint8", 1, ""), wire.Read(2, 1, 1, 2 * MIB, MIB)):
         memory = Memory(16 * MIB, SEALS | fcntl.F_SEAL_SEAL)
@@ -89,22 +75,11 @@ def test_pages_taken_away_before_a_job_are_not_allocated_by_the_daemon(
             client.send(wire.Slab(1, 16 * MIB), descriptors=(memory.descriptor,))
             client.send(wire.Write(1, 1, 1, 0, MIB, "uint8", 1, ""))
             client.expect(wire.Stored)
-            assert take(memory) == 0
+            assert memory.punch() == 0
             client.send(request)
             assert client.is_refused("pages that are not allocated")
             assert memory.allocated_bytes == 0
             os.close(memory.descriptor)
-
-
-def test_pages_behind_the_named_ones_do_not_stand_for_them(daemon: DaemonProcess) -> None:
-    memory = Memory(2 * MIB, SEALS)
-    assert _libc.fallocate(memory.descriptor, _PUNCH_AND_KEEP_SIZE, 0, MIB) == 0
-    with client_of(daemon) as client:
-        client.open()
-        client.send(wire.Slab(1, MIB), descriptors=(memory.descriptor,))
-        assert client.is_refused("pages that are not allocated", "byte 0")
-        assert memory.allocated_bytes == MIB
-    os.close(memory.descriptor)
 
 
 def test_huge_pages_are_refused(daemon: DaemonProcess) -> None:
@@ -154,7 +129,7 @@ def test_another_user_cannot_take_pages_away(daemon: DaemonProcess) -> None:
         client.send(wire.Slab(1, 16 * MIB), descriptors=(memory.descriptor,))
         client.send(wire.Write(1, 1, 1, 0, MIB, "uint8", 1, ""))
         client.expect(wire.Stored)
-        assert memory.punch() == memory.remove() == 1, "EPERM"
+        assert memory.punch() == 1, "EPERM"
         memory.mapping[:MIB] = bytes(MIB)
         client.send(wire.Read(2, 1, 1, 0, MIB))
         client.expect(wire.Loaded)
@@ -194,47 +169,6 @@ def test_pages_that_another_user_takes_away_at_any_moment_cost_the_daemon_nothin
             os.close(memory.descriptor)
 
     as_another_user(play, daemon)
-
-
-_TRAINING = """
-import sys, torch
-from tierstore import TierStore
-with TierStore.connect(sys.argv[1], host_bytes=0, window_bytes="16MiB", reconnect_seconds=60) as store:
-    tensors = [torch.full((2**20,), float(number)) for number in range(40)]
-    for round in range(2):
-        handles = [store.put(tensor.clone()) for tensor in tensors]
-        print("put", flush=True)  # the daemon is killed now, while most are on their way
-        for tensor, handle in zip(tensors, handles):
-            assert torch.equal(store.get(handle), tensor), round
-        del handle
-    assert store.stats().restored_bytes
-print("the same bits", flush=True)
-"""
-
-
-@needs_root
-def test_store_of_another_user_goes_on_when_the_daemon_comes_back(start_daemon: StartDaemon) -> None:
-    """Its window was sealed for good by the daemon that was killed, so its bytes move to a new one."""
-    if shutil.which("setpriv") is None:
-        pytest.skip("there is no setpriv")
-    daemon = start_daemon(allow_uid=UID, codec="none")
-    open_to_all(daemon)
-    reading = "-all,+dac_read_search"  # Python itself may be installed where only root can read
-    user = [f"--{name}={UID}" for name in ("reuid", "regid")]
-    caps = [f"--{name}={reading}" for name in ("bounding-set", "inh-caps", "ambient-caps")]
-    command = ["setpriv", *user, "--clear-groups", *caps, sys.executable, "-c", _TRAINING, str(daemon.socket)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment_of_tests(), cwd="/") as training:
-        try:
-            assert training.stdout is not None
-            for line in training.stdout:
-                if line == "put\n":
-                    daemon.kill()
-                    daemon = start_daemon(daemon.path, daemon.socket, allow_uid=UID, codec="none", wait=True)
-                    open_to_all(daemon)
-            assert line == "the same bits\n"
-            assert training.wait(LONG_SECONDS) == 0
-        finally:
-            training.send_signal(signal.SIGKILL)
 
 
 def test_slab_that_was_sealed_moves_with_its_bytes_and_leaves_nothing() -> None:

@@ -1,10 +1,6 @@
 """The shared window: no byte in two slots, reads before writes, nothing lost by who gives up waiting."""
 
 import asyncio
-import mmap
-import os
-import random
-import struct
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,9 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tierstore.disk.linux import address_of, make_pages_huge
-from tierstore.sidecar.shared_slab import SharedSlab
-from tierstore.sidecar.window import SharedWindow, WindowSlot
+from tierstore.sidecar.window import SharedSlab, SharedWindow, WindowSlot
 
 PAGE = 4096
 MIB = 2**20
@@ -46,51 +40,6 @@ Taking = asyncio.Task[WindowSlot]
 
 def taking(window: SharedWindow, num_pages: int, *, to_read: bool) -> Taking:
     return asyncio.ensure_future(window.take(num_pages * PAGE, to_read=to_read))
-
-
-async def test_slot_is_its_range_of_the_slab(window: SharedWindow, slab: SharedSlab) -> None:
-    first = await window.take(100, to_read=False)
-    second = await window.take(5000, to_read=True)
-    assert (first.slab, first.offset % PAGE, first.num_bytes) == (slab, 0, 100)
-    assert second.offset % PAGE == 0
-    first.memory[:] = b"x" * 100
-    assert bytes(slab.memory[first.offset : first.offset + 100]) == b"x" * 100
-    assert bytes(second.memory) == bytes(5000)
-
-
-async def test_slots_of_whole_pages_fill_the_window_without_a_gap(window: SharedWindow) -> None:
-    slots = [await window.take(2 * PAGE, to_read=True) for _ in range(NUM_PAGES // 2)]
-    assert sorted(slot.offset for slot in slots) == [2 * PAGE * number for number in range(NUM_PAGES // 2)]
-    waiting = taking(window, 1, to_read=True)
-    await turns()
-    assert not waiting.done()
-    window.give_back(slots[1])
-    first = await waiting
-    assert first.offset == slots[1].offset
-    for slot in [*slots[:1], *slots[2:], first]:
-        window.give_back(slot)
-    await window.take(NUM_PAGES * PAGE, to_read=True)
-
-
-async def test_waiting_reads_go_before_waiting_writes(window: SharedWindow) -> None:
-    whole = await window.take(NUM_PAGES * PAGE, to_read=False)
-    order: list[str] = []
-    tasks = []
-    for name, to_read in (("write 1", False), ("read 1", True), ("write 2", False), ("read 2", True)):
-        task = taking(window, 3, to_read=to_read)
-        task.add_done_callback(lambda _, name=name: order.append(name))
-        tasks.append(task)
-        await turns()
-    assert order == []
-    window.give_back(whole)
-    await turns()
-    assert order == ["read 1", "read 2"], "both, and no third fits in"
-    window.give_back(tasks[1].result())
-    await turns()
-    assert order == ["read 1", "read 2", "write 1"]
-    window.give_back(tasks[3].result())
-    await turns()
-    assert order[3:] == ["write 2"]
 
 
 async def test_write_waits_behind_a_read_that_waits_and_a_read_not_behind_a_write(window: SharedWindow) -> None:
@@ -162,39 +111,3 @@ async def test_no_byte_is_in_two_slots_and_all_come_back(wanted: list[tuple[int,
     await asyncio.gather(*(use(*each) for each in wanted))
     window.give_back(await window.take(NUM_PAGES * PAGE, to_read=False))
     slab.close()
-
-
-def frames_of(memory: memoryview) -> list[int]:
-    """Where each page lies in physical memory; 0 for those who may not know (pagemap, in the kernel's admin guide)."""
-    page_bytes = mmap.PAGESIZE
-    with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
-        found = os.pread(pagemap.fileno(), 8 * len(memory) // page_bytes, address_of(memory) // page_bytes * 8)
-    return [entry & (1 << 55) - 1 for entry in struct.unpack(f"={len(found) // 8}Q", found)]
-
-
-def test_pages_made_huge_keep_their_bytes_and_lie_in_one_piece() -> None:
-    """The device takes a transfer of them in a few entries, instead of one for each page."""
-    descriptor = os.memfd_create("test")
-    try:
-        os.posix_fallocate(descriptor, 0, 9 * MIB)
-        content = random.Random(0).randbytes(9 * MIB)
-        os.pwrite(descriptor, content, 0)
-        try:
-            make_pages_huge(descriptor, 9 * MIB)
-        except OSError as error:
-            pytest.skip(f"the kernel has no huge pages for shared memory now: {error}")
-        with mmap.mmap(descriptor, 9 * MIB, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE) as memory:
-            assert memory[:] == content
-            frames = frames_of(memoryview(memory))
-    finally:
-        os.close(descriptor)
-    if not any(frames):
-        pytest.skip("only root may know where pages lie")
-    per_piece = 2 * MIB // mmap.PAGESIZE
-    for start in range(0, 8 * MIB // mmap.PAGESIZE, per_piece):
-        assert frames[start : start + per_piece] == list(range(frames[start], frames[start] + per_piece))
-
-
-def test_pages_that_cannot_be_made_huge_raise_and_stay() -> None:
-    with open("/dev/zero", "r+b") as device, pytest.raises(OSError, match=r"."):
-        make_pages_huge(device.fileno(), 4 * MIB)

@@ -1,11 +1,11 @@
 """The protocol's messages: what is said arrives, however it is cut; what is not a message is refused, and only that."""
 
-import random
+import contextlib
+import itertools
 import struct
 import tracemalloc
 import typing
 from collections.abc import Iterator
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +50,6 @@ def _messages(kind: type) -> st.SearchStrategy[Any]:
     return st.builds(kind, **{field.name: _values(field.type) for field in fields})
 
 
-CLIENT_MESSAGES = st.one_of(*map(_messages, CLIENT_KINDS))
-DAEMON_MESSAGES = st.one_of(*map(_messages, DAEMON_KINDS))
-
-
 def _frame(body: bytes) -> bytes:
     return struct.pack("<I", len(body)) + body
 
@@ -68,17 +64,17 @@ def _kinds_for(kind: type) -> object:
 
 def _some(kind: type) -> Any:
     """A message with the smallest value in each field."""
-    smallest = {
-        msgspec.inspect.BoolType: lambda info: False,
-        msgspec.inspect.IntType: lambda info: info.ge,
-        msgspec.inspect.FloatType: lambda info: 0.0,
-        msgspec.inspect.StrType: lambda info: "",
-        msgspec.inspect.BytesType: lambda info: bytes(info.min_length or 0),
-        msgspec.inspect.VarTupleType: lambda info: (),
-        msgspec.inspect.UnionType: lambda info: None,
-    }
-    fields = msgspec.inspect.type_info(kind).fields  # type: ignore[attr-defined]
-    return kind(*(smallest[type(field.type)](field.type) for field in fields))
+    smallest = {"BoolType": False, "FloatType": 0.0, "StrType": "", "VarTupleType": (), "UnionType": None}
+
+    def of(info: Any) -> object:
+        match info:
+            case msgspec.inspect.IntType():
+                return info.ge
+            case msgspec.inspect.BytesType():
+                return bytes(info.min_length or 0)
+        return smallest[type(info).__name__]
+
+    return kind(*(of(field.type) for field in msgspec.inspect.type_info(kind).fields))  # type: ignore[attr-defined]
 
 
 def _beyond_limits() -> Iterator[tuple[type, int, object]]:
@@ -102,27 +98,10 @@ def _beyond_limits() -> Iterator[tuple[type, int, object]]:
                     yield kind, position, (info.item_type.le + 1,)
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_every_message_comes_back_equal(kind: type) -> None:
-    @settings(max_examples=30, deadline=None)
-    @given(_messages(kind))
-    def check(message: Any) -> None:
-        assert wire.FrameReader(_kinds_for(kind), "").feed(wire.frame_of([message])) == [[message]]
-
-    check()
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.lists(st.lists(DAEMON_MESSAGES, max_size=4), max_size=4), st.data())
-def test_stream_cut_anywhere_gives_the_same_frames(frames: list[list[Any]], data: st.DataObject) -> None:
-    stream = b"".join(map(wire.frame_of, frames))
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=20)))
-    reader = wire.FrameReader(wire.DaemonMessage, "")
-    ends, found = list(accumulate(len(wire.frame_of(frame)) for frame in frames)), []
-    for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
-        found += reader.feed(memoryview(stream)[start:end])
-        assert reader.is_inside_frame == (end not in (0, *ends))
-    assert found == frames
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(KINDS).flatmap(_messages))
+def test_every_message_comes_back_equal(message: Any) -> None:
+    assert wire.FrameReader(_kinds_for(type(message)), "").feed(wire.frame_of([message])) == [[message]]
 
 
 def test_fields_of_a_later_version_are_ignored() -> None:
@@ -135,46 +114,6 @@ def test_longest_discard_fits_into_a_frame() -> None:
     assert _read(wire.frame_of([longest])[4:]) == [[longest]]
 
 
-def _fed(reader: wire.FrameReader, data: bytes, kinds: tuple[type, ...]) -> bool:
-    """Feed it; whether it was accepted. Nothing but ProtocolError may come, and nothing but messages of these kinds."""
-    try:
-        frames = reader.feed(data)
-    except ProtocolError:
-        assert not reader.is_inside_frame, "what was refused is still held"
-        return False
-    assert all(isinstance(message, kinds) for messages in frames for message in messages)
-    assert len(reader._buffer) < 4 + wire.MAX_FRAME_BYTES
-    return True
-
-
-@settings(max_examples=300, deadline=None)
-@given(st.binary(max_size=300))
-def test_garbage_is_refused(garbage: bytes) -> None:
-    _fed(wire.FrameReader(wire.ClientMessage, ""), garbage, CLIENT_KINDS)
-    _fed(wire.FrameReader(wire.ClientMessage, ""), _frame(garbage), CLIENT_KINDS)
-
-
-@settings(max_examples=300, deadline=None)
-@given(st.lists(CLIENT_MESSAGES, min_size=1, max_size=3), st.randoms(use_true_random=False))
-def test_damaged_frames_are_refused_or_are_messages(messages: list[Any], chance: random.Random) -> None:
-    body = bytearray(wire.frame_of(messages)[4:])
-    for _ in range(chance.randint(1, 4)):
-        start = chance.randrange(len(body))
-        end = chance.choice([start, start + 1, start + 4, len(body)])
-        body[start:end] = chance.randbytes(chance.choice([0, 1, 2]))
-        body = body or bytearray(b"\x00")
-    _fed(wire.FrameReader(wire.ClientMessage, ""), _frame(bytes(body)), CLIENT_KINDS)
-
-
-@settings(max_examples=50, deadline=None)
-@given(CLIENT_MESSAGES)
-def test_truncated_bodies_are_refused(message: Any) -> None:
-    body = wire.frame_of([message])[4:]
-    for end in {0, 1, len(body) // 2, len(body) - 1}:
-        with pytest.raises(ProtocolError, match="the peer"):
-            _read(body[:end])
-
-
 def _array(num_items: int) -> bytes:
     return b"\xdd" + struct.pack(">I", num_items)
 
@@ -182,24 +121,14 @@ def _array(num_items: int) -> bytes:
 BOMBS = {
     "nested arrays": b"\x91" * 500_000,
     "nested arrays behind the last field": b"\x91\x92\xa5Close" + b"\x91" * 500_000 + b"\x01",
-    "nested maps behind the last field": b"\x91\x92\xa5Close" + b"\x81\x01" * 400_000 + b"\x01",
-    "nested arrays in a field": b"\x91\x92\xa5Unmap" + b"\x91" * 500_000 + b"\x01",
-    "an array of 2**32 - 1": _array(2**32 - 1),
     "an array of 2**28 in a field": b"\x91\x93\xa5Hello" + _array(2**28),
-    "a map of 2**32 - 1": b"\x91\x92\xa5Close\xdf\xff\xff\xff\xff",
     "bytes of 2**32 - 1": b"\x91\x92\xa6Resume\xc6\xff\xff\xff\xff",
-    "a text of 2**32 - 1": b"\x91\xdb\xff\xff\xff\xff",
-    "an extension of 2**32 - 1": b"\x91\x92\xa5Close\xc9\xff\xff\xff\xff\x01",
     "a million keys": b"\x91\x93\xa7Discard\x01" + _array(1_000_000) + b"\x01" * 1_000_000,
-    "a name that is no text": b"\x91\x91\xa5\xff\xff\xff\xff\xff",
     "a field that is no text": b"\x91\x94\xa4Open\xa2\xff\xff\x01\x01",
     "a lone surrogate": b"\x91\x94\xa4Open\xa3\xed\xb2\x80\x01\x01",
-    "no array": b"\x81\x01\x02",
     "a message by field names": msgspec.msgpack.encode([{"type": "Unmap", "slab": 1}]),
-    "two values": b"\x90\x90",
     "nothing": b"",
     "a number for true": msgspec.msgpack.encode([["Unmap", True]]),
-    "a float for a number": msgspec.msgpack.encode([["Unmap", 1.0]]),
     "a missing field": msgspec.msgpack.encode([["Unmap"]]),
     "an unknown message": msgspec.msgpack.encode([["_Message"]]),
 }
@@ -208,30 +137,11 @@ BOMBS = {
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_bombs_are_refused_in_bounded_memory(bomb: str) -> None:
     tracemalloc.start()
-    try:
-        with pytest.raises(ProtocolError):
-            _read(BOMBS[bomb])
-        assert tracemalloc.get_traced_memory()[1] < 16 * wire.MAX_FRAME_BYTES
-    finally:
-        tracemalloc.stop()
-
-
-def test_refusal_of_a_long_word_is_short() -> None:
-    """It goes into the log, and back to the peer."""
-    with pytest.raises(ProtocolError, match="xxx") as refused:
-        _read(msgspec.msgpack.encode([["x" * 500_000, 1]]))
-    assert len(str(refused.value)) < 500
-
-
-def test_a_frame_of_the_smallest_messages_takes_bounded_memory() -> None:
-    body = _array(149_000) + b"\x91\xa5Close" * 149_000
-    tracemalloc.start()
-    try:
-        (messages,) = _read(body)
-        assert len(messages) == 149_000
-        assert tracemalloc.get_traced_memory()[1] < 32 * wire.MAX_FRAME_BYTES
-    finally:
-        tracemalloc.stop()
+    with pytest.raises(ProtocolError):
+        _read(BOMBS[bomb])
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak_bytes < 16 * wire.MAX_FRAME_BYTES
 
 
 def test_giant_frame_is_refused_by_its_length_alone() -> None:
@@ -243,31 +153,20 @@ def test_giant_frame_is_refused_by_its_length_alone() -> None:
             reader.feed(struct.pack("<I", num_bytes))
 
 
-def test_endless_stream_is_held_a_frame_at_a_time() -> None:
-    reader = wire.FrameReader(wire.ClientMessage, "")
-    for _ in range(40):  # a frame that never ends, from a peer that goes on after it was refused
-        _fed(reader, struct.pack("<I", wire.MAX_FRAME_BYTES) + bytes(2**16), CLIENT_KINDS)
-        assert len(reader._buffer) < 4 + wire.MAX_FRAME_BYTES
+def test_message_of_the_wrong_direction_is_refused() -> None:
+    for kind in KINDS:
+        other = wire.DaemonMessage if kind in CLIENT_KINDS else wire.ClientMessage
+        with pytest.raises(ProtocolError, match=kind.__name__):
+            wire.FrameReader(other, "").feed(wire.frame_of([_some(kind)]))
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_message_of_the_wrong_direction_is_refused(kind: type) -> None:
-    frame = wire.frame_of([_some(kind)])
-    other = wire.DaemonMessage if kind in CLIENT_KINDS else wire.ClientMessage
-    with pytest.raises(ProtocolError, match=kind.__name__):
-        wire.FrameReader(other, "").feed(frame)
-
-
-@pytest.mark.parametrize(
-    ("kind", "position", "value"),
-    [pytest.param(*case, id=f"{case[0].__name__}-{case[1]}-{str(case[2])[:20]}") for case in _beyond_limits()],
-)
-def test_value_beyond_its_limits_is_refused(kind: type, position: int, value: object) -> None:
-    fields = [getattr(_some(kind), name) for name in kind.__struct_fields__]  # type: ignore[attr-defined]
-    assert _read(msgspec.msgpack.encode([[kind.__name__, *fields]]), _kinds_for(kind)) == [[_some(kind)]]
-    fields[position] = value
-    with pytest.raises(ProtocolError, match=rf"\$\[0\]\[{position + 1}\]"):
-        _read(msgspec.msgpack.encode([[kind.__name__, *fields]]), _kinds_for(kind))
+def test_value_beyond_its_limits_is_refused() -> None:
+    for kind, position, value in _beyond_limits():
+        fields = [getattr(_some(kind), name) for name in kind.__struct_fields__]  # type: ignore[attr-defined]
+        assert _read(msgspec.msgpack.encode([[kind.__name__, *fields]]), _kinds_for(kind)) == [[_some(kind)]]
+        fields[position] = value
+        with pytest.raises(ProtocolError, match=rf"\$\[0\]\[{position + 1}\]"):
+            _read(msgspec.msgpack.encode([[kind.__name__, *fields]]), _kinds_for(kind))
 
 
 def test_every_integer_text_and_list_has_limits() -> None:
@@ -281,19 +180,17 @@ def test_every_integer_text_and_list_has_limits() -> None:
                     assert info.max_length is not None, f"{kind.__name__}.{field.name}"
 
 
-@pytest.mark.parametrize("kind", CLIENT_KINDS, ids=lambda kind: kind.__name__)
-@pytest.mark.parametrize("phase", wire.Phase, ids=lambda phase: phase.value)
-def test_message_out_of_its_phase_is_refused(phase: wire.Phase, kind: type) -> None:
+def test_message_out_of_its_phase_is_refused() -> None:
     spoken = {
         wire.Phase.GREETING: {"Hello"},
         wire.Phase.LOBBY: {"Open", "Resume", "Inspect"},
         wire.Phase.SESSION: {"Slab", "Unmap", "Write", "Read", "Discard", "Close", "Inspect"},
     }
-    if kind.__name__ in spoken[phase]:
-        wire.check_allowed(phase, _some(kind), "client 7")
-        return
-    with pytest.raises(ProtocolError, match=f"client 7.*{kind.__name__} in the phase '{phase.value}'"):
-        wire.check_allowed(phase, _some(kind), "client 7")
+    for phase, kind in itertools.product(wire.Phase, CLIENT_KINDS):
+        words = f"client 7.*{kind.__name__} in the phase '{phase.value}'"
+        is_allowed = kind.__name__ in spoken[phase]
+        with contextlib.nullcontext() if is_allowed else pytest.raises(ProtocolError, match=words):
+            wire.check_allowed(phase, _some(kind), "client 7")
 
 
 def test_document_names_every_message_with_its_fields_in_order() -> None:

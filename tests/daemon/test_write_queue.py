@@ -1,7 +1,6 @@
 """How much of one session's writes is queued at once: the rule alone, and in a daemon."""
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,12 +8,10 @@ from tests.daemon import wire
 from tests.daemon.clients import client_of, page_of, report_of
 from tests.daemon.conftest import DaemonProcess, StartDaemon, tierstore
 from tests.daemon.test_metrics import labels, scrape
-from tests.daemon.training import gradients, make_model
-from tierstore import TierStore
 from tierstore.commands.views import decode_report
 from tierstore.daemon.report import SessionState
 from tierstore.daemon.sessions import WriteQueue
-from tierstore.sidecar.shared_slab import SharedSlab
+from tierstore.sidecar.window import SharedSlab
 
 MIB = 2**20
 NUM_WRITES = 24
@@ -42,24 +39,6 @@ def test_writes_start_in_order_within_the_quota_and_all_of_them(
         assert queue.held_bytes == sum(sizes) - sum(sizes[number] for number in [*started, *left])
         assert running or not queue.held_bytes, "something always goes on"
     assert started == list(range(len(sizes)))
-
-
-def test_no_quota_holds_nothing_back() -> None:
-    queue, started = WriteQueue(None), list[int]()
-    for number in range(100):
-        queue.add(2**40, lambda number=number: started.append(number))
-    assert (len(started), queue.held_bytes) == (100, 0)
-
-
-def test_short_write_does_not_overtake_a_long_one() -> None:
-    queue, started = WriteQueue(10), list[str]()
-    for name, num_bytes in (("first", 6), ("long", 50), ("short", 1)):
-        queue.add(num_bytes, lambda name=name: started.append(name))
-    assert started == ["first"]
-    queue.end(6)
-    assert started == ["first", "long"], "it goes alone"
-    queue.end(50)
-    assert started == ["first", "long", "short"]
 
 
 @pytest.fixture
@@ -139,13 +118,3 @@ def test_queued_bytes_are_shown(daemon: DaemonProcess, slab: SharedSlab) -> None
         assert samples["tierstore_held_bytes", mine] == 0
         assert samples["tierstore_queued_quota_bytes", mine] == 2 * MIB
         assert "0 B of 2 MiB" in tierstore("stat", "--socket", str(daemon.socket), COLUMNS="200").stdout
-
-
-def test_training_with_a_small_quota_gets_the_same_gradients(start_daemon: StartDaemon) -> None:
-    daemon = start_daemon(session_queued_bytes="300KiB")
-    model, batch = make_model(0)
-    expected = gradients(model, batch, None, lambda: None)
-    with TierStore.connect(daemon.socket, host_bytes=0) as store:
-        found = gradients(model, batch, store, store.flush)
-        assert store.stats().restored_bytes > 0
-    assert all(torch.equal(*pair) for pair in zip(expected, found, strict=True))

@@ -14,9 +14,8 @@ from rich.console import Console
 from tests.fuzz.target import Target, raises
 from tierstore.base.config import check_directories, local_world_size, parse_size, rank_of_process
 from tierstore.commands.views import decode_report, rates_between, stat_view, top_view
-from tierstore.daemon.options import OPTIONS, settings_of
+from tierstore.daemon.options import OPTIONS, ServeSettings, settings_of
 from tierstore.daemon.report import DaemonReport, DiskState, Jobs, JobTimes, SessionState, Spread, Totals
-from tierstore.daemon.settings import ServeSettings
 from tierstore.disk.codec.codec import parse_codec
 from tierstore.errors import ConfigError, ProtocolError
 
@@ -57,8 +56,8 @@ def _check_settings(line: dict[str, str], environment: dict[str, str]) -> None:
         return
     (settings,) = found
     assert settings.disk_bytes is None or settings.disk_bytes >= 0
-    assert math.isfinite(settings.limits.grace_seconds)
-    assert math.isfinite(settings.limits.handshake_seconds)
+    assert math.isfinite(settings.grace_seconds)
+    assert math.isfinite(settings.handshake_seconds)
     assert all(uid >= 0 for uid in settings.allowed_uids)
     assert settings.metrics is None or 0 <= settings.metrics[1] < 2**16
     parse_codec(settings.codec)

@@ -12,12 +12,6 @@ import tempfile
 import torch
 
 ENDINGS: dict[str, tuple[int, str]] = {
-    "a graph alive": (
-        0,
-        """
-        loss = graph()
-        """,
-    ),
     "a graph alive, on disk": (
         0,
         """
@@ -51,24 +45,6 @@ ENDINGS: dict[str, tuple[int, str]] = {
         begun.wait(60)
         """,
     ),
-    "a backward that takes a while on a daemon thread": (
-        0,
-        """
-        import threading, time
-        begun = threading.Event()
-        def slowly(_):
-            begun.set()
-            time.sleep(0.2)
-        weight.register_hook(slowly)
-        def work():
-            try:
-                graph().backward()
-            except StoreClosedError:
-                pass
-        threading.Thread(target=work, daemon=True).start()
-        begun.wait(60)
-        """,
-    ),
     "sys.exit in a thread with a live graph": (
         0,
         """
@@ -96,14 +72,6 @@ ENDINGS: dict[str, tuple[int, str]] = {
         0,
         """
         handles = [store.put(torch.randn(50_000)) for _ in range(40)]
-        """,
-    ),
-    "reads in flight": (
-        0,
-        """
-        handles = [store.put(torch.randn(50_000)) for _ in range(40)]
-        store.flush()
-        store.prefetch(handles)
         """,
     ),
     "a store without references": (

@@ -4,25 +4,20 @@
 
     python -m tests.reliability.refused_calls FOLDER
 
-Each line that it reads is one case in JSON: [who, call, errno]. `who`: "embedded", "daemon" or "client" trains one step
-with a store, "doctor" examines a drive; the call is refused to that process alone, once everything is imported. Without
-a call, something else is refused: see the functions. Each line that it prints says how the case has ended: [ending,
-words]. The endings are "answered" (and all bits are right), "refused" (by an error of this package), "failed" (by
-another error), "hung" (until its deadline), and "died".
+Each line that it reads is one case in JSON: [who, call, errno]. A step is trained with a store; the call is refused to
+`who` alone ("embedded", "daemon" or "client"), once everything is imported. Each line that it prints says how the case
+has ended: [ending, words]. The endings are "answered" (and all bits are right), "refused" (by an error of this
+package), "failed" (by another error), "hung" (until its deadline), and "died".
 """
 
-import ctypes
 import faulthandler
 import json
 import os
-import resource
 import select
 import shutil
 import signal
 import socket
-import struct
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -37,12 +32,9 @@ from tierstore.daemon.logs import set_up_logging
 from tierstore.daemon.options import settings_of
 from tierstore.daemon.server import serve
 from tierstore.errors import TierStoreError
-from tierstore.tuning.consult import consult
 
 DEADLINE_SECONDS = 60.0
 BUDGETS = {"host_bytes": 0, "staging_bytes": "8MiB", "disk_bytes": "64MiB"}
-NOBODY = 65534
-
 Limit = Callable[[], None]
 Ending = tuple[str, str]
 
@@ -54,9 +46,6 @@ def main() -> None:
         "embedded": _embedded,
         "daemon": lambda place, limit: _connected(place, limit, lambda: None),
         "client": lambda place, limit: _connected(place, lambda: None, limit),
-        "doctor": _doctor,
-        "nicer": _nicer,
-        "threads": _threads,
     }
     for line in sys.stdin:
         who, call, error = json.loads(line)
@@ -93,59 +82,6 @@ def _connected(place: Path, limit_of_daemon: Limit, limit_of_client: Limit) -> E
     return worst, f"client: {of_client[1]}; daemon: {of_daemon[1]}; {(place / 'daemon').read_text()[-2000:]}"
 
 
-def _doctor(place: Path, limit: Limit) -> Ending:
-    def examine() -> None:
-        limit()
-        consult(str(place / "drive"), str(place / "socket"), 1.0, as_json=True, config=None, hardware=None)
-
-    return _Child(place / "doctor", examine).ending()
-
-
-def _nicer(place: Path, _: Limit) -> Ending:
-    """A store that is opened on a thread of the lowest priority, where no thread may raise its own again."""
-
-    def open_nicer() -> None:
-        os.setpriority(os.PRIO_PROCESS, 0, 19)
-        _train(lambda: TierStore(place / "drive", **BUDGETS), lambda: None)
-
-    def run() -> None:
-        _give_up_capabilities()
-        errors: list[BaseException] = []
-        thread = threading.Thread(target=lambda: _note_error(open_nicer, errors))
-        thread.start()
-        thread.join()
-        for error in errors:
-            raise error
-
-    return _Child(place / "nicer", run).ending()
-
-
-def _threads(place: Path, _: Limit) -> Ending:
-    """Stores of a user who may have no more threads, or a few, or enough (RLIMIT_NPROC, which does not bind root)."""
-    for folder in (place.parent, place, place / "drive"):
-        folder.chmod(0o777)
-
-    def run() -> None:
-        _train(lambda: TierStore(place / "drive", **BUDGETS), lambda: None)  # imports the rest, as root
-        os.setresuid(NOBODY, NOBODY, NOBODY)
-        _, most = resource.getrlimit(resource.RLIMIT_NPROC)
-        said: list[str] = []
-        for number in range(0, 40, 3):
-            resource.setrlimit(resource.RLIMIT_NPROC, (_num_threads_of(NOBODY) + number, most))
-            try:
-                _train(lambda: TierStore(place / "drive", **BUDGETS), lambda: None)
-                said.append("answered")
-            except TierStoreError as error:
-                said.append(str(error))
-            left = [each.name for each in threading.enumerate() if each.name.startswith("tierstore")]
-            assert not left, left
-        print(said)
-        assert "ulimit -u" in said[0], said
-        assert said[-1] == "answered", said
-
-    return _Child(place / "threads", run).ending()
-
-
 def _train(open_one: Callable[[], TierStore], limit: Limit) -> None:
     """One step without a store, and one with it; the limit comes between."""
     torch.manual_seed(0)
@@ -169,32 +105,6 @@ def _train(open_one: Callable[[], TierStore], limit: Limit) -> None:
 
 def _loss(weights: list[torch.Tensor]) -> torch.Tensor:
     return torch.stack([(weight * 2).sin().exp().sum() for weight in weights]).sum()
-
-
-def _note_error(run: Callable[[], None], errors: list[BaseException]) -> None:
-    try:
-        run()
-    except BaseException as error:  # noqa: BLE001 - raised on the thread that joins this one
-        errors.append(error)
-
-
-def _give_up_capabilities() -> None:
-    """All of them, with CAP_SYS_NICE among them (capset(2))."""
-    version_3, of_itself = 0x20080522, 0
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.capset(struct.pack("Ii", version_3, of_itself), bytes(24)) != 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), "capset")
-
-
-def _num_threads_of(uid: int) -> int:
-    """How many threads the user's processes have."""
-    number = 0
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            number += len(os.listdir(process / "task")) if process.stat().st_uid == uid else 0
-        except OSError:
-            continue  # it has ended
-    return number
 
 
 def _takes_connections(where: Path) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tests.inspect_store import inspect
-from tierstore import CorruptDataError, TierStore, tiered_offload
+from tierstore import TierStore
 from tierstore.residency.handle import Record
 from tierstore.rules.state import State
 from tierstore.testing import SimulatedCopies
@@ -36,7 +36,7 @@ class Held:
 
 
 class _Gate:
-    """Holds the loop inside of a coroutine of the disk tier: before the call, in it, or when it is done."""
+    """Holds the loop inside of a coroutine of the disk tier: in it, or when it is done."""
 
     def __init__(self, store: TierStore, method: str, when: str) -> None:
         self._disk = inspect(store).disk
@@ -59,25 +59,6 @@ class _Gate:
 
     def wait(self) -> None:
         assert self.reached.wait(HELD_SECONDS)
-
-
-def _pending(store: TierStore) -> Iterator[Held]:
-    alive = torch.nn.Parameter(content()).exp()
-    with tiered_offload(store, min_bytes=0):
-        saved = (alive * alive).sin().cos()
-    store.stats()
-    (record,) = [each for each in inspect(store).records if each.root is not None and each.root() is alive]
-    yield Held(record, record(), threading.Event())
-    del alive, saved
-
-
-def _on_device(store: TierStore) -> Iterator[Held]:
-    with tiered_offload(store, min_bytes=0, device_bytes=2**30):
-        loss = torch.nn.Parameter(content()).exp().sum()
-    store.stats()
-    (record,) = [each for each in inspect(store).records if each.state is State.DEVICE]
-    yield Held(record, record(), threading.Event())
-    del loss
 
 
 def _offloading(store: TierStore) -> Iterator[Held]:
@@ -107,14 +88,6 @@ def _disk(store: TierStore) -> Iterator[Held]:
     yield Held(handle.record, handle, threading.Event())
 
 
-def _clean(store: TierStore) -> Iterator[Held]:
-    handle = store.put(content())
-    store.flush()
-    result = store.get(handle)
-    yield Held(handle.record, handle, threading.Event())
-    del result
-
-
 def _held_read(store: TierStore, when: str) -> Iterator[Held]:
     handle = store.put(content())
     store.flush()
@@ -134,23 +107,6 @@ def _doomed(store: TierStore) -> Iterator[Held]:
     yield Held(record, None, gate.go_on)
 
 
-def _failed(store: TierStore) -> Iterator[Held]:
-    handle = store.put(content())
-    store.flush()
-    disk = inspect(store).disk
-
-    async def read(key: int, destination: memoryview) -> int:
-        raise CorruptDataError(key, "a test", "this", "that")
-
-    read_really, disk.read = disk.read, read
-    try:
-        store.get(handle)
-    except CorruptDataError:
-        pass
-    disk.read = read_really
-    yield Held(handle.record, handle, threading.Event())
-
-
 def _closed(store: TierStore) -> Iterator[Held]:
     gate = _Gate(store, "write", "begun")
     handle = store.put(content())
@@ -164,36 +120,24 @@ def _closed(store: TierStore) -> Iterator[Held]:
 
 
 _WAYS: dict[str, tuple[State, Callable[[TierStore], Iterator[Held]]]] = {
-    "pending": (State.PENDING, _pending),
-    "device": (State.DEVICE, _on_device),
     "offloading": (State.OFFLOADING, _offloading),
-    "host": (State.HOST, _disk),  # with a budget that holds it, flush leaves it there
     "queued": (State.QUEUED, _queued),
-    "writing, not begun": (State.WRITING, lambda store: _held_write(store, "before")),
     "writing": (State.WRITING, lambda store: _held_write(store, "begun")),
     "writing, stored": (State.WRITING, lambda store: _held_write(store, "done")),
-    "clean": (State.CLEAN, _clean),
     "disk": (State.DISK, _disk),
-    "reading, not begun": (State.READING, lambda store: _held_read(store, "before")),
     "reading": (State.READING, lambda store: _held_read(store, "begun")),
     "reading, loaded": (State.READING, lambda store: _held_read(store, "done")),
-    "failed": (State.FAILED, _failed),
     "doomed": (State.DOOMED, _doomed),
     "closed": (State.CLOSED, _closed),
 }
 
 STATES = list(_WAYS)
-"""All but FREED, which has nothing to leave behind."""
-
-
-def host_bytes_for(way: str) -> int:
-    """Of the store that is brought there."""
-    return 2**30 if way in ("pending", "device", "offloading", "host") else 0
+"""Those in which something is on disk, or on its way."""
 
 
 def copies_for(way: str) -> SimulatedCopies | None:
-    """Likewise: its accelerator, simulated."""
-    return SimulatedCopies() if way in ("device", "offloading") else None
+    """An accelerator for the store that is brought there, simulated."""
+    return SimulatedCopies() if way == "offloading" else None
 
 
 @contextmanager

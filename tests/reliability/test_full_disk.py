@@ -18,7 +18,6 @@ from tests.store.disks import local_disk
 from tierstore import (
     DaemonUnavailableError,
     QuotaExceededError,
-    StorageIOError,
     StoreFullError,
     TierStore,
     tiered_offload,
@@ -105,26 +104,14 @@ def test_full_drive_raises_at_pack_and_goes_on_when_graphs_are_gone(open_store: 
         assert_trains_again(store, graphs)
 
 
-def test_budget_spent_raises_at_pack_and_goes_on_when_graphs_are_gone(open_store: OpenStore) -> None:
-    store = open_store(disk_bytes=16 * MIB, **SETTINGS)
-    graphs = Graphs()
-    error = graphs.add_until_full(store)
-    assert_says_where_the_data_is(error)
-    assert error.disk_budget_bytes == 16 * MIB
-    assert error.disk_bytes >= 15 * MIB
-    assert "budget is used up" in str(error)
-    graphs.check()
-    assert_trains_again(store, graphs)
-
-
-@pytest.mark.parametrize("num_drives", [1, 2])
 def test_session_quota_spent_raises_and_leaves_the_neighbour_its_room(
-    start_daemon: StartDaemon, tmp_path: Path, num_drives: int
+    start_daemon: StartDaemon, tmp_path: Path
 ) -> None:
     second = tmp_path / "second"
     second.mkdir()
-    paths = [f"--path={second}"][: num_drives - 1]
-    daemon = start_daemon(codec="none", disk_bytes=64 * MIB, session_disk_bytes=16 * MIB, arguments=paths)
+    daemon = start_daemon(
+        codec="none", disk_bytes=64 * MIB, session_disk_bytes=16 * MIB, arguments=[f"--path={second}"]
+    )
     settings = {name: value for name, value in SETTINGS.items() if name != "codec"}
     with (
         TierStore.connect(daemon.socket, name="greedy", **settings) as store,  # type: ignore[arg-type]
@@ -190,15 +177,6 @@ async def test_full_drive_is_told_also_of_a_record_that_was_encoded_to_fit(small
             await disk.write(12, noise, PLAIN)
     assert_says_that_the_drive_is_full(caught.value, small_drive)
     assert isinstance(caught.value.__cause__, OSError)
-
-
-def test_store_that_finds_no_room_to_open_says_that_the_drive_refuses(small_drive: Path) -> None:
-    """There is no graph to free yet, nor a budget to raise."""
-    filler = fill_up(small_drive)
-    with pytest.raises(StorageIOError, match=r"open failed.*No space left on device.*nothing was stored"):
-        TierStore(small_drive, disk_bytes="1GiB")
-    filler.unlink()
-    TierStore(small_drive, disk_bytes="1GiB").close()
 
 
 def test_daemon_that_finds_no_room_for_a_session_says_so(small_drive: Path, start_daemon: StartDaemon) -> None:

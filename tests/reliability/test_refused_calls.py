@@ -1,4 +1,4 @@
-"""System calls that a filter refuses, each in turn: to an embedded store, a daemon, its client, and the doctor.
+"""System calls that a filter refuses, each in turn: to an embedded store, a daemon, and its client.
 
 The filters are real (`tests/seccomp.py`). Each case ends with the right bits, or with an error that names what was
 refused: never in a hang, and never in a traceback.
@@ -6,7 +6,6 @@ refused: never in a hang, and never in a traceback.
 
 import errno
 import json
-import os
 import re
 import subprocess
 import sys
@@ -54,7 +53,7 @@ def ask() -> Iterator[Ask]:
             assert process.stdout is not None
             stdin, stdout = process.stdin, process.stdout
 
-            def play(who: str, call: str | None = None, error: int = 0) -> tuple[str, str]:
+            def play(who: str, call: str, error: int) -> tuple[str, str]:
                 stdin.write(json.dumps([who, call, error]) + "\n")
                 stdin.flush()
                 ending, words = json.loads(stdout.readline())
@@ -81,7 +80,6 @@ def _check(ask: Ask, who: str, call: str, error: int) -> None:
         *(("embedded", call) for call in (*WISHES[1:3], "statfs", "madvise", "eventfd2", "pipe2", "pwritev2")),
         *(("daemon", call) for call in ("setpriority", "ioctl", "getdents64")),
         ("client", "memfd_create"),
-        ("doctor", "clone3"),
     ],
 )
 def test_refused_call_ends_in_an_answer_or_in_an_error_that_names_it(ask: Ask, who: str, call: str) -> None:
@@ -94,13 +92,3 @@ def test_refused_call_ends_in_an_answer_or_in_an_error_that_names_it(ask: Ask, w
 @pytest.mark.parametrize("call", CALLS)
 def test_each_refused_call_ends_in_an_answer_or_in_an_error(ask: Ask, who: str, call: str, error: int) -> None:
     _check(ask, who, call, error)
-
-
-def test_store_opened_on_a_nicer_thread_by_a_process_that_may_not_raise_priorities(ask: Ask) -> None:
-    """The threads of the store inherit the opener's priority, and would raise it to that of the process (EACCES)."""
-    assert ask("nicer") == ("answered", "")
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user, and RLIMIT_NPROC does not bind root")
-def test_threads_refused_to_a_user_say_so_and_leave_none_behind(ask: Ask) -> None:
-    assert ask("threads") == ("answered", "")

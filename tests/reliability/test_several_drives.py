@@ -1,8 +1,6 @@
 """Several drives under one store: drives that fill up, fail or are damaged, kills, and a daemon on both."""
 
 import contextlib
-import os
-import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -10,40 +8,24 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.census import Census
 from tests.daemon.clients import sessions_of
 from tests.daemon.conftest import END_SECONDS, DaemonProcess, StartDaemon
 from tests.daemon.test_damaged_index import misnumber_pages
 from tests.daemon.training import gradients, make_model, nothing
 from tests.reliability.conftest import DRIVE_BYTES, OpenStore, end_well, opened_stores
 from tests.reliability.drives import MIB, fill_up, mounted_drive, used_bytes
-from tests.reliability.test_damage import LARGE, SMALL, Stored, assert_trains, flip_wherever, is_in_files
-from tests.reliability.test_failing_drive import make_read_only, shut_down
+from tests.reliability.test_damage import LARGE, SMALL, Stored, assert_trains, is_in_files
+from tests.reliability.test_failing_drive import shut_down
 from tests.reliability.test_full_disk import SETTINGS, Graphs, assert_says_where_the_data_is
-from tests.reliability.test_kills import WAIT_SECONDS, Trainers, check_daemon_killed_at_random, trainers
 from tierstore import (
     CorruptDataError,
     DaemonUnavailableError,
     StorageIOError,
-    StoreFullError,
     TierStore,
-    tiered_offload,
 )
 from tierstore.disk.home import FOLDER_NAME
 
-__all__ = ["trainers"]
-
 Drives = list[Path]
-
-MOSTLY_EMBEDDED, MOSTLY_SIDECAR = (
-    pytest.mark.parametrize(
-        "open_over_both",
-        [pytest.param(kind, marks=() if kind == usual else pytest.mark.many) for kind in ("embedded", "sidecar")],
-        indirect=True,
-    )
-    for usual in ("embedded", "sidecar")
-)
-"""Tests that take seconds run with one kind of store, and with the other when asked for."""
 
 
 @pytest.fixture
@@ -81,7 +63,7 @@ def assert_empty_and_trains(store: TierStore) -> None:
     assert_trains(store)
 
 
-@MOSTLY_EMBEDDED
+@pytest.mark.parametrize("open_over_both", ["embedded"], indirect=True)
 def test_drive_filled_by_others_is_passed_over_while_the_other_has_room(
     drives: Drives, open_over_both: OpenStore
 ) -> None:
@@ -104,38 +86,6 @@ def test_drive_filled_by_others_is_passed_over_while_the_other_has_room(
     assert all(str(drive) in str(error) for drive in drives)
     graphs.check()
     graphs.losses.clear()
-    assert_empty_and_trains(store)
-
-
-@MOSTLY_SIDECAR
-def test_budget_of_both_drives_spent_raises_at_pack_and_goes_on_when_graphs_are_gone(
-    drives: Drives, open_over_both: OpenStore
-) -> None:
-    store = open_over_both(disk_bytes=32 * MIB, **SETTINGS)
-    graphs = Graphs()
-    error = graphs.add_until_full(store)
-    assert_says_where_the_data_is(error)
-    assert error.disk_budget_bytes == 32 * MIB
-    assert error.disk_bytes >= 29 * MIB
-    graphs.check()
-    graphs.losses.clear()
-    assert_empty_and_trains(store)
-
-
-@MOSTLY_SIDECAR
-def test_tensor_that_fits_on_no_drive_nor_on_both_is_refused_and_smaller_ones_go_on(
-    drives: Drives, open_over_both: OpenStore
-) -> None:
-    store = open_over_both(disk_bytes="1GiB", **SETTINGS)
-    weight = torch.randn(3 * DRIVE_BYTES // 4, requires_grad=True)
-    with tiered_offload(store, min_bytes=0):
-        loss = weight.exp().sum()
-    with pytest.raises(StoreFullError) as caught:
-        store.flush()
-    assert caught.value.needed_bytes == 3 * DRIVE_BYTES
-    (found,) = torch.autograd.grad(loss, [weight])
-    assert torch.equal(found, weight.detach().exp())
-    del caught, loss, found
     assert_empty_and_trains(store)
 
 
@@ -169,17 +119,6 @@ def add_more(store: TierStore) -> None:
     more.check()
 
 
-def test_drive_of_two_that_becomes_read_only_is_read_and_the_other_takes_all_writes(
-    drives: Drives, open_over_both: OpenStore
-) -> None:
-    store = open_over_both(disk_bytes="1GiB", **SETTINGS)
-    groups = stored_on_both(drives, store)
-    make_read_only(drives.pop())  # nothing can be freed on it; the first one has a daemon's list of sessions
-    add_more(store)
-    check_all(groups)
-    assert_trains(store)
-
-
 def test_drive_of_two_that_is_shut_down_takes_its_own_records_alone(drives: Drives, open_over_both: OpenStore) -> None:
     """Every transfer of it fails from then on. Training goes on; what had been stored there is told of."""
     store = open_over_both(disk_bytes="1GiB", **SETTINGS)
@@ -211,44 +150,6 @@ def test_daemon_opens_sessions_while_its_second_drive_is_full_and_not_while_its_
         assert_trains(store)
     filler.unlink()
     assert daemon.stop() == 0, daemon.log
-
-
-def test_space_on_both_drives_is_given_back(drives: Drives) -> None:
-    """Of a tensor that is longer than what either drive could take."""
-    with TierStore(drives, disk_bytes="90MiB", host_bytes=0, staging_bytes="80MiB", codec="none") as store:
-        for _ in range(3):
-            tensor = torch.randn(70 * MIB // 4)
-            handle = store.put(tensor.clone())
-            store.flush()
-            assert torch.equal(store.get(handle), tensor)
-            del handle
-            store.flush()
-            assert store.stats().disk_bytes == 0
-
-
-def test_payload_flipped_on_either_drive_of_a_daemon_is_refused_and_others_are_right(
-    drives: Drives, start_daemon: StartDaemon
-) -> None:
-    daemon = start_on(drives, start_daemon, disk_bytes=100 * MIB)
-    with TierStore.connect(daemon.socket, host_bytes=0) as store:
-        stored = Stored(store, 0, [LARGE] * 16)
-        daemon.kill()
-        places: dict[Path, list[int]] = {
-            drive: [place for place in range(8) if flip_wherever(drive / FOLDER_NAME, stored.contents[place])]
-            for drive in drives
-        }
-        assert all(places.values()), "each drive had some"
-        daemon = start_on(drives, start_daemon, daemon.socket, disk_bytes=100 * MIB)
-        for drive, hit in places.items():
-            for place in hit:
-                with pytest.raises(CorruptDataError, match=str(drive)) as caught:
-                    stored.get(place)
-                assert caught.value.key == stored.handles[place].record.key
-        assert sum(map(len, places.values())) == 8
-        stored.check(range(8, 16))
-        assert_trains(store)
-        stored.handles.clear()
-    end_well(daemon)
 
 
 def told_of_each(stored: Stored) -> list[str]:
@@ -285,30 +186,6 @@ def check_new_client(daemon: DaemonProcess) -> None:
 
 
 @pytest.mark.parametrize("place", [0, 1], ids=["the first drive", "the second drive"])
-def test_index_that_cannot_be_read_on_one_drive_costs_the_records_of_that_drive(
-    drives: Drives, start_daemon: StartDaemon, place: int
-) -> None:
-    """The first drive also has the list of sessions, so all records are lost with it."""
-    daemon = start_on(drives, start_daemon, disk_bytes=100 * MIB)
-    with TierStore.connect(daemon.socket, host_bytes=0) as store:
-        stored = Stored(store, 0, [LARGE] * 6 + [SMALL] * 30)
-        on_first = [is_in_files(drives[0] / FOLDER_NAME, content) for content in stored.contents]
-        assert len(set(on_first)) == 2, "each drive had some"
-        daemon.kill()
-        index = drives[place] / FOLDER_NAME / "index"
-        index.write_bytes(index.read_bytes()[:8192].ljust(index.stat().st_size, b"\0"))  # LMDB's two heads alone
-        daemon = start_on(drives, start_daemon, daemon.socket, disk_bytes=100 * MIB)
-        told = told_of_each(stored)
-        assert f"{drives[place]}: cleared: the index is damaged" in daemon.log
-        assert f"{drives[1 - place]}: taken up: " in daemon.log
-        check_what_is_told(told, on_first, place)
-        if place == 1:
-            assert_trains(store)
-        stored.handles.clear()
-    check_new_client(daemon)
-
-
-@pytest.mark.parametrize("place", [0, 1], ids=["the first drive", "the second drive"])
 def test_index_that_cannot_be_changed_on_one_drive_ends_the_daemon_and_that_drive_is_cleared(
     drives: Drives, start_daemon: StartDaemon, place: int
 ) -> None:
@@ -338,29 +215,6 @@ def test_index_that_cannot_be_changed_on_one_drive_ends_the_daemon_and_that_driv
     check_new_client(daemon)
 
 
-@pytest.mark.parametrize("state", ["writing", "writing, stored", "reading", "train"])
-def test_trainer_killed_leaves_no_byte_on_either_drive(drives: Drives, trainers: Trainers, state: str) -> None:
-    """The fixture looks at both drives."""
-    pid = trainers.start("embedded", os.pathsep.join(map(str, drives)), state)
-    trainers.kill(pid) if state != "train" else trainers.kill_after(pid, 0.5)
-
-
-def test_client_killed_is_forgotten_on_both_drives_of_its_daemon(
-    drives: Drives, start_daemon: StartDaemon, trainers: Trainers
-) -> None:
-    daemon = start_on(drives, start_daemon, disk_bytes=100 * MIB, grace_seconds=0.05)
-    with TierStore.connect(daemon.socket, host_bytes=0, name="neighbour") as neighbour:
-        for state in ("writing", "reading", "train"):
-            pid = trainers.start("sidecar", daemon.socket, state)
-            trainers.kill(pid) if state != "train" else trainers.kill_after(pid, 0.3)
-            deadline = time.monotonic() + WAIT_SECONDS
-            while sessions_of(daemon) != {"neighbour": 0}:  # a lease ends by the daemon's own clock
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
-        assert_trains(neighbour)
-    end_well(daemon)
-
-
 def test_daemon_on_two_drives_goes_on_after_a_kill(drives: Drives, start_daemon: StartDaemon) -> None:
     daemon = start_on(drives, start_daemon, disk_bytes=100 * MIB)
     model, batch = make_model(0)
@@ -384,17 +238,6 @@ def test_daemon_on_two_drives_goes_on_after_a_kill(drives: Drives, start_daemon:
         assert len(sessions_of(daemon)) == 1
         del handles, handle
     end_well(daemon)
-
-
-@pytest.mark.many
-@pytest.mark.parametrize("num_kills", [3, 100])
-@pytest.mark.timeout(600)
-def test_daemon_on_two_drives_killed_at_any_moment_loses_nothing(
-    tmp_path: Path, start_daemon: StartDaemon, census: Census, num_kills: int
-) -> None:
-    other = tmp_path / "other"
-    other.mkdir()
-    check_daemon_killed_at_random(start_daemon, tmp_path / "supervised", num_kills, census, other)
 
 
 def test_daemon_without_one_of_its_drives_says_which(drives: Drives, tmp_path: Path, start_daemon: StartDaemon) -> None:

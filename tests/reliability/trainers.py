@@ -14,7 +14,7 @@ import traceback
 import torch
 
 from tests.daemon.training import gradients, make_model
-from tests.reliability.states import HELD_SECONDS, copies_for, held_at, host_bytes_for
+from tests.reliability.states import HELD_SECONDS, copies_for, held_at
 from tierstore import TierStore
 from tierstore.residency.device import Copies
 from tierstore.rules import windows as host
@@ -44,7 +44,7 @@ def train_for_ever(store: TierStore) -> None:
 
 
 def run(kind: str, address: str, what: str) -> None:
-    store = open_store(kind, address, host_bytes_for(what), copies_for(what))
+    store = open_store(kind, address, 2**30 if what == "offloading" else 0, copies_for(what))
     if what == "train":
         train_for_ever(store)
     others = [store.put(torch.randn(200_000)) for _ in range(4)]

@@ -52,13 +52,7 @@ SYSTEM_CALLS = ("pwritev", "preadv", "fallocate")
 
 
 class Case(NamedTuple):
-    """One cell of the matrix.
-
-    Attributes:
-        stage, operation, fault: see above.
-        occurrence: which of these operations, from the beginning of the stage on.
-        codec: of the records.
-    """
+    """One cell of the matrix. `occurrence`: which of these operations, from the beginning of the stage on."""
 
     stage: str
     operation: Operation
@@ -81,21 +75,15 @@ class Case(NamedTuple):
         """Whether it strikes where the files are: in the daemon, where there is one."""
         return self.operation in SYSTEM_CALLS
 
-    def promise(self, num_drives: int = 1) -> Promise:
+    @property
+    def promise(self) -> Promise:
         """What is to come of it."""
         fault = FAULTS[self.fault]
-        if num_drives > 1 and isinstance(fault, Fails) and self.is_of_one_write:
-            return RIGHT  # another drive takes what one has refused
         if isinstance(fault, Fails):
             return _PROMISES[self.stage, fault.number]
         if isinstance(fault, Torn):
             return _TORN
         return RIGHT._replace(ends_the_store=self.stage == "close")
-
-    @property
-    def is_of_one_write(self) -> bool:
-        """Whether it strikes one system call of those that write."""
-        return self.operation in ("pwritev", "fallocate") and self.occurrence != "every"
 
 
 class Promise(NamedTuple):
@@ -156,23 +144,11 @@ def cases_of_a_daemon() -> Iterator[Case]:
         yield case
 
 
-def on_one_drive_and_two(several: Sequence[Case]) -> list[object]:
-    """Parameters (case, number of drives). All others run when asked for only.
-
-    By default: on one drive, cases that have each fault at each operation of each stage, and all other pairs; on two,
-    those in which a drive refuses or damages a write.
-    """
-    usual = {1: _covering(several), 2: {case for case in several if _is_of_a_drive(case)}}
-    return [
-        pytest.param(
-            case,
-            number,
-            id=str(case) if number == 1 else f"{case}-two drives",
-            marks=() if case in usual[number] else pytest.mark.slow,
-        )
-        for number in usual
-        for case in several
-    ]
+def usual_first(several: Sequence[Case]) -> list[object]:
+    """Parameters (case). By default those run that have each fault at each operation of each stage, and all other
+    pairs; the rest when asked for."""
+    usual = _covering(several)
+    return [pytest.param(case, id=str(case), marks=() if case in usual else pytest.mark.slow) for case in several]
 
 
 def _covering(several: Sequence[Case]) -> set[Case]:
@@ -189,10 +165,6 @@ def _covering(several: Sequence[Case]) -> set[Case]:
         chosen.add(best)
         left -= pairs_of(best)
     return chosen
-
-
-def _is_of_a_drive(case: Case) -> bool:
-    return case.operation == "pwritev" and case.occurrence == "1st" and case.fault in ("EIO", "ENOSPC", "torn")
 
 
 def _reason_against(case: Case) -> str | None:

@@ -38,8 +38,6 @@ class SetsPlans(Protocol):
 
 
 class LocalFaults:
-    """`SetsPlans` in this process."""
-
     def __init__(self, faults: Faults) -> None:
         self._faults = faults
 
@@ -162,9 +160,9 @@ class FaultyStep:
             self.errors.append(error)
 
 
-def run_case(training: Training, store: TierStore, faults: SetsPlans, case: Case, num_drives: int) -> str:
+def run_case(training: Training, store: TierStore, faults: SetsPlans, case: Case) -> str:
     """One step with the case's fault: what was promised comes of it, and nothing is left. What came, for the census."""
-    promise = case.promise(num_drives)
+    promise = case.promise
     try:
         step = FaultyStep(training, store, faults)
         step.run(case.stage, case.plan)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from tests.testing.fault_matrix import (
     Case,
     cases_of_a_daemon,
     lost_daemon,
-    on_one_drive_and_two,
+    usual_first,
 )
 from tests.testing.faulty_step import (
     FaultyStep,
@@ -45,18 +44,16 @@ SMALL = {"host_bytes": 0, "window_bytes": "4MiB"}
 class Daemon(DaemonProcess):
     """A daemon that takes plans of faults on its standard input. `SetsPlans`, for its system calls."""
 
-    def __init__(self, folder: Path, num_drives: int) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.paths = [folder / f"drive-{number}" for number in range(num_drives)]
-        for path in self.paths:
-            path.mkdir()
-        super().__init__(self._start(), self.paths[0], folder / "d" / "t.sock", folder / "log")
+        (folder / "drive").mkdir()
+        super().__init__(self._start(), folder / "drive", folder / "d" / "t.sock", folder / "log")
         self.num_injected = 0
         self.wait_until_ready()
 
     def _start(self) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "tierstore.testing.faulty_daemon", "-"]
-        command += [f"--socket={self.folder / 'd' / 't.sock'}", *(f"--path={path}" for path in self.paths)]
+        command += [f"--socket={self.folder / 'd' / 't.sock'}", f"--path={self.folder / 'drive'}"]
         with (self.folder / "log").open("ab") as log:
             return subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment_of_tests()
@@ -84,37 +81,15 @@ class Daemon(DaemonProcess):
 
 
 @pytest.fixture(scope="module")
-def daemons() -> Iterator[Callable[[int], Daemon]]:
-    """By the number of their drives; each is started once."""
-    started: dict[int, Daemon] = {}
+def daemon() -> Iterator[Daemon]:
     with tempfile.TemporaryDirectory(prefix="ts-") as folder:  # a socket's path has 107 bytes at most (unix(7))
-
-        def of(num_drives: int) -> Daemon:
-            if num_drives not in started:
-                own = Path(folder) / str(num_drives)
-                own.mkdir()
-                started[num_drives] = Daemon(own, num_drives)
-            return started[num_drives]
-
-        yield of
-        for daemon in started.values():
-            daemon.end()
-            for path in daemon.paths:
-                shutil.rmtree(path)  # a killed daemon leaves gigabytes, as it should
+        daemon = Daemon(Path(folder))
+        yield daemon
+        daemon.end()
 
 
-@pytest.fixture
-def daemon(daemons: Callable[[int], Daemon], num_drives: int) -> Daemon:
-    return daemons(num_drives)
-
-
-NUM_DRIVES = [pytest.param(1, id="one drive"), pytest.param(2, id="two drives", marks=pytest.mark.many)]
-
-
-@pytest.mark.parametrize(("case", "num_drives"), on_one_drive_and_two(CASES))
-def test_fault_in_a_step_right_bits_or_the_promised_error(
-    daemon: Daemon, census: Census, case: Case, num_drives: int
-) -> None:
+@pytest.mark.parametrize("case", usual_first(CASES))
+def test_fault_in_a_step_right_bits_or_the_promised_error(daemon: Daemon, census: Census, case: Case) -> None:
     # A torn write over the very same bytes, which an earlier case has left there, would be no damage.
     seed = 1 + CASES.index(case) if case.fault == "torn" else 0
     training = training_of(192 if case.is_of_system_calls else 64, seed)
@@ -122,11 +97,10 @@ def test_fault_in_a_step_right_bits_or_the_promised_error(
         staging_bytes = training.nbytes if case.stage in ("pack", "offload") else "16MiB"
         store = FaultyStore.connect(daemon.socket, **SMALL, staging_bytes=staging_bytes, copies=copies)
         faults: SetsPlans = daemon if case.is_of_system_calls else LocalFaults(store.faults)
-        came = run_case(training, store, faults, case, num_drives)
-    census.count(f"injected faults, sidecar, drives: {num_drives}, at {case.stage}", came)
+        came = run_case(training, store, faults, case)
+    census.count(f"injected faults, sidecar, at {case.stage}", came)
 
 
-@pytest.mark.parametrize("num_drives", NUM_DRIVES)
 @pytest.mark.parametrize(("stage", "operation", "occurrence"), LOST)
 def test_daemon_lost_in_a_step_that_comes_back_right_bits(
     daemon: Daemon, census: Census, stage: str, operation: Operation, occurrence: int
@@ -158,7 +132,6 @@ def test_daemon_lost_in_a_step_that_comes_back_right_bits(
     assert_nothing_is_held(store)
 
 
-@pytest.mark.parametrize("num_drives", NUM_DRIVES)
 @pytest.mark.parametrize(("stage", "operation", "occurrence"), LOST)
 def test_daemon_lost_in_a_step_for_good_is_told_in_time_and_what_comes_back_is_used_again(
     daemon: Daemon, census: Census, stage: str, operation: Operation, occurrence: int

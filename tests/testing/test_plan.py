@@ -16,11 +16,11 @@ import pytest
 
 from tierstore import ConfigError
 from tierstore.testing import Bandwidth, Fails, FaultPlan, Faults, Late, Latency, Rule, Short, Signal, Torn
-from tierstore.testing.faults import Drawn, TokenBucket
+from tierstore.testing.faults import Drawn
 
 ALL_FAULTS = FaultPlan.of(
     Rule("write", Latency(0.25, "uniform"), probability=0.5),
-    Rule(("read", "write"), Bandwidth(1e6, 4096)),
+    Rule(("read", "write"), Bandwidth(1e6)),
     Rule("discard", Fails(errno.ENOSPC), occurrences=(2, 3)),
     Rule("read", Late(3)),
     Rule("preadv", Short(512)),
@@ -77,13 +77,6 @@ def test_occurrences_are_counted_for_each_operation_from_when_the_plan_was_set()
     drawn = [faults.draw(operation).error for operation in ("write", "read", "write", "write", "read")]  # type: ignore[arg-type]
     assert drawn == [None, None, errno.EIO, None, errno.EIO]
     assert faults.injected == {"write Fails": 1, "read Fails": 1}
-    assert faults.num_seen == {"write": 3, "read": 2}
-
-
-def test_several_rules_delays_add_up_and_the_first_error_counts() -> None:
-    rules = (Latency(0.5), Fails(errno.EIO), Latency(0.25), Fails(errno.ENOSPC), Late(2))
-    drawn = Faults(FaultPlan.of(*(Rule("write", fault) for fault in rules))).draw("write")
-    assert drawn == Drawn(delay_seconds=0.75, error=errno.EIO, num_others=2)
 
 
 def test_same_seed_draws_the_same_and_another_does_not_within_the_spread() -> None:
@@ -92,15 +85,9 @@ def test_same_seed_draws_the_same_and_another_does_not_within_the_spread() -> No
         faults = Faults(FaultPlan.of(*rules, seed=seed))
         return [faults.draw("write") for _ in range(400)]
 
-    assert draws(1) == draws(1)
-    assert draws(1) != draws(2)
-    failed = Counter(drawn.error for drawn in draws(1))[errno.EIO]
-    assert 80 < failed < 160
+    assert draws(1) == draws(1) != draws(2)
+    assert 80 < Counter(drawn.error for drawn in draws(1))[errno.EIO] < 160
     assert 0.8 < statistics.mean(drawn.delay_seconds for drawn in draws(1)) < 1.2
-    faults = Faults(FaultPlan.of(Rule("read", Latency(1.0, "uniform"))))
-    delays = [faults.draw("read").delay_seconds for _ in range(200)]
-    assert 0 <= min(delays) < 0.1
-    assert 1.9 < max(delays) <= 2
 
 
 def test_bandwidth_is_shared_by_the_operations_of_a_rule_and_kept_over_time() -> None:
@@ -112,13 +99,6 @@ def test_bandwidth_is_shared_by_the_operations_of_a_rule_and_kept_over_time() ->
     assert faults.draw("read", 250).least_seconds == 0.5
     now[0] += 60
     assert faults.draw("write", 100).least_seconds == pytest.approx(0.1), "nothing was saved up meanwhile"
-
-
-def test_bucket_saves_up_a_burst_and_no_more() -> None:
-    bucket = TokenBucket(1000.0, burst_bytes=300)
-    assert bucket.take(300, 0.0) == 0
-    assert bucket.take(100, 0.05) == pytest.approx(0.05)
-    assert bucket.take(400, 60.0) == pytest.approx(0.1)
 
 
 def test_signal_reaches_the_process_before_the_operation() -> None:

@@ -31,7 +31,7 @@ def serve(**given: Given | None) -> None:
 
 
 def _parameter(name: str, option: Option) -> inspect.Parameter:
-    kind: Any = list[str] | None if option.is_repeated else str | None
+    kind: Any = str | None if option.gather is None else list[str] | None
     shown = typer.Option(metavar=option.metavar, help=option.help)
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, shown])
 

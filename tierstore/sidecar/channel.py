@@ -10,7 +10,8 @@ import select
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from contextlib import suppress
+from typing import Any
 
 import msgspec
 
@@ -23,11 +24,6 @@ _MOST_DESCRIPTORS = 8
 """Limit of descriptors that have arrived and no message has claimed. More are an attack, or a bug."""
 
 
-class _Outgoing(NamedTuple):
-    frame: memoryview
-    descriptors: tuple[int, ...]
-
-
 class Channel:
     """One connection. Lives on the running loop. No call blocks, or raises because of the peer.
 
@@ -37,8 +33,7 @@ class Channel:
     Args:
         kinds: the messages that the peer may send, as `FrameReader`'s.
         on_messages: called with each frame's messages, in order. If it raises, the connection ends; a ProtocolError
-            goes
-            to `on_end` only, everything else on to the loop's exception handler as well.
+            goes to `on_end` only, everything else on to the loop's exception handler as well.
         on_end: called once, when the connection is over, with the reason; with None if the peer closed it, or if all is
             sent (`end_when_sent` may call it before it returns). Not called after `close`.
         frame_seconds: the longest that a frame may take to arrive once it has begun; None: no limit.
@@ -63,9 +58,8 @@ class Channel:
         self._on_end = on_end
         self._descriptors: deque[int] = deque()
         self._batch: list[msgspec.Raw] = []
-        self._batch_bytes = 0
-        self._outgoing: deque[_Outgoing] = deque()
-        self._outgoing_bytes = 0
+        self._outgoing: deque[tuple[memoryview, int | None]] = deque()  # each with a descriptor to go along
+        self.unsent_bytes = 0  # in frames that the peer has not taken yet
         self._frame_seconds = frame_seconds
         self._frame_timer: asyncio.TimerHandle | None = None
         self._is_open = True
@@ -83,31 +77,21 @@ class Channel:
     def is_open(self) -> bool:
         return self._is_open
 
-    @property
-    def unsent_bytes(self) -> int:
-        """How much the peer has not taken yet, this turn's messages included."""
-        return self._outgoing_bytes + self._batch_bytes
-
     def send(self, message: ClientMessage | DaemonMessage | msgspec.Raw) -> None:
-        """Send a message with the others of this turn of the loop; dropped if the connection is over."""
-        if not self._can_send:
-            return
-        try:
-            raw = message if isinstance(message, msgspec.Raw) else encoded(message)
-        except (ValueError, OverflowError) as error:  # we said what no frame can carry
-            self._loop.call_soon(self._end, error)
-            return
-        if not self._batch:
-            self._loop.call_soon(self._flush)
-        self._batch.append(raw)
-        self._batch_bytes += len(memoryview(raw))
+        """Send a message with the others of this turn of the loop; dropped if the connection is over. Raises as
+        `encoded`."""
+        raw = message if isinstance(message, msgspec.Raw) else encoded(message)
+        if self._can_send:
+            if not self._batch:
+                self._loop.call_soon(self._flush)
+            self._batch.append(raw)
 
     def send_with(self, message: ClientMessage | DaemonMessage, descriptor: int) -> None:
         """Send a message in a frame of its own, with a copy of the descriptor; dropped if the connection is over."""
         self._collect()
         if not self._can_send:
             return
-        self._put_out(frame_of([message]), (os.dup(descriptor),))
+        self._put_out(frame_of([message]), os.dup(descriptor))
         self._loop.call_soon(self._flush)
 
     def take_descriptor(self) -> int:
@@ -126,21 +110,16 @@ class Channel:
         """Stop listening, send all that is to be sent, then close; idempotent. A peer that does not read delays it."""
         if self._lost is not None:
             self._end(self._lost)
-        if not self._is_open:
-            return
-        self._ends_when_sent = True
-        self.stop_listening()
-        self._flush()
+        if self._is_open:
+            self._ends_when_sent = True
+            self.stop_listening()
+            self._flush()
 
     def close(self) -> None:
         """Close the socket, and every descriptor that nobody took; idempotent. Unsent messages are dropped."""
         if not self._is_open:
             return
         self._loop.remove_reader(self._events.fileno())
-        self.abandon_after_fork()
-
-    def abandon_after_fork(self) -> None:
-        """In a forked child: close its copies of the descriptors; the parent's are untouched. The last call there."""
         self._is_open = False
         if self._frame_timer is not None:
             self._frame_timer.cancel()
@@ -173,8 +152,6 @@ class Channel:
         try:
             data, descriptors, flags = _received(self._connection)
         except (BlockingIOError, InterruptedError):
-            if self._lost is not None:
-                self._end(self._lost)
             return
         except OSError as error:
             self._end(error)
@@ -187,8 +164,6 @@ class Channel:
         except BaseException as error:
             self._end(error if isinstance(error, Exception) else None)
             raise
-        if self._lost is not None:
-            self._loop.call_soon(self._receive)
 
     def _hand_over(self, data: bytes, flags: int) -> None:
         if flags & socket.MSG_CTRUNC or len(self._descriptors) > _MOST_DESCRIPTORS:
@@ -227,20 +202,17 @@ class Channel:
         return self._is_open and self._lost is None
 
     def _collect(self) -> None:
-        batch, self._batch, self._batch_bytes = self._batch, [], 0
+        batch, self._batch = self._batch, []
         if batch and self._can_send:
             for frame in _frames_of(batch):
-                self._put_out(frame, ())
+                self._put_out(frame, None)
 
-    def _put_out(self, frame: bytes, descriptors: tuple[int, ...]) -> None:
-        self._outgoing.append(_Outgoing(memoryview(frame), descriptors))
-        self._outgoing_bytes += len(frame)
+    def _put_out(self, frame: bytes, descriptor: int | None) -> None:
+        self._outgoing.append((memoryview(frame), descriptor))
+        self.unsent_bytes += len(frame)
 
     def _flush(self) -> None:
-        try:
-            self._collect()
-        except ValueError as error:  # a message that is longer than a frame
-            self._end(error)
+        self._collect()
         if self._can_send and not self._is_waiting:
             self._write()
 
@@ -259,33 +231,31 @@ class Channel:
             self._end(None)
 
     def _write_some(self) -> None:
-        outgoing = self._outgoing[0]
+        frame, descriptor = self._outgoing[0]
+        rights = [] if descriptor is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
         # A peer that is gone must not kill this process, however SIGPIPE is handled here.
-        rights = []
-        if outgoing.descriptors:
-            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", outgoing.descriptors))]
-        sent = self._connection.sendmsg([outgoing.frame], rights, socket.MSG_NOSIGNAL)
-        self._outgoing[0] = _Outgoing(outgoing.frame[sent:], ())
-        self._outgoing_bytes -= sent
-        for descriptor in outgoing.descriptors:
+        sent = self._connection.sendmsg([frame], rights, socket.MSG_NOSIGNAL)
+        self._outgoing[0] = frame[sent:], None
+        self.unsent_bytes -= sent
+        if descriptor is not None:
             os.close(descriptor)
-        if sent == len(outgoing.frame):
+        if sent == len(frame):
             self._outgoing.popleft()
 
     def _lose(self, error: OSError) -> None:
-        """The peer takes no more bytes. Its last messages, such as the reason, may still be unread."""
+        """The peer takes no more bytes. Its last messages, such as the reason, may still be unread: its end follows."""
         if not self._is_listening:
             self._end(error)
             return
         self._lost = error
-        self._wait_until_writable(False)
         self._drop_outgoing()
-        self._receive()
+        self._wait_until_writable(False)
 
     def _drop_outgoing(self) -> None:
-        self._batch, self._batch_bytes, self._outgoing_bytes = [], 0, 0
+        self._batch, self.unsent_bytes = [], 0
         while self._outgoing:
-            for descriptor in self._outgoing.popleft().descriptors:
+            _, descriptor = self._outgoing.popleft()
+            if descriptor is not None:
                 os.close(descriptor)
 
     def _wait_until_writable(self, is_waiting: bool) -> None:
@@ -306,10 +276,7 @@ def _received(connection: socket.socket) -> tuple[bytes, list[int], int]:
 
 
 def _frames_of(messages: Sequence[msgspec.Raw]) -> list[bytes]:
-    try:
+    with suppress(ValueError):
         return [frame_of(messages)]
-    except ValueError:
-        if len(messages) == 1:
-            raise
     half = len(messages) // 2
     return _frames_of(messages[:half]) + _frames_of(messages[half:])

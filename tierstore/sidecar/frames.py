@@ -23,14 +23,17 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def encoded(message: ClientMessage | DaemonMessage) -> msgspec.Raw:
-    """The message as msgpack, which `frame_of` takes too; raises as that."""
-    return msgspec.Raw(_encoder.encode(message))
+    """The message as msgpack, which `frame_of` takes too. ValueError: no frame can carry it, because it is too long or
+    a text is not Unicode. OverflowError: an integer has more than 64 bits."""
+    found = _encoder.encode(message)
+    if len(found) >= MAX_FRAME_BYTES:
+        raise ValueError(f"a message of {len(found)} bytes; a frame has at most {MAX_FRAME_BYTES}")
+    return msgspec.Raw(found)
 
 
 def frame_of(messages: Sequence[ClientMessage | DaemonMessage | msgspec.Raw]) -> bytes:
-    """One frame of all the messages. The caller keeps the limits of their fields; the peer refuses longer ones.
-    ValueError: it would be longer than a peer accepts, or a text is not Unicode. OverflowError: an integer has more
-    than 64 bits."""
+    """One frame of all the messages. The caller keeps the limits of their fields; the peer refuses longer ones. Raises
+    as `encoded`."""
     frame = bytearray(_LENGTH.size)
     _encoder.encode_into(messages, frame, _LENGTH.size)
     num_bytes = len(frame) - _LENGTH.size

@@ -12,6 +12,7 @@ import itertools
 import socket
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 from ..base.system_words import words_of
@@ -20,27 +21,28 @@ from ..errors import DaemonUnavailableError, ProtocolError
 from . import messages
 from .channel import Channel
 from .peer import check_daemon, program_name
-from .reconnecting import Reconnecting, RefusedError, Silence
-from .shared_slab import SharedSlab
+from .reconnecting import Reconnecting, RefusedError
+from .window import SharedSlab
 
 _LONGEST_HANDSHAKE_SECONDS = 10.0
 _SIGNS_IN_A_HANDSHAKE = 4  # how often a slow daemon is asked whether it lives
 _CLOSE_SECONDS = 5.0
+_LOOKS = 10
+_LOOKS_BEFORE_ASKING = 5
 
-RequestMessage = messages.Write | messages.Read | messages.Discard
+RequestKind = type[messages.Write | messages.Read | messages.Discard]
 Answer = messages.Stored | messages.Full | messages.Failed | messages.Bad | messages.Loaded | messages.Gone
+OnLate = Callable[[Answer | None], None]
+"""Called with an answer that nobody waits for (any more); with None if the session is over."""
 
 
-class Request:
-    """A request that the daemon has not answered yet; sent again as it is after a reconnect. `answer`: None: nobody
-    waits for it. `on_late`: called with an answer that nobody waits for; with None if the session is over."""
+@dataclass(slots=True)
+class _Request:
+    """One that the daemon has not answered yet. `answer`: None: nobody waits for it."""
 
-    def __init__(
-        self, message: messages.Write | messages.Read | messages.Discard, on_late: Callable[[Answer | None], None]
-    ) -> None:
-        self.message = message
-        self.answer: asyncio.Future[Answer] | None = None
-        self.on_late = on_late
+    message: messages.Write | messages.Read | messages.Discard
+    on_late: OnLate
+    answer: asyncio.Future[Answer] | None = None
 
 
 class DaemonLink:
@@ -69,20 +71,15 @@ class DaemonLink:
         self._greeting: asyncio.Future[Any] | None = None  # what the handshake waits for
         self._handshake: asyncio.Timeout | None = None  # it waits no longer than that
         self._numbers = itertools.count(1)
-        self._pending: dict[int, Request] = {}
+        self._pending: dict[int, _Request] = {}
         self._reaching: list[asyncio.Future[None]] = []  # those waiting until the session is open on a connection
         self._handshake_seconds = _LONGEST_HANDSHAKE_SECONDS
         self._slabs: dict[int, SharedSlab] = {}
         self._reconnecting = Reconnecting(
             reconnect_seconds, resume=self._resume, has_requests=lambda: bool(self._pending), tell=self._fail_all
         )
-        self._silence = Silence(
-            self._reconnecting.patience_seconds,
-            is_owed=lambda: self._channel is not None and bool(self._pending),
-            ask=self._ask_for_life,
-            give_up=self._hangs,
-            call_later=lambda seconds, look: asyncio.get_running_loop().call_later(seconds, look),
-        )
+        self._watching: asyncio.Task[None] | None = None  # whether the daemon lives, while it owes answers
+        self._was_heard = False
 
     async def open(self) -> None:
         """Begin the session. DaemonUnavailableError: there is no daemon, or it refuses. ProtocolError: it speaks
@@ -115,23 +112,10 @@ class DaemonLink:
             self._reconnecting.begin()
             await future
 
-    def submit(
-        self,
-        message_of: Callable[[int], RequestMessage],
-        on_late: Callable[[Answer | None], None],
-    ) -> Request:
-        """Send a request, now and again after each reconnect. `answer_to` waits for the answer; until there is one, the
-        slot that the message names is the daemon's. `message_of` makes the message with the request's number."""
-        number = next(self._numbers)
-        request = self._pending[number] = Request(message_of(number), on_late)
-        if self._channel is not None and self._reconnecting.ended_because is None:  # nothing comes after Close
-            self._channel.send(request.message)
-            self._silence.watch()
-        return request
-
-    async def answer_to(self, request: Request) -> Answer:
-        """Wait for the daemon's answer, through reconnects. DaemonUnavailableError: it has not come back in time; the
-        request may be answered later."""
+    async def ask(self, kind: RequestKind, *fields: Any, on_late: OnLate = lambda _: None) -> Answer:
+        """Send a request and wait for the daemon's answer, through reconnects. Until there is one, the slot that the
+        request names is the daemon's. DaemonUnavailableError: it has not come back in time; it may answer later."""
+        request = self.submit(kind, *fields, on_late=on_late)
         if self._reconnecting.ended_because is not None:
             self._fail_all(self._reconnecting.ended_because, 0.0)
             raise self._unavailable(self._reconnecting.ended_because, 0.0)
@@ -140,13 +124,20 @@ class DaemonLink:
             self._reconnecting.begin()
         return await request.answer
 
-    def is_pending(self, request: Request) -> bool:
-        return request.message.request in self._pending
+    def submit(self, kind: RequestKind, *fields: Any, on_late: OnLate = lambda _: None) -> _Request:
+        """Send a request, now and again after each reconnect. `fields`: those of the message, but for its number."""
+        number = next(self._numbers)
+        request = self._pending[number] = _Request(kind(number, *fields), on_late)
+        if self._channel is not None and self._reconnecting.ended_because is None:  # nothing comes after Close
+            self._channel.send(request.message)
+            self._watch()
+        return request
 
     async def close(self) -> None:
         """End the session: the daemon frees all it stored. Idempotent; never fails, and waits for seconds at most."""
         was_open, self._reconnecting.ended_because = self._channel is not None, "it was closed"
-        self._silence.stop()
+        if self._watching is not None:
+            self._watching.cancel()
         await self._reconnecting.stop()
         if was_open and self._channel is not None:
             self._greeting = asyncio.get_running_loop().create_future()
@@ -228,7 +219,7 @@ class DaemonLink:
             self._greeting = None
 
     def _receive(self, received: list[Any]) -> None:
-        self._silence.heard()
+        self._was_heard = True
         for message in received:
             if isinstance(message, messages.Refused):
                 self._refused(message)
@@ -268,14 +259,28 @@ class DaemonLink:
         if was_open and self._reconnecting.ended_because is None:
             self._reconnecting.begin()
 
-    def _ask_for_life(self) -> None:
-        if self._channel is not None:
-            self._channel.send(messages.Inspect())
+    def _watch(self) -> None:
+        if self._watching is None:
+            self._watching = asyncio.get_running_loop().create_task(self._give_up_if_silent())
 
-    def _hangs(self) -> None:
-        """A daemon that hangs keeps its connections. It was given its time, so those who wait are told now."""
-        self._reconnecting.note_silence()
-        self._connection_ended(TimeoutError(f"no sign of life for {self._reconnecting.patience_seconds:g} s"))
+    async def _give_up_if_silent(self) -> None:
+        """Give up a daemon that owes answers and says nothing at all, though it was asked whether it lives: one that
+        hangs keeps its connections. Silence is counted in looks, not by the clock: if this process was stopped itself,
+        it reads what the daemon has said meanwhile before the next look."""
+        patience_seconds, num_looks = self._reconnecting.patience_seconds, 0
+        try:
+            while num_looks < _LOOKS:
+                self._was_heard = False
+                await asyncio.sleep(patience_seconds / _LOOKS)
+                if self._channel is None or not self._pending:
+                    return
+                num_looks = 0 if self._was_heard else num_looks + 1
+                if num_looks == _LOOKS_BEFORE_ASKING:
+                    self._channel.send(messages.Inspect())
+        finally:
+            self._watching = None
+        self._reconnecting.note_silence()  # it was given its time, so those who wait are told now
+        self._connection_ended(TimeoutError(f"no sign of life for {patience_seconds:g} s"))
 
     def _drop(self) -> None:
         channel, self._channel = self._channel, None
@@ -306,7 +311,7 @@ class DaemonLink:
             channel.send_with(messages.Slab(slab.number, slab.num_bytes), slab.descriptor)
         for request in self._pending.values():
             channel.send(request.message)
-        self._silence.watch()
+        self._watch()
         reaching, self._reaching = self._reaching, []
         for future in reaching:
             if not future.done():

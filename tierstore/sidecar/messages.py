@@ -1,16 +1,14 @@
 """The messages between a store and the sidecar daemon, and which of them a client may send when. No I/O.
 
 `frames.py` turns messages into bytes and back. Payload never travels with them: a message names a range of a *slab*,
-memory that client and daemon share; a slab's descriptor accompanies the frame with its `Slab`.
-`docs/project/internals/protocol.md` is the description for other implementers.
+memory that client and daemon share. `docs/project/internals/protocol.md` says what each field means.
 
 Phases of a connection, and what a client may say in each::
 
     GREETING ── Hello ──► LOBBY ── Open | Resume ──► SESSION ── Close ──► (the daemon ends the session)
                             └ Inspect                  └ Slab, Unmap, Write, Read, Discard, Inspect
 
-Six rules keep bytes right through dropped connections and killed daemons (`tests/daemon/test_protocol_model.py`
-searches all runs of a small model, and finds a wrong one when any rule is left out):
+Six rules keep bytes right through dropped connections and killed daemons:
 
 1. `Stored` only after the index has committed.
 2. An extent is used again only after its deletion has committed.
@@ -78,10 +76,7 @@ class Resume(_Message, frozen=True):
 
 
 class Slab(_Message, frozen=True):
-    """Share memory: the descriptor of a memfd that is sealed against shrinking comes with this frame.
-
-    `slab`: the client's number for it. All of the `num_bytes` that requests may name have pages.
-    """
+    """Share memory under a number of the client's; the descriptor of a sealed memfd comes with the frame."""
 
     slab: _Number
     num_bytes: _Size
@@ -94,11 +89,7 @@ class Unmap(_Message, frozen=True):
 
 
 class Write(_Message, frozen=True):
-    """Store a range of a slab, which must not change until the answer: `Stored`, `Full` or `Failed`.
-
-    `request`: the client's number for it, which the answer bears; `key`: of the record, never used for another.
-    `dtype`, `itemsize_bytes`, `origin`: what is known of the content, as `disk.tier.Kind`.
-    """
+    """Store a range of a slab, which must not change until the answer: `Stored`, `Full` or `Failed`."""
 
     request: _Number
     key: _Key
@@ -139,11 +130,7 @@ class Inspect(_Message, frozen=True):
 
 
 class Welcome(_Message, frozen=True):
-    """The answer to `Hello`.
-
-    `max_slab_bytes`: the most that a session's slabs may have together; `grace_seconds`: for how long a session is kept
-    without its client.
-    """
+    """The answer to `Hello`. `max_slab_bytes`: of all slabs of a session."""
 
     version: _Number
     program: _Word
@@ -152,10 +139,7 @@ class Welcome(_Message, frozen=True):
 
 
 class Opened(_Message, frozen=True):
-    """The answer to `Open`.
-
-    `seed`, `key_base`: for checksums; a record's seed is `record_seed(seed, key_base + key)`. `disk_bytes`: the quota.
-    """
+    """The answer to `Open`. The seed of a record's checksum is `record_seed(seed, key_base + key)`."""
 
     session: _Number
     token: _Token
@@ -166,15 +150,11 @@ class Opened(_Message, frozen=True):
 
 
 class Resumed(_Message, frozen=True):
-    """The answer to `Resume`: every job of the previous connection has ended. Its unanswered requests and its slabs are
-    forgotten; every record that was `Stored` is still there."""
+    """The answer to `Resume`: every job of the previous connection has ended, and what was `Stored` is there."""
 
 
 class Stored(_Message, frozen=True):
-    """The record is on disk and in the index. `stored_bytes`: taken on disk, padding included.
-
-    `checksum`: over the bytes as they were in the slab; None: none was asked for, or they were encoded.
-    """
+    """The record is on disk and in the index. `checksum`: of the bytes in the slab; None: they were encoded."""
 
     request: _Number
     stored_bytes: _Size
@@ -203,10 +183,7 @@ class Failed(_Message, frozen=True):
 
 
 class Bad(_Message, frozen=True):
-    """The record's bytes are damaged, or its entry was lost since an earlier daemon stored it; the range holds garbage.
-
-    The fields are as `CorruptDataError`'s.
-    """
+    """The record is damaged, or its entry was lost since an earlier daemon stored it; the range holds garbage."""
 
     request: _Number
     place: _Text
@@ -261,7 +238,6 @@ ALLOWED: dict[Phase, tuple[type, ...]] = {
     Phase.LOBBY: (Open, Resume, Inspect),
     Phase.SESSION: (Slab, Unmap, Write, Read, Discard, Close, Inspect),
 }
-"""The messages that a client may send in each phase."""
 
 
 def check_allowed(phase: Phase, message: ClientMessage, peer: str) -> None:

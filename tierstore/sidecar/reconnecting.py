@@ -1,4 +1,4 @@
-"""Notices a daemon that hangs, and decides when a client that lost its connection tries to resume its session.
+"""Decides when a client that lost its connection tries to resume its session.
 
 At first attempts follow each other at growing pauses. When the daemon has not come back within `reconnect_seconds`, all
 who wait are told. From then on each new request causes one attempt, and now and then there is one that nobody has asked
@@ -13,58 +13,6 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from ..base.system_words import words_of
-
-_LOOKS = 10
-_LOOKS_BEFORE_ASKING = 5
-
-
-class Silence:
-    """Gives up a daemon that owes answers and says nothing at all for `seconds`, though it was asked whether it lives.
-
-    Silence is counted in looks, not by the clock: if this process was stopped itself, it reads what the daemon has said
-    meanwhile before the next look. `ask` is called when half of the time has passed, `give_up` when all has.
-    """
-
-    def __init__(
-        self,
-        seconds: float,
-        *,
-        is_owed: Callable[[], bool],
-        ask: Callable[[], None],
-        give_up: Callable[[], None],
-        call_later: Callable[[float, Callable[[], None]], asyncio.TimerHandle],
-    ) -> None:
-        self.seconds = seconds
-        self._is_owed, self._ask, self._give_up, self._call_later = is_owed, ask, give_up, call_later
-        self._num_looks = 0  # since something was heard
-        self._timer: asyncio.TimerHandle | None = None
-
-    def heard(self) -> None:
-        self._num_looks = -1  # the next look may come at once, and does not count
-
-    def watch(self) -> None:
-        """Look from now on until nothing is owed any more; idempotent."""
-        if self._timer is None:
-            self._num_looks = 0
-            self._timer = self._call_later(self.seconds / _LOOKS, self._look)
-
-    def stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _look(self) -> None:
-        self._timer = None
-        if not self._is_owed():
-            return
-        self._num_looks += 1
-        if self._num_looks >= _LOOKS:
-            self._give_up()
-            return
-        if self._num_looks == _LOOKS_BEFORE_ASKING:
-            self._ask()
-        self._timer = self._call_later(self.seconds / _LOOKS, self._look)
-
 
 _SHORTEST_PATIENCE_SECONDS = 1.0  # a loaded machine takes that long to come back to a process that lives
 _FIRST_PAUSE_SECONDS = 0.02

@@ -14,6 +14,7 @@ import asyncio
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -35,9 +36,8 @@ from ..errors import (
     StoreFullError,
 )
 from . import messages
-from .link import Answer, DaemonLink, Request
-from .shared_slab import SharedSlab
-from .window import SharedWindow, WindowSlot
+from .link import Answer, DaemonLink
+from .window import SharedSlab, SharedWindow, WindowSlot
 
 _PAGE_BYTES = 4096
 _PART_BYTES = 8 * 2**20  # a record of the daemon's costs some 0.5 ms of CPU, whatever its length
@@ -52,19 +52,6 @@ _STILL_ON_DISK = "the record is still with the daemon and may be asked for again
 class _Part(NamedTuple):
     num_bytes: int
     stored: Stored
-    wire_key: int
-
-
-class _PartName(NamedTuple):
-    key: int
-    first_byte: int
-
-
-class _Sent(NamedTuple):
-    """A write on its way. A part that is written again gets another key at the daemon: keys are used once (rule 5)."""
-
-    request: Request
-    slot: WindowSlot
     wire_key: int
 
 
@@ -86,7 +73,6 @@ class RemoteDisk:
         fitting_bytes = max(slab.num_bytes // _PARTS_IN_WINDOW, min(slab.num_bytes, _SHORTEST_PART_BYTES))
         self._part_bytes = min(_PART_BYTES, fitting_bytes) // _PAGE_BYTES * _PAGE_BYTES
         self._records: dict[int, list[_Part]] = {}
-        self._given_up: dict[_PartName, _Sent] = {}  # writes that may still be done
         self._wire_keys = itertools.count(1)
         self._choices: dict[str, dict[str, int]] = {}
         self._disk_bytes = 0
@@ -202,9 +188,7 @@ class RemoteDisk:
     # --- down -----------------------------------------------------------------------------------------------------
 
     async def _write(self, key: int, source: memoryview, kind: Kind) -> Stored:
-        writes = [
-            self._write_part(_PartName(key, first), piece, kind, len(source)) for first, piece in self._cut(source)
-        ]
+        writes = [self._write_part(piece, kind, len(source)) for piece in self._cut(source)]
         outcomes = await asyncio.gather(*writes, return_exceptions=True)
         parts = [outcome for outcome in outcomes if isinstance(outcome, _Part)]
         self._disk_bytes += sum(part.stored.stored_bytes for part in parts)
@@ -219,15 +203,25 @@ class RemoteDisk:
         counts[codec] = counts.get(codec, 0) + 1
         return Stored(sum(part.stored.stored_bytes for part in parts), codec, counted_as)
 
-    def _cut(self, source: memoryview) -> Iterator[tuple[int, memoryview]]:
+    def _cut(self, source: memoryview) -> Iterator[memoryview]:
         """The parts of a record, of nearly the same length: a short rest would cost as much as a whole part."""
         num_parts = max(1, -(-len(source) // self._part_bytes))
         part_bytes = max(1, round_up(-(-len(source) // num_parts)))
         for first in range(0, max(1, len(source)), part_bytes):
-            yield first, source[first : first + part_bytes]
+            yield source[first : first + part_bytes]
 
-    async def _write_part(self, name: _PartName, source: memoryview, kind: Kind, record_bytes: int) -> _Part:
-        wire_key, answer = await self._answer_to_write(name, source, kind)
+    async def _write_part(self, source: memoryview, kind: Kind, record_bytes: int) -> _Part:
+        slot = await self._take(len(source), to_read=False)
+        try:
+            await self._window.fill(slot, source)
+        except BaseException:
+            self._window.give_back(slot)
+            raise
+        wire_key = next(self._wire_keys)  # used once (rule 5): a write that was given up may still be done
+        what = (messages.fitting_word(kind.dtype), max(1, kind.itemsize_bytes), messages.fitting_word(kind.origin))
+        on_late = partial(self._was_written_late, wire_key, slot)
+        answer = await self._link.ask(messages.Write, wire_key, *slot.range, *what, on_late=on_late)
+        self._window.give_back(slot)
         if isinstance(answer, messages.Stored):
             stored = Stored(answer.stored_bytes, answer.codec, answer.kind, answer.checksum)
             return _Part(len(source), stored, wire_key)
@@ -240,39 +234,10 @@ class RemoteDisk:
             raise StorageIOError(answer.operation, answer.place, answer.reason, _STILL_IN_MEMORY)
         raise self._unexpected(answer)
 
-    async def _answer_to_write(self, name: _PartName, source: memoryview, kind: Kind) -> tuple[int, Answer]:
-        # A write of this part that was given up has the same bytes: a key of the store has no others.
-        sent = self._given_up.pop(name, None) or await self._send_write(name, source, kind)
-        try:
-            answer = await self._link.answer_to(sent.request)
-        except DaemonUnavailableError:
-            if self._link.is_pending(sent.request):
-                self._given_up[name] = sent
-            raise
-        self._window.give_back(sent.slot)
-        return sent.wire_key, answer
-
-    async def _send_write(self, name: _PartName, source: memoryview, kind: Kind) -> _Sent:
-        slot = await self._take(len(source), to_read=False)
-        try:
-            await self._window.fill(slot, source)
-        except BaseException:
-            self._window.give_back(slot)
-            raise
-        wire_key = next(self._wire_keys)
-
-        def message(request: int) -> messages.Write:
-            about = (messages.fitting_word(kind.dtype), max(1, kind.itemsize_bytes), messages.fitting_word(kind.origin))
-            return messages.Write(request, wire_key, slot.slab.number, slot.offset, slot.num_bytes, *about)
-
-        request = self._link.submit(message, partial(self._was_written_late, name, wire_key, slot))
-        return _Sent(request, slot, wire_key)
-
-    def _was_written_late(self, name: _PartName, wire_key: int, slot: WindowSlot, answer: Answer | None) -> None:
-        self._given_up.pop(name, None)
+    def _was_written_late(self, wire_key: int, slot: WindowSlot, answer: Answer | None) -> None:
         self._window.give_back(slot)
         if isinstance(answer, messages.Stored):  # the store has kept the bytes, and may have forgotten them since
-            self._link.submit(partial(_discard_of, (wire_key,)), lambda _: None)
+            self._link.submit(messages.Discard, (wire_key,))
 
     # --- up -------------------------------------------------------------------------------------------------------
 
@@ -284,12 +249,8 @@ class RemoteDisk:
 
     async def _read_part(self, key: int, part: _Part, destination: memoryview) -> Loaded:
         slot = await self._take(len(destination), to_read=True)
-
-        def message(request: int) -> messages.Read:
-            return messages.Read(request, part.wire_key, slot.slab.number, slot.offset, slot.num_bytes)
-
-        request = self._link.submit(message, lambda _: self._window.give_back(slot))
-        answer = await self._link.answer_to(request)
+        give_back = self._window.give_back
+        answer = await self._link.ask(messages.Read, part.wire_key, *slot.range, on_late=lambda _: give_back(slot))
         try:
             if isinstance(answer, messages.Loaded):
                 await run_job(self._executor, copy_memory, destination, slot.memory)
@@ -308,11 +269,8 @@ class RemoteDisk:
         self._disk_bytes -= sum(part.stored.stored_bytes for part in parts)
         keys = tuple(part.wire_key for part in parts)
         for first in range(0, len(keys), messages.MAX_KEYS):
-            request = self._link.submit(partial(_discard_of, keys[first : first + messages.MAX_KEYS]), lambda _: None)
-            try:
-                await self._link.answer_to(request)
-            except DaemonUnavailableError:
-                pass  # it is sent again when the daemon is back; else the lease ends
+            with suppress(DaemonUnavailableError):  # it is sent again when the daemon is back; else the lease ends
+                await self._link.ask(messages.Discard, keys[first : first + messages.MAX_KEYS])
 
     async def _take(self, num_bytes: int, *, to_read: bool) -> WindowSlot:
         await self._link.reach()  # else each request in vain would keep a slot, until none is left
@@ -334,7 +292,3 @@ def _raise_first(outcomes: Iterable[object]) -> None:
     for outcome in outcomes:
         if isinstance(outcome, BaseException):
             raise outcome
-
-
-def _discard_of(keys: tuple[int, ...], request: int) -> messages.Discard:
-    return messages.Discard(request, keys)

@@ -1,8 +1,20 @@
-"""Lends ranges of the shared slab to requests: first come first served, reads before writes. For one loop."""
+"""The memory that a store shares with the daemon, and the window that lends ranges of it to requests.
+
+A slab is a memfd, of fixed size and with all its pages before it is shared.
+
+NOTE [Seals] A process that could take pages out of its slab could have the daemon fill the daemon's own memory limit:
+whoever touches a missing page pays for it. F_SEAL_FUTURE_WRITE forbids that (memfd_create(2), fallocate(2)), and new
+writable mappings with it. So the daemon maps the slab first and then sets the seal, unless it trusts the client
+(`daemon/slabs.py`). A client that resumes its session moves the bytes to a new memfd then.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
+import mmap
+import os
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -10,9 +22,85 @@ from typing import NamedTuple
 
 from ..base.free_runs import FreeRuns
 from ..disk.allocator import round_up
+from ..disk.forking import Inode, inode_of, not_while_forking
 from ..disk.jobs import run_job
-from ..disk.linux import copy_memory
-from .shared_slab import SharedSlab
+from ..disk.linux import address_of, copy_memory, make_pages_huge, map_over
+
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+"""Without the seals, cutting a slab short would kill its readers by SIGBUS (memfd_create(2))."""
+
+F_ADD_SEALS = 1033  # linux/fcntl.h, as the next two
+F_GET_SEALS = 1034
+F_SEAL_FUTURE_WRITE = 0x10  # Linux 5.1
+
+
+class SharedSlab:
+    """The client's side of one slab. The constructor blocks: every page is allocated here, and counted to this process.
+    `inodes`: the files that a forked child has to give up, this one's among them while it is open; None: a child keeps
+    it. OSError: there is not enough memory (ENOMEM, ENOSPC), or no descriptor is left."""
+
+    def __init__(self, number: int, num_bytes: int, inodes: set[Inode] | None = None) -> None:
+        self.number = number
+        self._inodes = set[Inode]() if inodes is None else inodes
+        self.num_bytes = max(round_up(num_bytes), mmap.PAGESIZE)
+        self.descriptor, self.inode = self._new_file()
+        try:
+            # Python's mapping of a memfd would hold a descriptor of its own, and so keep the pages that `renew` leaves.
+            self._mapping = mmap.mmap(-1, self.num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            self.memory = memoryview(self._mapping)
+            map_over(address_of(self.memory), self.descriptor, self.num_bytes, populate=True)
+        except BaseException:
+            self._close_file(self.descriptor, self.inode)
+            self.descriptor = -1
+            raise
+
+    @property
+    def needs_renewal(self) -> bool:
+        """Whether a daemon has sealed it, so that it cannot be shared once more. See NOTE [Seals]."""
+        return bool(fcntl.fcntl(self.descriptor, F_GET_SEALS) & F_SEAL_FUTURE_WRITE)
+
+    def renew(self) -> None:
+        """Move the bytes to a new memfd, at the same address. Nobody may write to them meanwhile; reading is allowed.
+        Blocks, and takes memory for both. On OSError, as the constructor's, nothing has changed."""
+        descriptor, inode = self._new_file()
+        try:
+            written = 0
+            while written < self.num_bytes:
+                written += os.pwrite(descriptor, self.memory[written:], written)
+            map_over(address_of(self.memory), descriptor, self.num_bytes, populate=True)
+        except BaseException:
+            self._close_file(descriptor, inode)
+            raise
+        old, (self.descriptor, self.inode) = (self.descriptor, self.inode), (descriptor, inode)
+        self._close_file(*old)
+
+    def close(self) -> None:
+        """Idempotent. The memory is free when no view of it is left, here and in the daemon."""
+        if self.descriptor >= 0:
+            self._close_file(self.descriptor, self.inode)
+            self.descriptor = -1
+            self.memory = memoryview(b"")
+            del self._mapping
+
+    def _new_file(self) -> tuple[int, Inode]:
+        with not_while_forking:
+            descriptor = os.memfd_create("tierstore", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            inode = inode_of(descriptor)
+            self._inodes.add(inode)
+        try:
+            os.posix_fallocate(descriptor, 0, self.num_bytes)
+            with contextlib.suppress(OSError):  # only slower
+                make_pages_huge(descriptor, self.num_bytes)
+            fcntl.fcntl(descriptor, F_ADD_SEALS, SEALS)
+        except BaseException:
+            self._close_file(descriptor, inode)
+            raise
+        return descriptor, inode
+
+    def _close_file(self, descriptor: int, inode: Inode) -> None:
+        with not_while_forking:
+            self._inodes.discard(inode)
+            os.close(descriptor)
 
 
 class WindowSlot(NamedTuple):
@@ -21,6 +109,11 @@ class WindowSlot(NamedTuple):
     slab: SharedSlab
     offset: int
     num_bytes: int
+
+    @property
+    def range(self) -> tuple[int, int, int]:
+        """The number of the slab, the first byte, how many: as a request names it."""
+        return self.slab.number, self.offset, self.num_bytes
 
     @property
     def memory(self) -> memoryview:

@@ -23,13 +23,14 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .faults import Faults
+from .faulty_disk import FaultyDisk
+from .plan import Bandwidth, Fails, Fault, FaultPlan, Late, Latency, Operation, Rule, Short, Signal, Torn
+from .system_calls import FaultyCalls, FaultyExecutor
+
 if TYPE_CHECKING:
     from .copies import FaultyCopies, SimulatedCopies
-    from .faults import Faults
-    from .faulty_disk import FaultyDisk
-    from .plan import Bandwidth, Fails, Fault, FaultPlan, Late, Latency, Operation, Rule, Short, Signal, Torn
     from .store import FaultyStore
-    from .system_calls import FaultyCalls, FaultyExecutor
 
 __all__ = [
     "Bandwidth",
@@ -52,22 +53,10 @@ __all__ = [
     "Torn",
 ]
 
-_HOMES = {
-    "Faults": ".faults",
-    "FaultyCalls": ".system_calls",
-    "FaultyCopies": ".copies",
-    "FaultyDisk": ".faulty_disk",
-    "FaultyExecutor": ".system_calls",
-    "FaultyStore": ".store",
-    "SimulatedCopies": ".copies",
-}
+_WITH_TORCH = {"FaultyCopies": ".copies", "FaultyStore": ".store", "SimulatedCopies": ".copies"}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in _WITH_TORCH:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES.get(name, ".plan"), __name__), name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+    return getattr(import_module(_WITH_TORCH[name], __name__), name)

@@ -8,7 +8,7 @@ import time
 import weakref
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,24 +19,16 @@ from .plan import Operation
 _LONGEST_WAIT_SECONDS = 60.0
 
 
-class _Copied:
-    def __init__(self) -> None:
-        self._event = threading.Event()
-
-    def query(self) -> bool:
-        return self._event.is_set()
+class _Copied(threading.Event):
+    query = threading.Event.is_set
 
     def synchronize(self) -> None:
-        if not self._event.wait(_LONGEST_WAIT_SECONDS):
+        if not self.wait(_LONGEST_WAIT_SECONDS):
             raise TimeoutError("a simulated copy was never done: its engine has ended")
 
-    def set(self) -> None:
-        self._event.set()
 
-
-class _Mark:
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
+class _Mark(NamedTuple):
+    seconds: float
 
     def query(self) -> bool:
         return True

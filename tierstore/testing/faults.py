@@ -6,7 +6,7 @@ import os
 import random
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -33,23 +33,6 @@ class Drawn(NamedTuple):
     num_others: int = 0
 
 
-class TokenBucket:
-    """Limits bytes per second; at most `burst_bytes` are saved up. Pure: the caller gives the time. Not thread-safe."""
-
-    def __init__(self, bytes_per_second: float, burst_bytes: int = 0) -> None:
-        self._bytes_per_second = bytes_per_second
-        self._burst_bytes = burst_bytes
-        self._tokens = float(burst_bytes)
-        self._at_seconds: float | None = None
-
-    def take(self, num_bytes: int, now_seconds: float) -> float:
-        """Take tokens, future ones too if needed. Returns in how many seconds all of them will have come."""
-        passed = 0.0 if self._at_seconds is None else max(0.0, now_seconds - self._at_seconds)
-        self._at_seconds = now_seconds
-        self._tokens = min(float(self._burst_bytes), self._tokens + passed * self._bytes_per_second) - num_bytes
-        return max(0.0, -self._tokens / self._bytes_per_second)
-
-
 class Faults:
     """Decides by a plan what happens to each operation. Any thread; does no I/O. `clock`: in seconds, for
     bandwidths."""
@@ -66,22 +49,13 @@ class Faults:
             self._plan = plan
             self._num_seen: Counter[str] = Counter()
             self._randoms = [random.Random(f"{plan.seed} {number}") for number in range(len(plan.rules))]
-            self._buckets = {
-                number: TokenBucket(rule.fault.bytes_per_second, rule.fault.burst_bytes)
-                for number, rule in enumerate(plan.rules)
-                if isinstance(rule.fault, Bandwidth)
-            }
+            self._free_at: defaultdict[int, float] = defaultdict(float)  # a rule's bandwidth, by number
 
     @property
     def injected(self) -> Mapping[str, int]:
         """How often each fault happened to each operation, over all plans: {"write Fails": 2}. A copy."""
         with self._lock:
             return dict(self._injected)
-
-    @property
-    def num_seen(self) -> Mapping[str, int]:
-        with self._lock:
-            return dict(self._num_seen)
 
     def draw(self, operation: Operation, num_bytes: int = 0, descriptor: int | None = None) -> Drawn:
         """Count an operation of `num_bytes` that begins, and return what happens to it. Sends signals. `descriptor`: of
@@ -113,8 +87,9 @@ class Faults:
             case Latency():
                 return drawn._replace(delay_seconds=drawn.delay_seconds + _seconds_of(fault, self._randoms[number]))
             case Bandwidth():
-                wait_seconds = self._buckets[number].take(num_bytes, self._clock())
-                return drawn._replace(least_seconds=max(drawn.least_seconds, wait_seconds))
+                now = self._clock()
+                free_at = self._free_at[number] = max(self._free_at[number], now) + num_bytes / fault.bytes_per_second
+                return drawn._replace(least_seconds=max(drawn.least_seconds, free_at - now))
             case Fails():
                 return drawn if drawn.error is not None else drawn._replace(error=fault.number)
             case Short():

@@ -19,9 +19,8 @@ from pathlib import Path
 
 from ..base.threads import start_thread
 from ..daemon.logs import set_up_logging
-from ..daemon.options import settings_of
+from ..daemon.options import ServeSettings, settings_of
 from ..daemon.server import Daemon
-from ..daemon.settings import ServeSettings
 from ..disk.home import NamedHome
 from ..disk.local import LocalDisk
 from .faults import Faults

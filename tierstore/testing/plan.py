@@ -1,17 +1,4 @@
-"""Plans of faults: what goes wrong, and when. Plain data, which can be sent as JSON to a daemon in another process.
-
-::
-
-    fault       what happens                                        to which operations
-    ---------   ------------------------------------------------   -----------------------------------------------
-    Latency     it begins later                                     all
-    Bandwidth   all operations of the rule share a speed limit      those that move bytes
-    Fails       it is not done, and an error number says why        all
-    Late        it is done, but reported after others               write, read, discard, offload, reload
-    Short       the call moves less than it was asked to            pwritev, preadv
-    Torn        the call writes less than it reports                pwritev
-    Signal      first a process is sent a signal, then it is done   all
-"""
+"""Plans of faults: what goes wrong, and when. Plain data, which can be sent as JSON to a daemon in another process."""
 
 from __future__ import annotations
 
@@ -44,10 +31,9 @@ class Latency(msgspec.Struct, frozen=True, tag=True):
 
 class Bandwidth(msgspec.Struct, frozen=True, tag=True):
     """All operations of the rule together are limited to one speed. Each begins at once, and is reported done only when
-    its last byte would have come, as on a slower drive. `burst_bytes`: how many may be saved up while nothing moves."""
+    its last byte would have come, as on a slower drive."""
 
     bytes_per_second: float
-    burst_bytes: int = 0
 
 
 class Fails(msgspec.Struct, frozen=True, tag=True):
