@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.conftest import MakeStore
-from tests.simulator.made_up import drive
+from tests.simulator.made_up import drive, link
 from tierstore import TierStore, tiered_offload
 from tierstore.errors import ConfigError
 from tierstore.simulator import (
@@ -18,7 +18,6 @@ from tierstore.simulator import (
     EndScope,
     Hardware,
     LetGo,
-    Link,
     Pack,
     Release,
     Settings,
@@ -171,8 +170,8 @@ def test_workload_of_step_recorded_on_an_accelerator_simulates(make_store: MakeS
     workload = workload_of(trace, step)
     assert [(saved.nbytes, saved.on_device) for saved in workload.saved] == [(NBYTES, True)] * (LENGTH + 1)
     assert [saved.is_shared for saved in workload.saved] == [True] + [False] * LENGTH, "what is held is ours too"
-    link = Link(1e12, 1e12)  # fast beside the recorded computing: the first tensor has left before backward asks
-    last = simulate(workload, Hardware(drive(1e9), 4, link=link), Settings(0))[0][-1]
+    fast = link(1e12, 1e12)  # beside the recorded computing: the first tensor has left before backward asks
+    last = simulate(workload, Hardware(drive(1e9), 4, link=fast), Settings(0))[0][-1]
     assert last.counters.offloaded_bytes == LENGTH * NBYTES
     assert last.counters.reloaded_bytes
 

@@ -121,7 +121,6 @@ def test_tune_program_on_an_accelerator_tries_its_memory_too(
     assert (tried["as it is"], tried["defaults"], tried["auto"]) == (0, 2 * MIB, "auto")
     assert all(each["failure"] is None for each in said["candidates"])
     assert said["link"].startswith("copies to the host at")
-    assert said["heat_map"]["device_bytes"][-1] == 2 * MIB
     assert "device_bytes" in tomllib.loads((working_directory / "tierstore.toml").read_text())["offload"]
 
 

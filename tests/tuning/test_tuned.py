@@ -99,7 +99,7 @@ def test_file_of_outcome_has_its_device_bytes(
 
 def _tuned(place: str, settings: TrialSettings) -> Tuned:
     chosen = Candidate("found\n1", settings, None, (0.5, 0.6), failure=None)
-    found = Found({settings: 1.0}, [8 * MIB], [None], settings, is_whole=True)
+    found = Found({settings: 1.0}, is_whole=True)
     return Tuned(place, MIB, [REFERENCE, chosen], chosen, found, "it is\nfaster")
 
 
