@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count, product
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Literal
 
 from msgspec.structs import replace
@@ -51,9 +50,6 @@ _MOST_OVERRUN = 2.0  # times the step's own time, for transfers still in flight 
 _SCATTER = 7919  # a prime: small blocks are spread over the file, so that no drive reads ahead
 
 Direction = Literal["write", "read"]
-
-_News = Drive | Exception | None
-"""The result so far; or the error that ended the measurement; or that it is complete."""
 
 
 @dataclass
@@ -154,49 +150,50 @@ def measure_drive(
 ) -> Drive:
     """Return `drive` with the measurements. Blocks for about `seconds`, at most `SLACK_SECONDS` longer.
 
-    `memory_bytes`: the most that buffers may take. `step_done`: called `NUM_STEPS` times at most, on this thread.
+    `memory_bytes`: the most that buffers may take. `step_done`: called `NUM_STEPS` times at most, on a thread of its
+    own, where the drive is used: a call to one that hangs may never return.
 
     Faults of the drive raise nothing: they are in `error`, beside what was measured before. A transfer that never comes
     back keeps a daemon thread, its buffer and the file until the process ends.
     """
     before_bytes = device_bytes(drive.device)
-    news: SimpleQueue[_News] = SimpleQueue()
-    start_thread(partial(_measure, drive, directory, seconds, memory_bytes, news.put), "tierstore-doctor")
-    ends_at = time.monotonic() + seconds + SLACK_SECONDS
-    try:
-        while (known := news.get(timeout=max(0.0, ends_at - time.monotonic()))) is not None:
-            if isinstance(known, Exception):
-                raise known
-            drive = known
-            step_done()
-    except Empty:
-        return replace(drive, error=f"it did not answer within {SLACK_SECONDS:g} s")
+    known, bugs = [drive], list[Exception]()
+
+    def run() -> None:
+        try:
+            for each in _measured(drive, directory, seconds, memory_bytes):
+                known.append(each)
+                step_done()
+        except OSError as error:
+            said = words_of(error).removeprefix(f"[Errno {error.errno}] ")
+            known.append(replace(known[-1], error=said))
+        except Exception as error:  # noqa: BLE001 - raised on the waiting thread
+            bugs.append(error)
+
+    thread = start_thread(run, "tierstore-doctor")
+    thread.join(seconds + SLACK_SECONDS)
+    for bug in bugs:
+        raise bug
+    if thread.is_alive():
+        return replace(known[-1], error=f"it did not answer within {SLACK_SECONDS:g} s")
     after_bytes = device_bytes(drive.device)
-    if before_bytes is not None and after_bytes is not None:
-        drive = replace(drive, device_bytes=after_bytes - before_bytes)
-    return drive
+    if before_bytes is None or after_bytes is None:
+        return known[-1]
+    return replace(known[-1], device_bytes=after_bytes - before_bytes)
 
 
-def _measure(drive: Drive, directory: Path, seconds: float, memory_bytes: int, tell: Callable[[_News], None]) -> None:
-    """On a thread of its own, since a call to a drive that hangs may never return."""
-    try:
-        mode = detect_io_mode(directory)
-        drive = replace(drive, io_mode=mode.description)
-        tell(drive)
-        blocks = drive.free_bytes // _FREE_SHARE // _LEAST_SPAN_BYTES  # blocks of every size fit into one of these
-        span_bytes = min(_SPAN_BYTES, blocks * _LEAST_SPAN_BYTES)
-        if span_bytes >= _LEAST_SPAN_BYTES:
-            segment = open_segment(UnnamedHome(directory), 0, span_bytes, _LEAST_SPAN_BYTES, mode, set())
-            try:
-                for drive in _steps(drive, _Bench(segment, mode, memory_bytes), seconds):  # noqa: B020 - it grows
-                    tell(drive)
-            finally:
-                close_segments([segment], set())
-    except OSError as error:
-        tell(replace(drive, error=words_of(error).removeprefix(f"[Errno {error.errno}] ")))
-    except Exception as error:  # noqa: BLE001 - a bug; raised on the waiting thread
-        tell(error)
-    tell(None)
+def _measured(drive: Drive, directory: Path, seconds: float, memory_bytes: int) -> Iterator[Drive]:
+    mode = detect_io_mode(directory)
+    drive = replace(drive, io_mode=mode.description)
+    yield drive
+    blocks = drive.free_bytes // _FREE_SHARE // _LEAST_SPAN_BYTES  # blocks of every size fit into one of these
+    span_bytes = min(_SPAN_BYTES, blocks * _LEAST_SPAN_BYTES)
+    if span_bytes >= _LEAST_SPAN_BYTES:
+        segment = open_segment(UnnamedHome(directory), 0, span_bytes, _LEAST_SPAN_BYTES, mode, set())
+        try:
+            yield from _steps(drive, _Bench(segment, mode, memory_bytes), seconds)
+        finally:
+            close_segments([segment], set())
 
 
 def _steps(drive: Drive, bench: _Bench, seconds: float) -> Iterator[Drive]:
