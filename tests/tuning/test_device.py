@@ -157,19 +157,6 @@ def test_slow_link_more_stays_on_the_device_up_to_what_it_needs(tune_on: TuneOn,
     _as_measured(tuned, tmp_path / "tierstore.toml")
 
 
-def test_fast_link_what_needs_less_of_the_device_takes_the_place_of_the_program(
-    tune_on: TuneOn, tmp_path: Path
-) -> None:
-    tuned = tune_on(16.0, start=TrialSettings(8 * MIB, 32 * MIB, device_bytes=SAVED_BYTES))
-    assert tuned.candidates[0].settings.device_bytes == SAVED_BYTES
-    assert tuned.candidates[0].median_seconds == pytest.approx(STEP_SECONDS)
-    assert tuned.chosen.device_bytes == 0
-    assert "as fast as" in tuned.reason
-    assert tuned.link == "copies to the host at 105 MB/s, back at 105 MB/s"
-    assert "auto" not in [each.name for each in tuned.candidates]
-    _as_measured(tuned, tmp_path / "tierstore.toml")
-
-
 def test_limit_that_binds_is_used_up_and_not_exceeded(tune_on: TuneOn, tmp_path: Path) -> None:
     limit_bytes = SAVED_BYTES // 4
     tuned = tune_on(0.25, host_bytes=HOST_BYTES, device_bytes=limit_bytes)
