@@ -108,12 +108,6 @@ def test_search_where_time_ties_spares_the_accelerator_before_the_host() -> None
     assert (best.device_bytes, best.host_bytes) == (0, 150 * MIB)
 
 
-def test_search_from_auto_never_tries_another_order_with_it() -> None:
-    """The store would refuse that."""
-    found = search(SPACE, [replace(START, device_bytes="auto")], _seconds)
-    assert {settings.prefetch for settings in found.predicted} == {"learned"}
-
-
 def test_search_told_to_stop_has_what_it_must_and_says_so() -> None:
     other = replace(START, codec="zstd:1")
     found = search_while(SPACE, [START, other], _seconds, lambda: False)
