@@ -83,7 +83,7 @@ def judged_costs(costs: list[tuple[float, float]], **bound: float) -> Verdict:
 def test_judge_noise_hides_what_is_divided_by_in_half_of_the_rounds_nothing_was_measured(
     bound: dict[str, float],
 ) -> None:
-    for costs in ([(-2.5, 6.0)], [(-2.5, 6.0), (1.0, 5.0)], [(-2.5, 6.0), (1.0, 5.0), (0.0, 6.0)]):
+    for costs in ([(0.0, 6.0)], [(-2.5, 6.0), (1.0, 5.0)], [(-2.5, 6.0), (1.0, 5.0), (0.0, 6.0)]):
         verdict = judged_costs(costs, **bound)
         assert (verdict.outcome, verdict.median) == ("not measured", None)
         assert verdict.measured == "hidden by noise"
@@ -96,13 +96,6 @@ def test_judge_round_whose_ratio_noise_hides_counts_as_one_that_missed() -> None
     assert verdict.measured == "7 (5 to 9); 1 of the rounds are hidden by noise"
     assert judged_costs(costs, at_least=6.5).median == 6.0
     assert judged_costs(costs, at_least=6.5).outcome == "missed"
-
-
-def test_judge_nothing_to_divide_by_is_not_measured() -> None:
-    verdict = judge(
-        Goal("goal", "loss", "ours", equals=1, of=("peer",)), {1: {"peer": {"loss": 0}, "ours": {"loss": 1}}}
-    )
-    assert (verdict.outcome, verdict.measured) == ("not measured", "hidden by noise")
 
 
 @pytest.mark.parametrize(

@@ -56,9 +56,6 @@ def within(steps: dict[str, str], started: list[str]) -> Around:
     return training_within
 
 
-# --- pairs of processes -----------------------------------------------------------------------------------------------
-
-
 def test_a_case_is_the_median_of_its_pairs_not_of_its_turns() -> None:
     pairs: list[list[Turn]] = [
         [{"offload": step(1.0), "plan": step(seconds)} for seconds in of_pair]
@@ -79,12 +76,9 @@ def test_a_plan_is_off_by_the_median_step_and_by_the_highest_peak() -> None:
     assert plan["step_off_predicted"] == pytest.approx(0.2)
     assert plan["peak_off_predicted"] == pytest.approx(0.04)
     assert "step_to_best" not in plan
-
-
-def test_a_plan_that_is_killed_in_a_pair_does_not_train() -> None:
     plan = {"trains": 1.0}
     memory_plan._add_figures_of_pairs(plan, Compared("offload", [[{"offload": step(1.0), "plan": {}}]]), 100)
-    assert plan == {"trains": 0.0}
+    assert plan == {"trains": 0.0}, "it was killed"
 
 
 def test_single_strategies_by_their_steps_without_those_that_were_killed() -> None:
@@ -136,25 +130,16 @@ def test_without_a_single_strategy_the_plan_goes_on_alone(tmp_path: Path) -> Non
     assert [list(turn) for turn in compared.turns] == [["plan"]] * memory_plan.TURNS_OF_PAIR
 
 
-# --- in the process ---------------------------------------------------------------------------------------------------
-
-
-class Summed(nn.Module):
-    """Its sum is the loss."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
-
+class Summed(nn.Sequential):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layers(x).sum()
+        return super().forward(x).sum()
 
 
 def test_a_plan_is_loaded_where_another_process_has_saved_it(tmp_path: Path) -> None:
     batch = (torch.randn(8, 64),)
     for strategy in (plan_trainings.PLAN, plan_trainings.LOADED_PLAN):
         with ExitStack() as stack:
-            model = Summed()
+            model = Summed(*(nn.Linear(64, 64) for _ in range(4)))
             loss_of, told = plan_trainings._prepared(strategy, model, batch, 2**40, tmp_path, stack)
             loss_of().backward()
             assert told()["predicted_bytes"] > 0

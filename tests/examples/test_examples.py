@@ -13,14 +13,11 @@ ROOT = Path(__file__).parents[2]
 ALL_EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
 EXAMPLES = [name for name in ALL_EXAMPLES if name != "distributed.py"]
 """Those that python alone runs; `tests/hooks/test_distributed.py` runs the other, under torchrun."""
-LONG = ("larger_than_memory.py", "within_a_limit.py")
+LONG = ("within_a_limit.py",)
 
 
 def run(name: str, temporary: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """`python examples/NAME` in the repository, with `temporary` as the place for temporary files.
-
-    `torch.vmap` loads torch's compiler, which makes a directory for its cache that stays: beside `temporary`.
-    """
+    """`torch.vmap` loads torch's compiler, which makes a directory for its cache that stays: beside `temporary`."""
     return subprocess.run(
         [sys.executable, f"examples/{name}", *arguments],
         cwd=ROOT,
@@ -136,21 +133,6 @@ def test_examples_each_has_a_check_and_a_row_in_the_table() -> None:
     assert sorted(re.findall(r"^\| \[([a-z_]+\.py)\]\(\1\)", table, re.MULTILINE)) == ALL_EXAMPLES
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.many if name == "within_a_limit.py" else ()) for name in EXAMPLES]
-)
-def test_example_in_a_given_directory_right_figures_and_nothing_left(
-    name: str, store_directory: Path, tmp_path: Path
-) -> None:
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    ended = run(name, temporary, str(store_directory))
-    assert (ended.returncode, ended.stderr) == (0, "")
-    CHECKS[name](ended.stdout)
-    assert list(temporary.iterdir()) == []
-
-
 def names_in_root() -> set[str]:
     """Without what pytest and Hypothesis may make at any moment."""
     return set(os.listdir(ROOT)) - {".pytest_cache", ".hypothesis"}
@@ -160,10 +142,15 @@ def names_in_root() -> set[str]:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.many if name in LONG else ()) for name in EXAMPLES]
 )
-def test_example_without_arguments_ends_well_and_nothing_left(name: str, tmp_path: Path) -> None:
+def test_example_ends_well_with_right_figures_and_nothing_left(
+    name: str, store_directory: Path, tmp_path: Path
+) -> None:
+    """Every other one in a directory of its own, the rest where they go without an argument."""
     before, temporary = names_in_root(), tmp_path / "temporary"
     temporary.mkdir()
-    ended = run(name, temporary)
+    place = [str(store_directory)] if EXAMPLES.index(name) % 2 else []
+    ended = run(name, temporary, *place)
     assert (ended.returncode, ended.stderr) == (0, "")
+    CHECKS[name](ended.stdout)
     assert list(temporary.iterdir()) == []
     assert names_in_root() == before

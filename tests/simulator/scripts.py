@@ -114,15 +114,12 @@ class Decisions(Observer):
 
     @property
     def transfers(self) -> list[Job]:
-        """Those that run between host memory and disk."""
         return [job for job in self.running if not is_copy(job)]
 
     def num_idle(self, what: str) -> int:
-        """Of the engine's lanes that do such jobs."""
         return NUM_LANES[what] - sum(1 for job in self.running if job.what == what)
 
     def has_idle_lane_and_work(self) -> bool:
-        """Whether some job is about to begin."""
         return any(any(job.what == what for job in self.waiting) and self.num_idle(what) for what in NUM_LANES)
 
     def _began(self, job: Job) -> None:
@@ -141,8 +138,6 @@ def is_copy(job: Job) -> bool:
 
 
 class Queued(Protocol):
-    """A copy: a real one, or a simulated one."""
-
     ready: Any
     is_over: bool
 
@@ -170,7 +165,6 @@ class Queues:
         self._decisions.computing_waits(self._jobs[id(copy)])
 
     def could_end(self, job: Job) -> bool:
-        """Whether it is the first of its queue, and what it comes after is over."""
         if not is_copy(job):
             return False
         first = self._queued[job.what][0]
@@ -182,8 +176,6 @@ class Queues:
 
 
 class FollowedScript:
-    """A script while it is followed."""
-
     def __init__(self, script: Script) -> None:
         self._counts: Iterator[int] = iter(script.after_action)
         self._choices = script.choices
@@ -209,7 +201,6 @@ class Drive:
         self._held: dict[int, int] = {}  # bytes, by record
 
     def take(self, record: int, nbytes: int) -> None:
-        """If there is room."""
         if sum(self._held.values()) + nbytes <= self._limit_bytes:
             self._held[record] = nbytes
 

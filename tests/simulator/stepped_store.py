@@ -219,7 +219,6 @@ class Stepper:
         return self.decisions
 
     def has_taken(self, key: int) -> bool:
-        """Whether the drive has room for the record."""
         return self._drive.has_taken(key - self._first_key)
 
     async def pass_gate(self, what: str, key: int) -> None:
@@ -257,12 +256,10 @@ class Stepper:
         raise TimeoutError("the engine does not come to rest")
 
     def _num_seen_at_rest(self) -> int | None:
-        """How many decisions have been seen; None: the engine is not at rest."""
         with self._inside.lock:
             return len(self.decisions.seen) if self._is_quiet() else None
 
     def _go_round(self) -> None:
-        """Return when the loop has done what it could do by now."""
         passed = threading.Event()
         self._engine.loop.call_soon_threadsafe(passed.set)
         if not passed.wait(_WAIT_SECONDS):
@@ -303,8 +300,7 @@ class Stepper:
                 finish_transfer(self.finish_one)
         return True
 
-    def notify_all(self) -> None:
-        """In place of the condition's."""
+    def notify_all(self) -> None: ...
 
     def _is_quiet(self) -> bool:
         decisions = self.decisions

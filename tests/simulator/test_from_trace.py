@@ -3,34 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 
 import pytest
-import torch
 
-from tests.conftest import MakeStore
-from tests.simulator.made_up import drive
-from tierstore import TierStore, tiered_offload
 from tierstore.errors import ConfigError
 from tierstore.simulator import (
     Action,
     Compute,
     EndScope,
-    Hardware,
     LetGo,
-    Link,
     Pack,
     Release,
-    Settings,
     Unpack,
     Workload,
-    simulate,
 )
 from tierstore.simulator.from_trace import workload_of
-from tierstore.testing import SimulatedCopies
 from tierstore.tracing import events
-from tierstore.tracing.reader import RecordedTrace, read_trace
-from tierstore.tracing.steps import Step, steps_of
+from tierstore.tracing.reader import RecordedTrace
+from tierstore.tracing.steps import steps_of
 
 _SECOND = 1_000_000_000
 _THREAD = 7
@@ -140,54 +130,3 @@ def test_workload_of_step_has_what_is_on_an_accelerator_there_and_a_core_that_qu
     workload = _workload(*packs, *_BACKWARD)
     assert [saved.on_device for saved in workload.saved] == [True, False, True]
     assert workload.training_cores == 1.0
-
-
-def recorded(store: TierStore, file: Path, start: torch.Tensor) -> tuple[RecordedTrace, Step]:
-    """The step of a chain of exponentials."""
-    with tiered_offload(store, min_bytes=0, trace=file):
-        tensor = start.sin() if start.grad_fn is not None else start
-        for _ in range(LENGTH):
-            tensor = torch.exp(-tensor)
-    loss = tensor.sum()
-    del tensor
-    loss.backward()
-    del loss
-    store.close()
-    trace = read_trace(file)
-    (step,) = steps_of(trace)
-    return trace, step
-
-
-SIDE, LENGTH = 128, 6
-NBYTES = SIDE * SIDE * 4
-
-
-def test_workload_of_step_recorded_on_an_accelerator_simulates(make_store: MakeStore, tmp_path: Path) -> None:
-    held = torch.randn(SIDE, SIDE, requires_grad=True) * 2
-    with SimulatedCopies() as copies:
-        trace, step = recorded(make_store(host_bytes=0, copies=copies), tmp_path / "step.jsonl", held)
-    moved = [event for event in trace.events if isinstance(event, events.Offload | events.Reload)]
-    assert {event.nbytes for event in moved} == {NBYTES}
-    workload = workload_of(trace, step)
-    assert [(saved.nbytes, saved.on_device) for saved in workload.saved] == [(NBYTES, True)] * (LENGTH + 1)
-    assert [saved.is_shared for saved in workload.saved] == [True] + [False] * LENGTH, "what is held is ours too"
-    link = Link(1e12, 1e12)  # fast beside the recorded computing: the first tensor has left before backward asks
-    last = simulate(workload, Hardware(drive(1e9), 4, link=link), Settings(0))[0][-1]
-    assert last.counters.offloaded_bytes == LENGTH * NBYTES
-    assert last.counters.reloaded_bytes
-
-
-def test_workload_of_recorded_step_simulates(make_store: MakeStore, tmp_path: Path) -> None:
-    start = torch.randn(SIDE, SIDE, requires_grad=True)
-    trace, step = recorded(make_store(host_bytes=0), tmp_path / "step.jsonl", start)
-    workload = workload_of(trace, step)
-    assert [saved.nbytes for saved in workload.saved] == [NBYTES] * LENGTH
-    asked_for = [action.saved for action in workload.actions if isinstance(action, Unpack)]
-    assert asked_for == list(reversed(range(LENGTH)))
-    waited = sum(wait.end_ns - wait.began_ns for wait in step.waits) / 1e9
-    lasted = (step.ended_ns - step.began_ns) / 1e9
-    assert workload.compute_seconds == pytest.approx(lasted - waited, rel=0.05)
-    speed = LENGTH * NBYTES / (10 * workload.compute_seconds)  # slow beside the recorded computing
-    last = simulate(workload, Hardware(drive(speed), 4), Settings(0, staging_bytes=2 * NBYTES))[0][-1]
-    assert last.seconds > workload.compute_seconds + last.counters.read_bytes / (2 * speed)
-    assert last.counters.spilled_bytes

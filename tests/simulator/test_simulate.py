@@ -10,15 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.simulator.made_up import chain, drive
-from tierstore.errors import ConfigError, StoreFullError
+from tierstore.errors import StoreFullError
+from tierstore.hardware import CodecSpeed
 from tierstore.simulator import (
-    CodecSpeed,
     Compute,
-    DepthSpeed,
     Drive,
     EndScope,
     Hardware,
-    Link,
     Pack,
     Release,
     Saved,
@@ -28,14 +26,13 @@ from tierstore.simulator import (
     Workload,
     simulate,
 )
-from tierstore.simulator.engine import Transfer
 
 _MIB = 2**20
-_TOLERANCE = 1e-9
+_PACK_WAITS, _UNPACK_WAITS = "pack waits for budget", "unpack waits for restore"
 
 
-def _even(num: int = 40, mebibytes: int = 16, gap: float = 0.01, cores: float = 1.0, kind: str = "") -> Workload:
-    return chain([mebibytes * _MIB] * num, gap, cores=cores, kind=kind)
+def _even(gap: float = 0.01, cores: float = 1.0, kind: str = "") -> Workload:
+    return chain([16 * _MIB] * 40, gap, cores=cores, kind=kind)
 
 
 def _machine(write: float, read: float | None = None, **options: float) -> Hardware:
@@ -44,7 +41,7 @@ def _machine(write: float, read: float | None = None, **options: float) -> Hardw
 
 def _drive_alone(write: float, read: float | None = None) -> Hardware:
     """Cores never slow training. A record costs some time, or tiny ones could go to and fro without any passing."""
-    return _machine(write, read, cores=64, contention=0.0, cpu_seconds_per_record=1e-4)
+    return _machine(write, read, cores=64, cpu_seconds_per_record=1e-4)
 
 
 chains = st.lists(st.tuples(st.integers(64 * 2**10, 64 * _MIB), st.floats(1e-3, 0.1)), min_size=1, max_size=25).map(
@@ -63,47 +60,26 @@ def _steps(workload: Workload, hardware: Hardware, how: Settings, num_steps: int
     return list(simulate(workload, hardware, how, num_steps=num_steps)[0])
 
 
-def _moved(steps: list[SimulatedStep], what: str) -> list[Transfer]:
-    return [transfer for step in steps for transfer in step.transfers if transfer.what == what]
-
-
-@settings(deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(chains, budgets)
 def test_step_infinitely_fast_drive_is_the_compute_time(workload: Workload, how: Settings) -> None:
     for step in _steps(workload, _machine(inf, cores=64), how):
-        assert step.seconds == pytest.approx(workload.compute_seconds, rel=_TOLERANCE, abs=1e-12)
+        assert step.seconds == pytest.approx(workload.compute_seconds, rel=1e-9, abs=1e-12)
         assert sum(step.stall_seconds.values()) == pytest.approx(0, abs=1e-12)
 
 
-@settings(deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(chains, budgets, speeds, speeds)
-def test_step_any_drive_is_compute_and_waits_within_the_budgets_and_no_faster_than_the_drive(
+def test_step_any_drive_is_compute_and_waits_and_no_faster_than_the_drive(
     workload: Workload, how: Settings, write: float, read: float
 ) -> None:
     steps = _steps(workload, _drive_alone(write, read), how)
-    largest = max(saved.nbytes for saved in workload.saved)
     for step in steps:
         waited = sum(step.stall_seconds.values())
         assert step.seconds == pytest.approx(workload.compute_seconds + waited, rel=1e-6, abs=1e-9)
-        assert step.host_bytes_peak <= how.host_bytes
-        assert step.staging_bytes_peak <= how.staging_bytes + 2 * largest  # see `tierstore/rules/windows.py`
-    moving = sum(step.counters.read_bytes / read for step in steps)
-    written = sum(step.counters.written_bytes / write for step in steps)
-    assert sum(step.seconds for step in steps) >= (moving + written) * (1 - 1e-6) - 1e-9
-    written_at = {spill.record: spill.ended_seconds for spill in _moved(steps, "spill")}
-    assert all(read.began_seconds >= written_at[read.record] for read in _moved(steps, "restore"))
+    moving = sum(step.counters.read_bytes / read + step.counters.written_bytes / write for step in steps)
+    assert sum(step.seconds for step in steps) >= moving * (1 - 1e-6) - 1e-9
     assert steps == _steps(workload, _drive_alone(write, read), how), "again it is the same"
-
-
-@settings(max_examples=40, deadline=None)
-@given(chains, budgets, speeds, st.floats(1.2, 4))
-def test_step_faster_drive_is_hardly_ever_slower(
-    workload: Workload, how: Settings, speed: float, factor: float
-) -> None:
-    """Decisions are greedy, so a faster drive may take another turn; it may not cost more than a few transfers."""
-    slow, fast = (_steps(workload, _drive_alone(each), how)[-1] for each in (speed, speed * factor))
-    some_transfers = 4 * max(saved.nbytes for saved in workload.saved) / speed
-    assert fast.seconds <= slow.seconds * 1.05 + some_transfers
 
 
 def test_step_slower_drive_takes_longer_and_the_learned_plan_less_than_the_first() -> None:
@@ -117,31 +93,32 @@ def test_step_slower_drive_takes_longer_and_the_learned_plan_less_than_the_first
 def test_step_without_prefetch_waits_for_every_read() -> None:
     step = _steps(_even(), _machine(2e9), Settings(256 * _MIB, prefetch="none"))[-1]
     assert step.counters.prefetch_hits == step.counters.prefetch_late == 0
-    read_seconds = step.counters.restored_bytes / 2e9
-    assert step.stall_seconds["unpack waits for restore"] == pytest.approx(read_seconds)
+    assert step.stall_seconds[_UNPACK_WAITS] == pytest.approx(step.counters.restored_bytes / 2e9)
 
 
 def test_step_budget_for_all_moves_nothing() -> None:
     step = _steps(_even(), _machine(1e9), Settings(2**40))[-1]
-    assert (step.counters.spilled_bytes, step.counters.restored_bytes, list(step.transfers)) == (0, 0, [])
+    assert (step.counters.spilled_bytes, step.counters.restored_bytes) == (0, 0)
 
 
-def test_step_one_write_takes_latency_and_bytes_over_bandwidth() -> None:
+_NBYTES = 25_000 * 4096
+
+
+def test_step_one_transfer_takes_latency_and_bytes_over_bandwidth() -> None:
+    """Staging holds one tensor, so the second pack waits for the first write."""
     slow_to_answer = replace(drive(1e9, 1e8), write_latency_seconds=0.5, read_latency_seconds=0.25)
-    nbytes = 25_000 * 4096
-    actions = [Pack(0), EndScope(), Compute(10.0), Unpack(0), Release(0)]
-    workload = Workload([Saved(nbytes, 0)], actions)
-    step = _steps(workload, Hardware(slow_to_answer, cores=4), Settings(0), num_steps=1)[0]
-    spill, restore = step.transfers
-    assert spill.ended_seconds - spill.began_seconds == pytest.approx(0.5 + 0.1024)
-    assert restore.ended_seconds - restore.began_seconds == pytest.approx(0.25 + 1.024)
+    actions = [Pack(0), Pack(1), Pack(2), EndScope(), Compute(10.0), Unpack(0), Release(0), Release(1), Release(2)]
+    workload = Workload([Saved(_NBYTES, node) for node in range(3)], actions)
+    how = Settings(0, staging_bytes=_NBYTES, prefetch="none")
+    step = _steps(workload, Hardware(slow_to_answer, cores=4), how, num_steps=1)[0]
+    assert step.stall_seconds[_PACK_WAITS] == pytest.approx(0.5 + 0.1024)
+    assert step.stall_seconds[_UNPACK_WAITS] == pytest.approx(0.25 + 1.024)
 
 
 def test_step_deeper_queue_uses_what_the_drive_has_as_far_as_there_are_turns_each_way() -> None:
-    deep = Drive([DepthSpeed(1, 2e8), DepthSpeed(4, 8e8)], [DepthSpeed(1, 2e8), DepthSpeed(4, 8e8)])
+    deep = Drive({1: 2e8, 4: 8e8}, {1: 2e8, 4: 8e8})
     times = [
-        _steps(_even(), Hardware(deep, cores=4), Settings(64 * _MIB, num_turns=turns))[-1].seconds
-        for turns in (4, 2, 1)
+        _steps(_even(), Hardware(deep, cores=4), Settings(64 * _MIB, io_depth=turns))[-1].seconds for turns in (4, 2, 1)
     ]
     assert times[0] < 0.8 * times[1] < 0.8 * 0.8 * times[2]
     flat = _steps(_even(), Hardware(drive(2e8), cores=4), Settings(64 * _MIB))[-1].seconds
@@ -153,45 +130,24 @@ def test_step_read_takes_no_turn_from_the_writes() -> None:
     answers_late = replace(drive(inf), write_latency_seconds=0.5, read_latency_seconds=0.25)
     actions = [Pack(0), Pack(1), EndScope(), Compute(0.6), Unpack(0), Release(0), Compute(1.0), Unpack(1), Release(1)]
     workload = Workload([Saved(4096, 0), Saved(4096, 1)], actions)
-    step = _steps(workload, Hardware(answers_late, cores=4), Settings(0, prefetch="none", num_turns=1), num_steps=1)[0]
-    assert [spill.ended_seconds for spill in _moved([step], "spill")] == pytest.approx([0.5, 1.0])
-    assert _moved([step], "restore")[0].ended_seconds == pytest.approx(0.85)
+    step = _steps(workload, Hardware(answers_late, cores=4), Settings(0, prefetch="none", io_depth=1), num_steps=1)[0]
+    assert step.seconds == pytest.approx(0.6 + 0.25 + 1.0 + 0.25)
 
 
-def _without_waits(step: SimulatedStep) -> float:
-    return step.seconds - sum(step.stall_seconds.values())
-
-
-def test_step_busy_cores_are_shared_and_slow_training_by_the_contention() -> None:
+def test_step_busy_cores_are_shared() -> None:
     workload, how = _even(cores=4), Settings(64 * _MIB)
-    taken = [
-        _without_waits(_steps(workload, _machine(1e9, cpu_seconds_per_byte=2e-10, contention=contention), how)[-1])
-        for contention in (0.0, 1.0, 3.0)
-    ]
-    assert workload.compute_seconds < taken[0] < taken[1] < taken[2]
-
-
-def test_step_idle_cores_slow_training_by_the_contention_alone() -> None:
-    workload, how = _even(cores=1, gap=0.1), Settings(600 * _MIB)
-    free, suffering = (
-        _steps(workload, _machine(1e10, cores=64, cpu_seconds_per_byte=1e-9, contention=contention), how)[-1]
-        for contention in (0.0, 2.0)
-    )
-    assert free.counters.spilled_bytes
-    assert free.seconds == pytest.approx(workload.compute_seconds)
-    background_seconds = 1e-9 * (free.counters.spilled_bytes + free.counters.restored_bytes)
-    assert suffering.seconds - workload.compute_seconds == pytest.approx(2.0 * background_seconds / 64, rel=0.1)
+    step = _steps(workload, _machine(1e9, cpu_seconds_per_byte=2e-10), how)[-1]
+    assert step.seconds - sum(step.stall_seconds.values()) > 1.01 * workload.compute_seconds
 
 
 def test_step_calls_that_queue_records_cost_their_time() -> None:
     workload, how = _even(gap=0.1), Settings(64 * _MIB)
     free, paid = (
-        _steps(workload, _machine(1e10, cores=64, contention=0.0, call_seconds_per_record=seconds), how)[-1]
-        for seconds in (0.0, 1e-3)
+        _steps(workload, _machine(1e10, cores=64, call_seconds_per_record=seconds), how)[-1] for seconds in (0.0, 1e-3)
     )
-    num_moved = len(free.transfers)
+    num_moved = (free.counters.spilled_bytes + free.counters.restored_bytes) / (16 * _MIB)
     assert free.seconds == pytest.approx(workload.compute_seconds)
-    assert num_moved
+    assert num_moved > 60
     assert paid.seconds - free.seconds == pytest.approx(num_moved * 1e-3)
 
 
@@ -205,10 +161,14 @@ def test_ranks_share_the_drive() -> None:
     assert both[0][-1].seconds == pytest.approx(half[0][-1].seconds, rel=0.05)
 
 
+def _codec(name: str, ratio: float, encode: float, decode: float) -> CodecSpeed:
+    return CodecSpeed(data="x", codec=name, ratio=ratio, encode_bytes_per_second=encode, decode_bytes_per_second=decode)
+
+
 def test_codec_halves_what_is_moved_and_a_slow_one_costs_its_time() -> None:
-    good, slow = CodecSpeed("", "zstd:1", 0.5, 1e12, 1e12), CodecSpeed("", "zstd:1", 0.9, 5e7, 1e8)
+    good, slow = _codec("zstd:1", 0.5, 1e12, 1e12), _codec("zstd:1", 0.9, 5e7, 1e8)
     plain, halved, slowed = (
-        _steps(_even(), replace(_machine(3e8), codecs=[codec]), Settings(64 * _MIB, codec=name))[-1]
+        _steps(_even(), replace(_machine(3e8), codecs={("", "zstd:1"): codec}), Settings(64 * _MIB, codec=name))[-1]
         for codec, name in ((good, "none"), (good, "zstd:1"), (slow, "zstd:1"))
     )
     assert halved.counters.written_bytes == pytest.approx(halved.counters.spilled_bytes / 2)
@@ -218,8 +178,9 @@ def test_codec_halves_what_is_moved_and_a_slow_one_costs_its_time() -> None:
 
 @pytest.mark.parametrize(("speed", "is_encoded"), [(1e8, True), (1e11, False)])
 def test_codec_auto_encodes_where_the_drive_is_slow(speed: float, is_encoded: bool) -> None:
-    speeds = [CodecSpeed("floats", f"zstd:{level}", 0.5, 1e9, 2e9) for level in (-3, 1)]
-    step = _steps(_even(kind="floats"), replace(_machine(speed), codecs=speeds), Settings(64 * _MIB, codec="auto"))[-1]
+    codecs = {("floats", f"zstd:{level}"): _codec(f"zstd:{level}", 0.5, 1e9, 2e9) for level in (-3, 1)}
+    machine = replace(_machine(speed), codecs=codecs)
+    step = _steps(_even(kind="floats"), machine, Settings(64 * _MIB, codec="auto"))[-1]
     assert (step.counters.written_bytes < 0.8 * step.counters.spilled_bytes) == is_encoded
 
 
@@ -227,30 +188,3 @@ def test_disk_too_small_for_the_step_is_full_as_the_store_would_be() -> None:
     with pytest.raises(StoreFullError) as caught:
         _steps(_even(), _machine(1e9), Settings(64 * _MIB, disk_bytes=64 * _MIB))
     assert (caught.value.disk_budget_bytes, caught.value.host_budget_bytes) == (64 * _MIB, 64 * _MIB)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: Drive([], [DepthSpeed(1, 1.0)]),
-        lambda: Drive([DepthSpeed(2, 1.0), DepthSpeed(1, 1.0)], [DepthSpeed(1, 1.0)]),
-        lambda: Drive([DepthSpeed(1, 0.0)], [DepthSpeed(1, 1.0)]),
-        lambda: _machine(1e9, contention=-1.0),
-        lambda: Link(0.0, 1.0),
-        lambda: Link(1.0, -1.0),
-        lambda: Settings(0, prefetch="sometimes"),
-        lambda: Settings(0, num_turns=0),
-        lambda: Workload([Saved(1, 0)], []),
-        lambda: Workload([Saved(1, 0)], [Unpack(0), Pack(0)]),
-        lambda: Workload([Saved(1, 0)], [Pack(0), Release(0), Unpack(0)]),
-        lambda: Workload([Saved(1, 0)], [Pack(0), Unpack(-(2**40))]),
-        lambda: Workload([Saved(1, 0)], [Pack(0), Release(-1)]),
-        lambda: Workload([Saved(1, 0, record=0)], [Pack(0)]),
-        lambda: Workload([Saved(-1, 0)], [Pack(0)]),
-        lambda: Workload([Saved(2**62, 0)], [Pack(0)]),
-        lambda: simulate(_even(1), _machine(1e9), Settings(0), num_ranks=0),
-    ],
-)
-def test_simulate_what_makes_no_sense_is_refused(make: object) -> None:
-    with pytest.raises(ConfigError):
-        make()  # type: ignore[operator]

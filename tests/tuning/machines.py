@@ -11,7 +11,6 @@ from tierstore.tuning.measurements import (
     AcceleratorState,
     Daemon,
     Drive,
-    HugePages,
     Limits,
     Measurements,
     Memory,
@@ -34,7 +33,7 @@ def transfers(bytes_per_second: float) -> tuple[Transfer, ...]:
 
 def drive_of_speed(write: float, read: float) -> dict[str, Any]:
     """Changes of a drive, in bytes per second."""
-    return {"writes": transfers(write), "reads": transfers(read), "first_write_bytes_per_second": write}
+    return {"writes": transfers(write), "reads": transfers(read)}
 
 
 LINK = AcceleratorLink(
@@ -46,7 +45,6 @@ LINK = AcceleratorLink(
 )
 
 _HEALTHY = Measurements(
-    kernel="6.12",
     num_trainers=1,
     seconds=20.0,
     drive=Drive(
@@ -57,10 +55,8 @@ _HEALTHY = Measurements(
         model="A drive",
         size_bytes=2000 * 10**9,
         is_rotational=False,
-        total_bytes=2000 * 10**9,
         free_bytes=500 * GIB,
         span_bytes=512 * MIB,
-        first_write_bytes_per_second=2.5e9,
         write_latency_seconds=2e-5,
         read_latency_seconds=8e-5,
         writes=transfers(2.5e9),
@@ -71,18 +67,12 @@ _HEALTHY = Measurements(
         total_bytes=64 * GIB,
         available_bytes=48 * GIB,
         limit_bytes=None,
-        swap_total_bytes=8 * GIB,
         swap_used_bytes=0,
-        shm_total_bytes=32 * GIB,
-        shm_free_bytes=32 * GIB,
         copy_bytes_per_second=1e10,
-        copy_all_bytes_per_second=3e10,
         fresh_bytes_per_second=3e9,
+        huge_pages="madvise",
         allocator="glibc",
         allocator_left_alone=None,
-    ),
-    huge_pages=HugePages(
-        enabled="madvise", shared="never", granted_share=1.0, collapses=True, free_bytes=40 * GIB, free_share=0.9
     ),
     processor=Processor(model="A processor", num_present=16, num_allowed=16, quota_cores=None, load=0.5),
     limits=Limits(open_files=65_536, locked_bytes=None),

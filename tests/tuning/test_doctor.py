@@ -40,7 +40,6 @@ def command(directory: Path, *arguments: str) -> list[str]:
 
 
 def report_in(done: Done | subprocess.CompletedProcess[str], directory: Path) -> Report:
-    """Of a run in which nothing went wrong but what it reports; nothing is left behind."""
     report = msgspec.json.decode(done.stdout, type=Report)
     assert done.returncode == (0 if report.is_usable else 1)
     assert {each.name for each in directory.iterdir()} <= {"lost+found"}
@@ -53,7 +52,6 @@ def codes(report: Report) -> set[str]:
 
 @pytest.fixture
 def doctor(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """In this process."""
     return command_of("doctor", monkeypatch, capsys)
 
 
@@ -65,8 +63,6 @@ def drive(tmp_path: Path) -> Iterator[Path]:
 
 
 class Examined(NamedTuple):
-    """What a run on a drive said and made."""
-
     drive: Path
     report: Report
     shown: bytes
@@ -162,7 +158,9 @@ def test_report_of_memory_says_that_it_is_and_what_that_means(doctor: Command, t
     assert finding.severity == ("warning" if report.measurements.accelerators.links else "problem")
 
 
-def test_full_drive_is_a_problem_and_the_rest_is_measured(doctor: Command, drive: Path) -> None:
+def test_full_drive_is_a_problem_and_the_rest_is_measured_and_a_read_only_one_is_refused(
+    doctor: Command, drive: Path
+) -> None:
     filler = fill_up(drive)
     done = doctor(drive, *QUICK)
     filler.unlink()
@@ -170,27 +168,19 @@ def test_full_drive_is_a_problem_and_the_rest_is_measured(doctor: Command, drive
     for words in ("too little to measure", "memory copies", "Offloading does not work well here"):
         assert words in done.stdout
 
-
-# --- arguments and files ----------------------------------------------------------------------------------------------
-
-
-def test_directory_that_cannot_be_used_exit_code_2(doctor: Command, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    for name, words in (("missing", "no such directory"), ("file", "not a directory")):
-        assert words in complaint_of(doctor(tmp_path / name, *QUICK))
-    assert [each.name for each in tmp_path.iterdir()] == ["file"]
-
-
-def test_directory_that_is_read_only_exit_code_2(doctor: Command, drive: Path) -> None:
     subprocess.run(["mount", "-o", "remount,ro", drive], check=True)
     assert "cannot be written to" in complaint_of(doctor(drive, *QUICK))
 
 
-@pytest.mark.parametrize("seconds", ["0", "nan"])
-def test_seconds_out_of_range_exit_code_2(seconds: str, doctor: Command, tmp_path: Path) -> None:
-    done = doctor(tmp_path, "--seconds", seconds)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "--seconds" in done.stderr
+def test_directory_or_time_that_cannot_be_used_exit_code_2(doctor: Command, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for name, words in (("missing", "no such directory"), ("file", "not a directory")):
+        assert words in complaint_of(doctor(tmp_path / name, *QUICK))
+    for seconds in ("0", "nan"):
+        done = doctor(tmp_path, "--seconds", seconds)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "--seconds" in done.stderr
+    assert [each.name for each in tmp_path.iterdir()] == ["file"]
 
 
 def test_files_that_cannot_be_made_are_refused_before_anything_is_measured(doctor: Command, tmp_path: Path) -> None:
@@ -212,9 +202,6 @@ def test_files_that_cannot_be_made_are_refused_before_anything_is_measured(docto
     assert list(tmp_path.iterdir()) == [mine]
 
 
-# --- daemons ----------------------------------------------------------------------------------------------------------
-
-
 def test_daemon_that_keeps_the_directory_is_recommended(start_daemon: StartDaemon, doctor: Command) -> None:
     daemon = start_daemon(codec="none")
     done = doctor(daemon.path, "--seconds", "1", "--socket", daemon.socket, "--json")
@@ -232,8 +219,6 @@ def test_socket_that_nobody_listens_on_is_said(short_directory: Path, tmp_path: 
     assert (daemon.is_present, daemon.is_answering, daemon.path) == (True, False, None)
     assert "refused" in (daemon.note or "")
 
-
-# --- limits -----------------------------------------------------------------------------------------------------------
 
 _IN_GROUP = """
 import os, sys
@@ -285,10 +270,7 @@ def test_ordinary_user_gets_the_same_report(short_directory: Path) -> None:
     assert measured.codecs
 
 
-# --- endings ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGKILL])
 def test_end_in_the_middle_leaves_nothing_behind(number: signal.Signals, drive: Path) -> None:
     before_bytes = used_bytes(drive)
     line = command(drive, "--seconds", "40")
@@ -350,7 +332,7 @@ def test_slow_drive_is_measured_in_time_and_said_to_be_slow(directions: tuple[st
         except OSError as error:
             pytest.skip(f"no throttle here: {error}")
         report = report_in(run_in([group], str(drive), "--seconds", "10", "--json"), drive)
-    assert {"drive-very-slow", "partly-measured"} <= codes(report)
+    assert "drive-very-slow" in codes(report)
     found = {"read": report.measurements.drive.reads, "write": report.measurements.drive.writes}
     for direction in directions:
         assert max(each.bytes_per_second for each in found[direction]) < 20e6

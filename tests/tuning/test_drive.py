@@ -61,10 +61,8 @@ def test_drive_is_measured_by_block_size_and_depth(store_directory: Path) -> Non
             assert each.measured_bytes >= each.block_bytes * each.depth
             assert each.measured_bytes % each.block_bytes == 0
             assert each.bytes_per_second > 0
-    assert len(drive.writes) + len(drive.reads) + drive.num_left_out == 2 * len(BLOCKS) * len(DEPTHS)
     assert drive.span_bytes % MIB == 0
     assert 0 < drive.span_bytes <= 512 * MIB
-    assert drive.first_write_bytes_per_second
     assert (drive.write_latency_seconds or 0.0) > 0
     assert (drive.read_latency_seconds or 0.0) > 0
     assert drive.error is None
@@ -82,7 +80,6 @@ def test_small_drive_is_measured_on_half_of_what_is_free(tmp_path: Path) -> None
         drive, _ = measured(directory, seconds=2.0)
         assert 0 < drive.span_bytes <= drive.free_bytes // 2
         assert (BLOCKS[-1], DEPTHS[-1]) not in combinations(drive.writes)
-        assert drive.num_left_out >= 2
 
 
 def test_drive_with_hardly_any_space_is_left_alone(tmp_path: Path) -> None:
@@ -102,7 +99,6 @@ def test_blocks_that_would_take_too_much_memory_are_left_out(
         assert drive.error is None
         assert combinations(drive.writes)
         assert all(block <= longest_bytes for block, _ in combinations(drive.writes + drive.reads))
-        assert drive.num_left_out >= 4
 
 
 def test_drive_that_fails_half_way_keeps_what_was_measured(

@@ -118,7 +118,7 @@ LONG = TrialSettings(999 * MIB, 112 * MIB, "shuffle-zstd:1", "learned", 999 * MI
 
 def _shown(*candidates: Candidate, link: str | None = None) -> Sequence[str]:
     start = candidates[0].settings
-    found = Found({start: 1.25}, [start.host_bytes], [None], start, is_whole=True)
+    found = Found({start: 1.25}, is_whole=True)
     screen = StringIO()
     reason = f"{candidates[-1].name!r} it is."
     tuned = Tuned("/x", MIB, candidates, candidates[-1], found, reason, link)

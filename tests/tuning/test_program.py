@@ -71,6 +71,7 @@ def _ends(pid: int) -> bool:
 
 _WITH_CHILD = "trap '' TERM; sleep {seconds} & echo $$ $! > {file}; wait; sleep {seconds}"
 """Ignores SIGTERM, as its child does."""
+_LEFT_BEHIND = "sleep {seconds} & echo $! > {file}"
 
 
 def test_program_that_hangs_is_ended_with_its_children_and_is_no_failure(
@@ -78,16 +79,10 @@ def test_program_that_hangs_is_ended_with_its_children_and_is_no_failure(
 ) -> None:
     monkeypatch.setattr("tierstore.tuning.program._END_SECONDS", 0.2)
     file = tmp_path / "pids"
-    program = _shell(_WITH_CHILD.format(seconds=_NEVER, file=file), seconds=1.0)
-    program.run(None, tmp_path)
-    assert len(_pids(file)) == 2
-    assert all(map(_ends, _pids(file)))
-
-
-def test_program_that_leaves_a_child_behind_is_ended_with_it(tmp_path: Path) -> None:
-    file = tmp_path / "pids"
-    _shell(f"sleep {_NEVER} & echo $! > {file}").run(None, tmp_path)
-    assert all(map(_ends, _pids(file)))
+    for script, num_processes in ((_WITH_CHILD, 2), (_LEFT_BEHIND, 1)):
+        _shell(script.format(seconds=_NEVER, file=file), seconds=1.0).run(None, tmp_path)
+        assert len(_pids(file)) == num_processes
+        assert all(map(_ends, _pids(file)))
 
 
 def test_interrupt_ends_the_program(tmp_path: Path) -> None:

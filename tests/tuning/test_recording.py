@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 import pytest
 
@@ -48,29 +50,26 @@ def _trace(*graphs: list[Event], codec: str | None = "none", io_depth: int | Non
     return RecordedTrace(header, [event for graph in graphs for event in graph], is_complete=True)
 
 
-def test_step_seconds_are_from_end_to_end_without_the_first_two() -> None:
-    ends = [5.0, 9.0, 10.0, 11.0, 13.0]  # the first two steps take 5 and 4
-    graphs = [_graph(number, end - 0.5, end) for number, end in enumerate(ends)]
-    assert step_seconds_of([_trace(*graphs)]) == pytest.approx(1.0)
+def _steps(*ends: float, sizes: Sequence[int] = (1000,)) -> RecordedTrace:
+    """Graphs that are gone then, of these sizes in turn."""
+    graphs = [_graph(number, end - 0.5, end, sizes[number % len(sizes)]) for number, end in enumerate(ends)]
+    return _trace(*graphs)
 
 
-def test_step_seconds_of_two_models_in_turn_count_both() -> None:
-    ends, at = [], 0.0
-    for number in range(11):
-        at += 1.0 if number % 3 else 4.0
-        ends.append(at)
-    graphs = [_graph(number, end - 0.5, end, nbytes=1000 if number % 3 else 2000) for number, end in enumerate(ends)]
-    assert step_seconds_of([_trace(*graphs)]) == pytest.approx(2.0)
-
-
-def test_step_seconds_of_a_store_for_each_step_are_the_process_s() -> None:
-    traces = [_trace(_graph(0, end - 0.5, end)) for end in (1.0, 2.0, 4.0, 6.0)]
-    assert step_seconds_of(traces) == pytest.approx(2.0)
-
-
-def test_step_seconds_of_two_steps_are_none() -> None:
-    assert step_seconds_of([_trace(_graph(0, 0, 1), _graph(1, 1, 2))]) is None
-    assert step_seconds_of([_trace()]) is None
+@pytest.mark.parametrize(
+    ("traces", "seconds"),
+    [
+        pytest.param([_steps(5, 9, 10, 11, 13)], 1.0, id="from end to end, without the first two"),
+        pytest.param(
+            [_steps(4, 5, 6, 10, 11, 12, 16, 17, 18, 22, 23, sizes=(2000, 1000, 1000))], 2.0, id="two models in turn"
+        ),
+        pytest.param([_steps(end) for end in (1, 2, 4, 6)], 2.0, id="a store for each step"),
+        pytest.param([_steps(1, 2)], None, id="too few steps"),
+        pytest.param([_trace()], None, id="no step"),
+    ],
+)
+def test_step_seconds_of_a_process(traces: list[RecordedTrace], seconds: float | None) -> None:
+    assert step_seconds_of(traces) == (None if seconds is None else pytest.approx(seconds))
 
 
 def _workload(*graphs: list[Event]) -> Workload:
@@ -90,21 +89,7 @@ def test_workload_is_a_typical_step_of_the_largest_graph_and_what_is_between_ste
 
 
 def _spill(queued_ns: int) -> Spill:
-    at = queued_ns + 1
-    return Spill(
-        record=0,
-        nbytes=1000,
-        stored_bytes=1000,
-        codec="none",
-        kind="float32",
-        lane=0,
-        queued_ns=queued_ns,
-        began_ns=at,
-        end_ns=at,
-        drive_seconds=0.0,
-        cpu_seconds=0.0,
-        failed=None,
-    )
+    return Spill(0, 1000, 1000, "none", "float32", 0, queued_ns, queued_ns + 1, queued_ns + 1, 0.0, 0.0, None)
 
 
 def test_workload_is_without_what_calls_took_for_the_records_that_they_moved() -> None:
@@ -140,9 +125,6 @@ def test_settings_of_a_daemon_s_store_or_a_trace_without_packs_are_refused() -> 
         _ = ProgramRecording(_trace(_graph(0, 0, 1), codec=None), 1, 1, 1.0).settings
     with pytest.raises(ConfigError, match="no saved tensor"):
         _ = ProgramRecording(_trace(_graph(0, 0, 1)[:1]), 1, 1, 1.0).settings
-
-
-# --- on an accelerator ---------------------------------------------------------------------------------------------
 
 
 def _on_device(number: int, *, told: float, **options: object) -> list[Event]:

@@ -1,21 +1,30 @@
-"""The report as programs read it, and the files that are made from it."""
+"""The report on made-up machines: as programs and people read it, and the files that are made from it."""
 
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from rich.console import Console
 
-from tests.tuning.machines import LINK, machine
+from tests.tuning.machines import GIB, LINK, MIB, drive_of_speed, machine
+from tierstore import TierStore, tiered_offload
+from tierstore.base.config import parse_size
+from tierstore.base.config_file import offload_options, store_options
+from tierstore.errors import ConfigError
 from tierstore.hardware import hardware_text, read_hardware
 from tierstore.tuning.consult import report_view
-from tierstore.tuning.measurements import AcceleratorState
-from tierstore.tuning.report import REPORT_VERSION, Report, hardware_of, report_of
+from tierstore.tuning.measurements import AcceleratorState, Measurements
+from tierstore.tuning.report import REPORT_VERSION, Report, config_text, hardware_of, report_of, settings_of
 
 SCHEMA = Path(__file__).parents[2] / "docs/reference/doctor.schema.json"
+LINKED = machine(accelerators=AcceleratorState(links=(LINK, LINK)))
 
 
 def schema() -> Any:
@@ -29,62 +38,146 @@ def without(tree: Any, keys: set[str]) -> Any:
     return [without(each, keys) for each in tree] if isinstance(tree, list) else tree
 
 
-def test_report_is_read_back_as_it_was() -> None:
-    report = report_of(machine(accelerators=AcceleratorState(links=(LINK,))))
+def test_report_is_read_back_as_it_was_and_its_schema_is_in_the_documentation() -> None:
+    """`python -m tests.tuning.test_report` writes the schema."""
+    report = report_of(LINKED)
     assert report.version == REPORT_VERSION
     assert msgspec.json.decode(msgspec.json.encode(report), type=Report) == report
-
-
-def test_schema_in_the_documentation_is_the_reports() -> None:
-    """`python -m tests.tuning.test_report` writes it."""
     assert json.loads(SCHEMA.read_text(encoding="utf-8")) == schema()
 
 
 def test_description_has_what_was_measured(tmp_path: Path) -> None:
-    measurements = machine(accelerators=AcceleratorState(links=(LINK, LINK)))
-    described = hardware_of(measurements)
+    described = hardware_of(LINKED)
     assert described is not None
     file = tmp_path / "hw.toml"
     file.write_text(hardware_text(described))
     found = read_hardware(file)
     assert found == described
-    assert (found.drive.writes, found.drive.reads) == (measurements.drive.writes, measurements.drive.reads)
-    assert (found.codecs, found.accelerators) == (measurements.codecs, (LINK, LINK))
-    assert (found.host.cores, found.drive.capacity_bytes) == (16.0, measurements.drive.free_bytes)
-
-
-def test_description_of_a_drive_that_was_not_measured_is_none() -> None:
+    assert (found.drive.writes, found.drive.reads) == (LINKED.drive.writes, LINKED.drive.reads)
+    assert (found.codecs, found.accelerators) == (LINKED.codecs, (LINK, LINK))
+    assert (found.host.cores, found.drive.capacity_bytes) == (16.0, LINKED.drive.free_bytes)
     for missing in ({"writes": ()}, {"reads": ()}, {"write_latency_seconds": None}, {"read_latency_seconds": None}):
         assert hardware_of(machine(drive=missing)) is None
 
 
-def shown(report: Report, *, verbose: bool = False) -> str:
-    console = Console(width=200, record=True, file=open("/dev/null", "w", encoding="utf-8"))  # noqa: SIM115
-    with console.file:
-        console.print(report_view(report, verbose=verbose))
-    return console.export_text()
+def shown(measurements: Measurements, *, verbose: bool = False) -> str:
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(report_view(report_of(measurements), verbose=verbose))
+    return captured.get()
 
 
 def test_view_shows_verdict_settings_and_findings_and_more_only_when_asked() -> None:
-    text = shown(report_of(machine(drive={"error": "it broke"}, accelerators=AcceleratorState(links=(LINK,)))))
+    text = shown(machine(drive={"error": "it broke"}, accelerators=AcceleratorState(links=(LINK,))))
     for words in ("The drive under /nvme fails: it broke.", "host_bytes", "24GiB", "A card", "does not work well"):
         assert words in text
-    report = report_of(machine())
-    lines = [line for line in shown(report).splitlines() if line]
+    lines = [line for line in shown(machine()).splitlines() if line]
     assert lines[0] == "Offloading works here."
     assert lines[1].startswith("Recommended settings")
     for word in ("shuffle-zstd:1", "16 MiB"):
-        assert word not in shown(report)
-        assert word in shown(report, verbose=True)
-    assert "glibc; a store returns freed memory when it is short" in shown(report)
-    left_alone = {"allocator": "musl", "allocator_left_alone": "musl offers no way"}
-    assert "musl; a store leaves it alone: musl offers no way" in shown(report_of(machine(memory=left_alone)))
+        assert word not in shown(machine())
+        assert word in shown(machine(), verbose=True)
 
 
 def test_view_of_names_that_steer_a_terminal_is_harmless() -> None:
-    text = shown(report_of(machine(drive={"model": "\x1b[31mred", "path": "/a[bold]b"})))
+    steering = AcceleratorState(links=(msgspec.structs.replace(LINK, name="[red]\x1b[2J"),))
+    text = shown(machine(drive={"model": "\x1b[31mred", "path": "/a[bold]b"}, accelerators=steering))
     assert "\x1b" not in text
     assert "/a[bold]b" in text
+    assert "[red]" in text
+
+
+# --- recommended settings ---------------------------------------------------------------------------------------------
+
+
+def values_of(measurements: Measurements) -> dict[str, str]:
+    return {setting.name: setting.value for setting in settings_of(measurements)}
+
+
+KEPT = {"is_present": True, "is_answering": True, "path": "/nvme", "keeps_directory": True}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        pytest.param({}, {"path": "/nvme", "host_bytes": "12GiB"}, id="the defaults"),
+        pytest.param({"num_trainers": 4}, {"path": "/nvme", "host_bytes": "3GiB"}, id="four trainers"),
+        pytest.param(
+            {"accelerators": AcceleratorState(links=(LINK,))}, {"path": "/nvme", "host_bytes": "24GiB"}, id="a card"
+        ),
+        pytest.param(
+            {"daemon": KEPT}, {"connect": "/run/tierstore/tierstore.sock", "host_bytes": "12GiB"}, id="a daemon's"
+        ),
+        pytest.param(
+            {"daemon": KEPT | {"keeps_directory": False}}, {"path": "/nvme", "host_bytes": "12GiB"}, id="another's"
+        ),
+        pytest.param({"memory": {"available_bytes": 100 * MIB}}, {"path": "/nvme", "host_bytes": "0MiB"}, id="little"),
+    ],
+)
+def test_settings_of_a_machine(changes: dict[str, Any], expected: dict[str, str]) -> None:
+    assert values_of(machine(**changes)) == expected
+    reason = settings_of(machine(**changes))[-1].reason
+    outcome = "stores everything on the drive" if expected["host_bytes"] == "0MiB" else "stores nothing on the drive"
+    assert outcome in reason
+
+
+@pytest.mark.parametrize(
+    ("drive", "why"),
+    [
+        ({"file_system": "tmpfs"}, "it is in memory"),
+        ({"file_system": "nfs4"}, "it is on a network file system"),
+        ({"error": "Input/output error"}, "its drive fails"),
+        ({"free_bytes": 5 * MIB, "span_bytes": 0}, "only 5 MiB are free there"),
+    ],
+)
+def test_directory_that_is_no_place_for_a_store_is_not_recommended(
+    drive: dict[str, Any], why: str, store_directory: Path, tmp_path: Path
+) -> None:
+    measurements = machine(drive=drive)
+    assert not {"path", "connect"} & set(values_of(measurements))
+    file = tmp_path / "tierstore.toml"
+    file.write_text(config_text(settings_of(measurements)))
+    assert "not fit for a store" in file.read_text()
+    with pytest.raises(ConfigError, match="path"):
+        TierStore.from_config(file)
+    with TierStore.from_config(file, path=store_directory) as store:
+        assert store.host_bytes == 12 * GIB
+        assert tiered_offload.from_config(store, file)
+    assert why in shown(measurements)
+    assert "so this directory is not recommended" in shown(measurements)
+
+
+_MACHINES = st.builds(
+    lambda drive, available_bytes, num_trainers, links, kept: machine(
+        drive=drive_of_speed(1e9, 1e9) | drive,
+        memory={"available_bytes": available_bytes},
+        num_trainers=num_trainers,
+        accelerators=AcceleratorState(links=(LINK,) * links),
+        daemon={"keeps_directory": kept, "is_present": kept},
+    ),
+    drive=st.fixed_dictionaries(
+        {
+            "file_system": st.sampled_from(["ext4", "tmpfs", "nfs4"]),
+            "path": st.text(st.characters(codec="utf-8"), min_size=1, max_size=10),
+        }
+    ),
+    available_bytes=st.integers(0, 2**44),
+    num_trainers=st.integers(1, 64),
+    links=st.integers(0, 2),
+    kept=st.booleans(),
+)
+
+
+@settings(deadline=None, max_examples=50)
+@given(_MACHINES)
+def test_settings_of_any_machine_are_a_file_that_is_read_back(measurements: Measurements) -> None:
+    written = tomllib.loads(config_text(settings_of(measurements)))
+    recommended = values_of(measurements)
+    place = {} if {"path", "connect"} & set(recommended) else {"path": "/elsewhere"}
+    assert bool(place) == (measurements.drive.file_system != "ext4" and not measurements.daemon.keeps_directory)
+    assert store_options(written, place).values | offload_options(written, {}).values == recommended | place
+    host_bytes = parse_size(recommended["host_bytes"], "host_bytes")
+    assert 0 <= host_bytes * measurements.num_trainers <= measurements.memory.available_bytes // 2
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ def test_search_finds_what_all_combinations_hold() -> None:
     every = [
         TrialSettings(host, window, codec, io_depth=depth)
         for window, depth in product(SPACE.windows(), IO_DEPTHS)
-        for host, codec in product(SPACE.hosts(window, depth), CODECS)
+        for host, codec in product(SPACE.hosts(TrialSettings(0, window, io_depth=depth)), CODECS)
     ]
     assert _seconds(found.best(1)[0]) == pytest.approx(min(map(_seconds, every)))
     assert len(found.predicted) < len(every) / 3
@@ -95,12 +95,9 @@ def _needing(device_bytes: int) -> Predict:
 def test_search_on_an_accelerator_takes_what_it_needs_of_the_limit(needed_bytes: int) -> None:
     space = replace(SPACE, device_bytes=200 * MIB)
     found = search(space, [START], _needing(needed_bytes))
-    assert found.down == "device_bytes"
-    assert (min(found.downs), max(found.downs)) == (0, 200 * MIB)
-    assert all(settings.device_bytes <= 200 * MIB for settings in found.predicted)
-    best = found.best(1)[0]
-    assert best.device_bytes == min(needed_bytes, 200 * MIB)
-    assert found.at(START.host_bytes, 200 * MIB) == found.predicted[replace(START, device_bytes=200 * MIB)]
+    tried = {settings.simulated.device_bytes for settings in found.predicted}
+    assert (min(tried), max(tried)) == (0, 200 * MIB)
+    assert found.best(1)[0].device_bytes == min(needed_bytes, 200 * MIB)
 
 
 def test_search_where_time_ties_spares_the_accelerator_before_the_host() -> None:
@@ -109,12 +106,6 @@ def test_search_where_time_ties_spares_the_accelerator_before_the_host() -> None
 
     best = search(replace(SPACE, device_bytes=200 * MIB), [START], seconds).best(1)[0]
     assert (best.device_bytes, best.host_bytes) == (0, 150 * MIB)
-
-
-def test_search_from_auto_never_tries_another_order_with_it() -> None:
-    """The store would refuse that."""
-    found = search(SPACE, [replace(START, device_bytes="auto")], _seconds)
-    assert {settings.prefetch for settings in found.predicted} == {"learned"}
 
 
 def test_search_told_to_stop_has_what_it_must_and_says_so() -> None:
@@ -127,7 +118,6 @@ def test_search_told_to_stop_has_what_it_must_and_says_so() -> None:
 def test_search_passes_over_settings_that_would_fail() -> None:
     found = search(SPACE, [START], lambda settings: None if settings.host_bytes > 10 else _seconds(settings))
     assert found.best(1)[0].host_bytes == 0
-    assert found.at(300 * MIB, None) is None
     assert search(SPACE, [START], lambda settings: None).best(3) == []
 
 
@@ -161,8 +151,6 @@ def test_default_settings_of_any_limit_keep_to_it(memory_bytes: int) -> None:
         default_settings(LEAST_STAGING_BYTES - 1)
 
 
-def test_simulated_settings_have_the_turns_and_lanes_that_a_store_of_that_depth_has() -> None:
-    simulated = TrialSettings(MIB, io_depth=9).simulated
-    assert (simulated.num_turns, simulated.num_spill_lanes, simulated.num_restore_lanes) == (9, 12, 12)
-    usual = TrialSettings(MIB).simulated
-    assert usual == Settings(MIB, codec="auto")
+def test_simulated_settings_are_the_same() -> None:
+    assert TrialSettings(MIB, io_depth=9).simulated == Settings(MIB, codec="auto", io_depth=9)
+    assert TrialSettings(MIB, device_bytes="auto").simulated == Settings(MIB, codec="auto")

@@ -53,20 +53,13 @@ def test_trial_gives_store_and_scope_its_settings(begin_trial: BeginTrial, make_
     assert (found.io_depth, found.inline_bytes) == (7, 9)
 
 
-def test_trial_lookahead_of_program_gives_way_to_the_default(begin_trial: BeginTrial, make_store: MakeStore) -> None:
-    folder = begin_trial(offload={"lookahead_bytes": None})
+def test_trial_ends_at_a_scope_after_its_graphs_are_whole_and_the_program_s_lookahead_gives_way(
+    begin_trial: BeginTrial, make_store: MakeStore
+) -> None:
+    folder = begin_trial(num_graphs=2, offload={"lookahead_bytes": None})
     store = make_store(host_bytes=MIB)
     for _ in range(3):
         _step(store, lookahead_bytes=7)
-    store.close()
-    assert read_recording(folder).settings.lookahead_bytes is None
-
-
-def test_trial_ends_at_a_scope_after_its_graphs_are_whole(begin_trial: BeginTrial, make_store: MakeStore) -> None:
-    folder = begin_trial(num_graphs=2)
-    store = make_store()
-    for _ in range(3):
-        _step(store)
     with pytest.raises(TrialEndedError) as ended:
         _step(store)
     assert isinstance(ended.value, SystemExit)
@@ -74,6 +67,7 @@ def test_trial_ends_at_a_scope_after_its_graphs_are_whole(begin_trial: BeginTria
     store.close()
     (trace,) = folder.glob("*.jsonl")
     assert read_trace(trace).is_complete
+    assert read_recording(folder).settings.lookahead_bytes is None
 
 
 def test_trial_of_module_with_a_scope_for_each_block_does_not_end_within_a_forward(

@@ -12,11 +12,9 @@ from tests.existing import set_existing
 from tests.tuning.conftest import HARDWARE
 from tests.tuning.traces import graph_of_steps
 from tierstore.errors import ConfigError
-from tierstore.simulator.from_hardware import hardware_of
 from tierstore.tuning.program import TrialFailedError
-from tierstore.tuning.recording import read_recording
 from tierstore.tuning.settings import TrialSettings, default_settings
-from tierstore.tuning.tune import TuningPlan, fitted, memory_within, tune
+from tierstore.tuning.tune import TuningPlan, memory_within, tune
 from tierstore.tuning.tuned import Tuned
 
 MIB = 2**20
@@ -82,16 +80,6 @@ def test_program_above_the_limit_is_measured_and_never_chosen(tune_it: Callable[
     assert defaults.settings == default_settings(24 * MIB)
     assert tuned.chosen is defaults
     assert all(settings.memory_bytes <= 24 * MIB for settings in tuned.found.predicted)
-
-
-def test_machine_is_fitted_to_what_was_recorded_if_there_is_time(tmp_path: Path) -> None:
-    graph_of_steps(tmp_path, os.getpid(), OWN, 0.2)
-    recording, described = read_recording(tmp_path), hardware_of(HARDWARE)
-    workload = recording.workload()
-    machine = fitted(described, workload, recording, seconds=1000.0)
-    # All cores compute, and what the store takes of them is in what was recorded: it must not count twice.
-    assert (described.contention, machine.contention) == (1.0, 0.0)
-    assert fitted(described, workload, recording, seconds=0.0) is described
 
 
 def test_candidate_that_fails_is_told_and_not_tried_again(tune_it: Callable[..., Tuned]) -> None:

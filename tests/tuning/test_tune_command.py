@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.command_line import Command, Done, command_of, hear_hangups
+from tests.command_line import Command, Done, command_of
 from tests.daemon.conftest import environment_of_tests
 from tests.tuning.conftest import HARDWARE
 from tierstore import TierStore, tiered_offload
@@ -121,7 +121,6 @@ def test_tune_program_on_an_accelerator_tries_its_memory_too(
     assert (tried["as it is"], tried["defaults"], tried["auto"]) == (0, 2 * MIB, "auto")
     assert all(each["failure"] is None for each in said["candidates"])
     assert said["link"].startswith("copies to the host at")
-    assert said["heat_map"]["device_bytes"][-1] == 2 * MIB
     assert "device_bytes" in tomllib.loads((working_directory / "tierstore.toml").read_text())["offload"]
 
 
@@ -138,7 +137,7 @@ time.sleep(1000)
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_tune_interrupted_twice_ends_the_program_and_leaves_nothing(
     number: signal.Signals, hardware_file: Path, working_directory: Path, tmp_path: Path
 ) -> None:
@@ -153,7 +152,6 @@ def test_tune_interrupted_twice_ends_the_program_and_leaves_nothing(
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        preexec_fn=hear_hangups,
     )
     pid = int(fifo.read_text())
     (folder,) = (working_directory / "temporary").iterdir()
@@ -236,11 +234,3 @@ def test_tune_help_names_every_option_and_what_is_used_wrongly_exits_with_2(comm
     for option in ("config", "host-bytes", "device-bytes", "steps", "rounds", "candidates", "trial-seconds"):
         assert f"--{option}" in done.stdout
     assert "tierstore tune -- python train.py" in done.stdout
-
-
-def test_tune_needs_no_torch_itself() -> None:
-    program = (
-        "import sys, tierstore.tuning.present, tierstore.tuning.consult, tierstore.commands.tune\n"
-        "assert 'torch' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True, env=environment_of_tests())

@@ -56,9 +56,7 @@ _HardwareFile = Annotated[
         help="Description of this machine from `tierstore doctor --hardware`. Default: measure it for 10 seconds.",
     ),
 ]
-_HeatMap = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Deprecated: draws nothing. --json has the predictions.")
-]
+_HeatMap = Annotated[Path | None, typer.Option(metavar="FILE", help="Deprecated: draws nothing.")]
 
 # --- the command ------------------------------------------------------------------------------------------------------
 
@@ -103,7 +101,7 @@ def tune(
     device_limit_bytes = None if device_bytes is None else parse_size(device_bytes, "--device-bytes")
     program = Program(tuple(command), steps + NUM_WARMUPS, trial_seconds)
     if heat_map is not None:
-        typer.echo("--heat-map is deprecated and draws nothing: --json has the predictions", err=True)
+        typer.echo("--heat-map is deprecated and draws nothing", err=True)
     limit_bytes = None if limit is None else parse_size(limit, "--limit")
     plan = TuningPlan(host_limit_bytes, rounds, candidates, search_seconds, device_limit_bytes, limit_bytes)
     present(program, plan, config=config, hardware=hardware, as_json=as_json)

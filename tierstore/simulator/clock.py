@@ -27,13 +27,11 @@ class Clock:
     """Runs processes until none can go on.
 
     All work items of one activity run at the same speed. So one number for each activity tells when each item is done:
-    the work that an item has received if it was there from the beginning. `rates`: called again whenever an item begins
-    or ends. `busy_seconds`: for each activity, how long there was any work.
+    the work that an item has received if it was there from the beginning.
     """
 
     def __init__(self, rates: Rates) -> None:
         self.now_seconds = 0.0
-        self.busy_seconds: dict[Hashable, float] = {}
         self._rates_of = rates
         self._rates: Mapping[Hashable, float] | None = None
         self._served: dict[Hashable, float] = {}
@@ -42,7 +40,6 @@ class Clock:
         self._numbers = count()
 
     def begin(self, process: Process) -> None:
-        """Start a process. It runs until its first wait before this returns."""
         try:
             wait = next(process)
         except StopIteration:
@@ -50,7 +47,6 @@ class Clock:
         wait(lambda: self.begin(process))
 
     def call_soon(self, action: Resume) -> None:
-        """Call `action` at the present time, after the actions that are already due."""
         self._call(0.0, action)
 
     def sleep(self, seconds: float) -> Wait:
@@ -112,7 +108,6 @@ class Clock:
         for activity, work in self._under_way.items():
             if work:
                 self._served[activity] += self._rates[activity] * seconds
-                self.busy_seconds[activity] = self.busy_seconds.get(activity, 0.0) + seconds
 
 
 class VirtualTurns:

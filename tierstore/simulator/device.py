@@ -11,13 +11,8 @@ from .record import SimulatedRecord
 
 
 class Copy:
-    """A copy between device and host memory, queued on the stream of its direction.
-
-    Attributes:
-        nbytes: bytes that it moves.
-        ready: a copy that has to be over before this one begins; None: there is none.
-        is_over: it has ended.
-    """
+    """A copy between device and host memory, queued on the stream of its direction. `ready`: a copy that has to be over
+    before this one begins."""
 
     def __init__(self, nbytes: int, ready: Copy | None = None) -> None:
         self.nbytes = nbytes
@@ -29,7 +24,6 @@ class Copy:
         return self.is_over
 
     def wait(self, resume: Resume) -> None:
-        """A `Wait`: go on when it is over."""
         if self.is_over:
             resume()
         else:
@@ -46,19 +40,14 @@ class SimulatedDevice:
     """A `DeviceMemory` with one stream, on which everything is packed and asked for. There is always room.
 
     One process both computes and queues copies: the host does not run ahead of its device.
-
-    Attributes:
-        waited_seconds: how long computing has waited for copies.
     """
 
     def __init__(self, clock: Clock) -> None:
-        self.waited_seconds = 0.0
         self._clock = clock
         self._queues: dict[Activity, deque[Copy]] = {}
         self._awaited: list[Copy] = []
 
     def queue(self, direction: Activity, copy: Copy) -> None:
-        """Begin a copy once those queued before it in that direction are over."""
         if direction in self._queues:
             self._queues[direction].append(copy)
         else:
@@ -81,10 +70,8 @@ class SimulatedDevice:
 
     def catch_up(self) -> Process:
         """Wait for the copies given to `wait`. The next computation begins when this ends."""
-        began_seconds = self._clock.now_seconds
         while self._awaited:
             yield self._awaited.pop().wait
-        self.waited_seconds += self._clock.now_seconds - began_seconds
 
     # --- `DeviceMemory` -----------------------------------------------------------------------------------------------
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from heapq import heappop, heappush
 from itertools import count
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING
 
+from ..base.defaults import NUM_BESIDE_DEVICE
 from ..disk.tier import Loaded, Stored
 from ..errors import StoreFullError
 from .clock import Clock, Process, VirtualTurns
@@ -24,15 +25,6 @@ if TYPE_CHECKING:
 
 _DEMAND, _PREFETCH = 0, 1
 _BLOCK_BYTES = 4096
-
-
-class Transfer(NamedTuple):
-    """A write or a read that has ended, with its times since the simulation began."""
-
-    what: Literal["spill", "restore"]
-    record: int
-    began_seconds: float
-    ended_seconds: float
 
 
 class _Lanes:
@@ -63,22 +55,20 @@ class _Lanes:
 class SimulatedEngine:
     """Moves the bytes of one rank. Clock and hardware are shared by all ranks.
 
-    `transfers`: the rank, which is told of each transfer; set before anything is submitted. `ended`: the transfers that
-    have ended.
+    `transfers`: the rank, which is told of each transfer; set before anything is submitted.
     """
 
-    def __init__(self, clock: Clock, hardware: Hardware, training_cores: float, settings: Settings) -> None:
+    def __init__(self, clock: Clock, hardware: Hardware, free_cores: float, settings: Settings) -> None:
         self.transfers: Rank
-        self.ended: list[Transfer] = []
         self._clock = clock
         self._hardware = hardware
-        self._codecs = CodecOfRecords(settings.codec, hardware, training_cores, settings.num_turns, clock)
+        self._codecs = CodecOfRecords(settings.codec, hardware, free_cores, settings.io_depth)
         self._disk_bytes = settings.disk_bytes or 0
         self._stored: dict[int, int] = {}  # bytes taken on disk, by the record's key
         self._taken_bytes = 0
-        self._writes, self._reads = VirtualTurns(settings.num_turns), VirtualTurns(settings.num_turns)
-        self._spills = _Lanes(clock, settings.num_spill_lanes, self._spill)
-        self._restores = _Lanes(clock, settings.num_restore_lanes, self._restore)
+        self._writes, self._reads = VirtualTurns(settings.io_depth), VirtualTurns(settings.io_depth)
+        num_lanes = settings.io_depth + NUM_BESIDE_DEVICE
+        self._spills, self._restores = _Lanes(clock, num_lanes, self._spill), _Lanes(clock, num_lanes, self._restore)
         self._discards: list[int] = []
 
     def submit_spill(self, record: SimulatedRecord) -> None:
@@ -102,7 +92,6 @@ class SimulatedEngine:
     def _spill(self, record: SimulatedRecord) -> Process:
         if not self.transfers.begin_spill(record):
             return
-        began_seconds = self._clock.now_seconds
         if record.ready is not None:
             yield record.ready.wait
         room_bytes = self._disk_bytes - self._taken_bytes
@@ -116,36 +105,24 @@ class SimulatedEngine:
         yield self._clock.work(Activity.CPU, self._raw_cpu_seconds(record))
         yield self._writes.take
         yield self._clock.work(Activity.CPU, encoded.encode_seconds)
-        started_seconds = self._clock.now_seconds
         yield self._clock.sleep(self._hardware.drive.write_latency_seconds)
         yield self._clock.work(Activity.WRITE, stored_bytes)
-        drive_seconds = self._clock.now_seconds - started_seconds
         self._writes.give_back()
         record.codec = encoded.codec
-        cpu_seconds = self._raw_cpu_seconds(record) + encoded.encode_seconds
         self._codecs.learn_written(record, encoded)
-        self.ended.append(Transfer("spill", record.key, began_seconds, self._clock.now_seconds))
-        stored = Stored(stored_bytes, encoded.codec, record.kind, None, drive_seconds, cpu_seconds)
-        self.transfers.end_spill(record, stored)
+        self.transfers.end_spill(record, Stored(stored_bytes, encoded.codec))
 
     def _restore(self, record: SimulatedRecord) -> Process:
         if not self.transfers.begin_restore(record):
             return
-        began_seconds = self._clock.now_seconds
         stored_bytes = record.stored_bytes
         yield self._reads.take
-        started_seconds = self._clock.now_seconds
         yield self._clock.sleep(self._hardware.drive.read_latency_seconds)
         yield self._clock.work(Activity.READ, stored_bytes)
-        drive_seconds = self._clock.now_seconds - started_seconds
-        decode_seconds = self._codecs.decode_seconds(record)
-        yield self._clock.work(Activity.CPU, decode_seconds)
+        yield self._clock.work(Activity.CPU, self._codecs.decode_seconds(record))
         self._reads.give_back()
-        self._codecs.learn_read(record, stored_bytes)
         yield self._clock.work(Activity.CPU, self._raw_cpu_seconds(record))
-        cpu_seconds = self._raw_cpu_seconds(record) + decode_seconds
-        self.ended.append(Transfer("restore", record.key, began_seconds, self._clock.now_seconds))
-        self.transfers.end_restore(record, Loaded(stored_bytes, drive_seconds, cpu_seconds))
+        self.transfers.end_restore(record, Loaded(stored_bytes))
 
     def _raw_cpu_seconds(self, record: SimulatedRecord) -> float:
         return self._hardware.cpu_seconds_per_record + record.nbytes * self._hardware.cpu_seconds_per_byte

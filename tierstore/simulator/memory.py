@@ -21,16 +21,11 @@ class SimulatedMemory:
     """A `Memory`, with the noted tensors and their booking. One graph at a time packs. Methods as `NotedTensors`',
     `Booking`'s and `StoreMemory`'s.
 
-    Args:
-        windows: the windows of host memory; part of the noted bytes may be charged there.
-        device: the records on the accelerator, whose copies may still use a slot.
-
     Attributes:
         num_bytes: noted bytes, dead tensors included until their log ends.
         ended: logs of graphs that are gone.
         dead: tracked tensors that the graph has let go of, and that nobody has accounted for yet.
         log: of the graph that packs now.
-        ledger: receives the records that are booked.
     """
 
     cached_bytes = 0
@@ -117,7 +112,6 @@ class SimulatedMemory:
             self._book_group(log, group)
 
     def _sort_in(self, log: GraphLog, indices: list[int], grouping: Grouping[list[int]], *, may_wait: bool) -> None:
-        """See `Booking._sort_in`."""
         saved = log.saved[indices[0]]
         is_small = 0 < saved.nbytes <= grouping.largest_bytes
         if is_small and log.may_join(indices):
@@ -125,17 +119,14 @@ class SimulatedMemory:
             if group is not None:
                 self._book_group(log, group)
         elif not (is_small and may_wait and log.may_join_later(indices)):
-            self._book_each(log, indices)
-
-    def _book_each(self, log: GraphLog, indices: Iterable[int]) -> None:
-        for index in indices:
-            self._book(log, index)
+            for index in indices:
+                self._book(log, index)
 
     def _book_group(self, log: GraphLog, group: Group[list[int]]) -> None:
-        """See `Booking._book_group`."""
         members = list(chain.from_iterable(group.parts))
         if len(group.parts) == 1:
-            self._book_each(log, members)
+            for index in members:
+                self._book(log, index)
             return
         record = log.make_record(members[-1])
         record.become_group(members, group.nbytes)

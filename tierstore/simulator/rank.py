@@ -27,20 +27,8 @@ _ON_DISK_ALONE = frozenset({State.DISK, State.READING})
 class Rank:
     """One rank's records, and the thread that trains. Methods as `Residency`'s; those that may wait are processes.
 
-    Args:
-        clock: what it waits by.
-        windows: the windows of host memory.
-        copies: the streams of its accelerator.
-        device_bytes, flight_bytes, reload_bytes: how much may stay there, be on its way out, and be copied back ahead.
-        engine: moves its bytes.
-        disk_bytes: its budget on disk.
-        workload: what a step does.
-        observer: is told of every move.
-
-    Attributes:
-        device: the records on the accelerator.
-        rules: what is decided, and the state of it.
-        ledger: what is booked.
+    `device_bytes`, `flight_bytes`, `reload_bytes`: how much may stay on the accelerator, be on its way out, and be
+    copied back ahead.
     """
 
     def __init__(
@@ -200,7 +188,6 @@ class Rank:
             log.let_leave(index)
         if self.device.flights:
             self.device.bound_flight()
-        self.device.note_peak()
 
     def _note(self, log: GraphLog, index: int) -> Process:
         rules, saved = self.rules, log.saved[index]
@@ -320,7 +307,6 @@ class Rank:
     # --- the engine ---------------------------------------------------------------------------------------------------
 
     def begin_spill(self, record: SimulatedRecord) -> bool:
-        """A write is about to begin. Returns whether the record is still to be written."""
         self._drain()
         return self.rules.begin_write(record)
 
@@ -329,7 +315,6 @@ class Rank:
         self._advance()
 
     def begin_restore(self, record: SimulatedRecord) -> bool:
-        """A read is about to begin. Returns whether the record is still to be read."""
         self._drain()
         return self.rules.begin_read(record)
 

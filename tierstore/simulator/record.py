@@ -23,9 +23,7 @@ class SimulatedRecord:
 
     Attributes:
         saved: the index of the first saved tensor that is a view of it.
-        log: of the graph that it is saved by.
         users: the indices of those that the graph has not let go of.
-        codec: what it is stored with.
         is_in_place: its bytes have not left the storage that autograd saved.
         is_read: its bytes have been read: no other saved tensor becomes a view of it.
     """
@@ -63,7 +61,6 @@ class SimulatedRecord:
         return self if self.users else None
 
     def become_group(self, indices: Iterable[int], nbytes: int) -> None:
-        """See NOTE [Groups] in `residency/groups.py`."""
         self.users = set(indices)
         self.num_members = len(self.users)
         self.nbytes = self.span_bytes = nbytes
@@ -78,13 +75,8 @@ class SimulatedRecord:
 class GraphLog:
     """What one step has packed so far, and what backward does with it. See `NotedLog` and `PackLog`.
 
-    Args:
-        saved: the workload's tensors.
-        first_key: of the first tensor's record. As in the store, each tensor that is noted takes one, and on a device
-            each record.
-        lookahead_bytes: how far ahead of backward to fetch; None: as `PackLog`.
-        orders: where orders are learned and recalled; None: the reverse-topological order is followed.
-        budgets: for the plan.
+    `first_key`: of the first tensor's record. As in the store, each tensor that is noted takes one, and on a device
+    each record. `orders`: None: the reverse-topological order is followed.
 
     Attributes:
         records: of each tensor that was packed; None while it is only noted.
@@ -94,7 +86,6 @@ class GraphLog:
         tracks: tensors on the accelerator may still be tracked. `leaving`, `leaving_bytes`: as `NotedLog`'s.
         num_passed: how many tracked tensors backward has asked for.
         let_go: the indices of those that the graph has let go of.
-        next_key: of what comes next.
         held: the storages that somebody else holds for now, by the index of their first tensor.
         newest_node: which saved last; its kernel may still have to run.
         fresh: booked at once, saved by the newest node that did so, `fresh_node`; see `OffloadScope`.
@@ -206,13 +197,11 @@ class GraphLog:
             self._num_noted[self.root_of(index)] -= 1
 
     def enter_noted(self, index: int) -> int:
-        """See `NotedLog.enter`."""
         root = self.root_of(index)
         self.num_noted[root] += 1
         return self.saved[root].nbytes if self.num_noted[root] == 1 else 0
 
     def take_out_noted(self, index: int) -> int:
-        """See `NotedLog.forget`."""
         self.take_out(index, self.noted)
         root = self.root_of(index)
         self.num_noted[root] -= 1

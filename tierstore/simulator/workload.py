@@ -6,11 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..errors import ConfigError
-
-_MOST_BYTES = 2**50
-"""The most bytes of one storage. A damaged trace may have larger figures, which would overflow any budget."""
-
 
 class Saved(NamedTuple):
     """A tensor that forward saves.
@@ -70,42 +65,28 @@ Action = Compute | Pack | LetGo | EndScope | Unpack | Release
 
 @dataclass(frozen=True)
 class Workload:
-    """One step of one rank: the actions of its training thread, in order. `training_cores`: that compute keeps busy,
-    unless an accelerator computes. Raises ConfigError: the actions are not those of a step: each tensor is packed once,
-    in the order of the indices, and asked for and released only after that. Or the size, storage or place of a saved
-    tensor is impossible."""
+    """One step of one rank: the actions of its training thread, in order. Each tensor is packed once, in the order of
+    the indices, and asked for and released only after that. `training_cores`: that compute keeps busy, unless an
+    accelerator computes."""
 
     saved: Sequence[Saved]
     actions: Sequence[Action]
     training_cores: float = 1.0
 
-    def __post_init__(self) -> None:
-        num_packed = 0
-        released: set[int] = set()
-        for number, action in enumerate(self.actions):
-            if isinstance(action, Pack):
-                if action.saved != num_packed:
-                    raise ConfigError("actions", action, f"action {number} should pack number {num_packed}")
-                num_packed += 1
-            elif isinstance(action, LetGo | Unpack | Release):
-                if not 0 <= action.saved < num_packed or action.saved in released:
-                    raise ConfigError("actions", action, f"action {number} is about what is not saved then")
-                if isinstance(action, Release):
-                    released.add(action.saved)
-        if num_packed != len(self.saved):
-            raise ConfigError("actions", num_packed, f"pack all {len(self.saved)} that are saved")
-        for index, saved in enumerate(self.saved):
-            if not 0 <= saved.nbytes <= _MOST_BYTES:
-                raise ConfigError("saved", saved, f"number {index} has 0 to {_MOST_BYTES} bytes")
-            if saved.record is not None and not 0 <= saved.record < index:
-                raise ConfigError("saved", saved, f"the record of number {index} is an earlier one")
-            if saved.record is not None and saved.on_device != self.saved[saved.record].on_device:
-                raise ConfigError("saved", saved, f"number {index} is where its storage is")
-
     @property
     def uses_device(self) -> bool:
         """Whether any tensor is saved on an accelerator. The whole step is then computed there."""
         return any(saved.on_device for saved in self.saved)
+
+    @property
+    def saved_bytes(self) -> int:
+        return sum(saved.nbytes for saved in self.saved if saved.record is None)
+
+    @property
+    def device_bytes(self) -> int:
+        """The part of the saved bytes that is on an accelerator and may leave it."""
+        saved = (saved for saved in self.saved if saved.record is None)
+        return sum(each.nbytes for each in saved if each.on_device and not each.is_shared)
 
     @property
     def compute_seconds(self) -> float:

@@ -100,7 +100,6 @@ class Recorder(Observer):
     the writing thread whenever it has written everything and `is_idle`. Without `header` it continues a trace.
 
     Attributes:
-        waiting: events that are not written yet. A graph that dies appends here too.
         num_inside: scopes that are being recorded now, and one for `TierStore.trace`; changed under the store's lock.
         num_graphs: graphs that have begun. If several threads begin one at the same moment, it may count only one.
         is_paced: a scope waits until accelerators have finished the graphs that are gone, and records how long those

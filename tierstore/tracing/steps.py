@@ -109,7 +109,6 @@ def _num_events(step: Step) -> int:
 
 
 def _waited_longest(step: Step) -> tuple[int, int]:
-    """A key: the higher, the longer it waited; among equals the earliest step has the highest."""
     return sum(wait.end_ns - wait.began_ns for wait in step.waits), -step.number
 
 
@@ -140,7 +139,7 @@ def thread_names_of(trace: RecordedTrace) -> dict[int, str]:
 
 
 class _Events:
-    """The events of a trace by kind. Each method needs a kind of event that has the fields it looks at."""
+    """The events of a trace by kind."""
 
     def __init__(self, events: Iterable[Event]) -> None:
         self._by_kind: dict[type, list[Any]] = {}
@@ -156,7 +155,6 @@ class _Events:
         return [event for event in self._by_kind.get(kind, []) if event.graph == graph]
 
     def lasting(self, kind: type[_T], began_ns: int, ended_ns: int) -> list[_T]:
-        """Events of a kind with a beginning and an end that were under way between the two moments."""
         events = self._by_kind.get(kind, [])
         return [event for event in events if event.end_ns > began_ns and event.began_ns < ended_ns]
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..base.config import format_bytes
 from ..returning.advice import keeps_too_much
@@ -20,7 +21,7 @@ class Direction:
     """The transfers of a step in one direction. Without "stored", bytes are logical ones.
 
     `busy_seconds`: for how long anything moved; `lane_seconds`: the times of all transfers added up, of which
-    `codec_seconds` were in codecs. `num_demanded`: reads that were queued only when a thread asked for them.
+    `codec_seconds` were in codecs.
     """
 
     num_records: int
@@ -30,7 +31,6 @@ class Direction:
     lane_seconds: float
     codec_seconds: float
     cpu_seconds: float
-    num_demanded: int
 
     @property
     def bytes_per_second(self) -> float:
@@ -92,29 +92,41 @@ class StepSummary:
         )
 
 
+class _Phase(NamedTuple):
+    name: str
+    began_ns: int
+    ended_ns: int
+    waits: Sequence[ExplainedWait]
+    jobs: Sequence[Spill | Restore]
+    moved: Direction
+
+    @property
+    def seconds(self) -> float:
+        return (self.ended_ns - self.began_ns) / 1e9
+
+
 def summarize(step: Step, header: Header) -> StepSummary:
     """The figures of a step."""
-    waits = explain(step)
-    forward_seconds = (step.forward_ended_ns - step.began_ns) / 1e9
-    backward_seconds = None if step.backward_began_ns is None else (step.ended_ns - step.backward_began_ns) / 1e9
+    waits, turned_ns = explain(step), step.backward_began_ns or step.forward_ended_ns
+    packs_wait, unpacks_wait = ([each for each in waits if each.is_backward is way] for way in (False, True))
     written, read = _direction(step.spills, step), _direction(step.restores, step)
-    by_phase = {phase: [wait for wait in waits if wait.is_backward == (phase == "backward")] for phase in _PHASES}
-    lines = [
-        _sentence("forward", by_phase["forward"], forward_seconds, written, step, header),
-        _sentence("backward", by_phase["backward"], backward_seconds or 0.0, read, step, header),
-    ]
-    headline = [line for line in lines if line] or [_quick(waits, step)]
+    forward = _Phase("forward", step.began_ns, step.forward_ended_ns, packs_wait, step.spills, written)
+    backward = _Phase("backward", turned_ns, step.ended_ns, unpacks_wait, step.restores, read)
+    seconds = (step.ended_ns - step.began_ns) / 1e9
+    waited = sum(each.seconds for each in waits) / seconds
+    quick = f"This step is not slow because of the store: threads waited {waited:.1%} of its time."
     memory = step.memory
     away_bytes = [level.disk_bytes for level in step.levels if memory is not None and level.at_ns <= memory.at_ns]
     return StepSummary(
         number=step.number,
-        headline=headline,
-        seconds=(step.ended_ns - step.began_ns) / 1e9,
-        forward_seconds=forward_seconds,
-        backward_seconds=backward_seconds,
-        wait_seconds={phase: _by_cause(some) for phase, some in by_phase.items()},
+        headline=[line for phase in (forward, backward) if (line := _sentence(phase, step, header))] or [quick],
+        seconds=seconds,
+        forward_seconds=forward.seconds,
+        backward_seconds=None if step.backward_began_ns is None else backward.seconds,
+        wait_seconds={phase.name: _by_cause(phase.waits) for phase in (forward, backward)},
         num_waits={
-            phase: {cause: sum(w.cause == cause for w in some) for cause in CAUSES} for phase, some in by_phase.items()
+            phase.name: {cause: sum(each.cause == cause for each in phase.waits) for cause in CAUSES}
+            for phase in (forward, backward)
         },
         num_packed=len(step.packs),
         packed_bytes=sum(pack.storage_bytes for pack in step.packs),
@@ -125,13 +137,6 @@ def summarize(step: Step, header: Header) -> StepSummary:
         allocator_free_bytes=None if memory is None else memory.allocator_free_bytes,
         away_bytes=away_bytes[-1] if away_bytes else None,
     )
-
-
-_PHASES: Mapping[str, Callable[[Step], tuple[int, int]]] = {
-    "forward": lambda step: (step.began_ns, step.forward_ended_ns),
-    "backward": lambda step: (step.backward_began_ns or step.forward_ended_ns, step.ended_ns),
-}
-"""When each phase begins and ends."""
 
 
 def _by_cause(waits: Sequence[ExplainedWait]) -> dict[Cause, float]:
@@ -148,40 +153,34 @@ def _direction(jobs: Sequence[Spill] | Sequence[Restore], step: Step) -> Directi
         lane_seconds=sum(job.end_ns - job.began_ns for job in done) / 1e9,
         codec_seconds=sum(codec_ns(job, step.codecs) for job in done) / 1e9,
         cpu_seconds=sum(job.cpu_seconds or 0.0 for job in done),
-        num_demanded=sum(isinstance(job, Restore) and job.demanded for job in done),
     )
 
 
-def _quick(waits: Sequence[ExplainedWait], step: Step) -> str:
-    waited = sum(wait.seconds for wait in waits) / ((step.ended_ns - step.began_ns) / 1e9)
-    return f"This step is not slow because of the store: threads waited {waited:.1%} of its time."
-
-
-def _sentence(
-    phase: str, waits: Sequence[ExplainedWait], phase_seconds: float, moved: Direction, step: Step, header: Header
-) -> str | None:
-    own = [wait for wait in waits if wait.wait.thread == _thread_of(waits)]
-    by_cause = _by_cause(own)
-    cause = max(by_cause, key=by_cause.__getitem__)
-    share = by_cause[cause] / phase_seconds if phase_seconds else 0.0
-    if share < _WORTH_A_WORD:
+def _sentence(phase: _Phase, step: Step, header: Header) -> str | None:
+    """About the thread that waited longest: waits of several threads overlap, so they cannot be added up."""
+    threads = dict.fromkeys(each.wait.thread for each in phase.waits)
+    by_thread = [_by_cause([each for each in phase.waits if each.wait.thread == thread]) for thread in threads]
+    by_cause = max(by_thread, key=lambda own: sum(own.values()), default={})
+    cause = max(by_cause, key=by_cause.__getitem__, default=None)
+    share = by_cause[cause] / phase.seconds if cause and phase.seconds else 0.0
+    if cause is None or share < _WORTH_A_WORD:
         return None
-    done = "spilled" if phase == "forward" else "restored"
+    moved = phase.moved
+    done = "spilled" if phase.name == "forward" else "restored"
     what = f"{format_bytes(moved.nbytes)} {done} at {format_bytes(moved.bytes_per_second)}/s"
-    began_ns, ended_ns = _PHASES[phase](step)
-    jobs: Sequence[Spill | Restore] = step.spills if phase == "forward" else step.restores
-    busy = union_ns(jobs, began_ns, ended_ns) / (ended_ns - began_ns)
+    busy = union_ns(phase.jobs, phase.began_ns, phase.ended_ns) / (phase.ended_ns - phase.began_ns)
     time = f"for {share:.0%} of its time"
     codec_share = min(1.0, moved.codec_seconds / moved.lane_seconds) if moved.lane_seconds else 0.0
+    codecs = ", ".join(sorted(set(step.codecs.values()) - {"", "none"})) or "codecs"
     reasons = {
-        "drive": f"waited for the drive {time}. The drive was busy for {busy:.0%} of {phase}: {what}",
+        "drive": f"waited for the drive {time}. The drive was busy for {busy:.0%} of {phase.name}: {what}",
         "codec": (
             f"waited for the codec {time}: {what}. {codec_share:.0%} of the transfers' time went to "
-            f"{_codecs(step)} ({moved.cpu_seconds:.2g} s of CPU time). "
+            f"{codecs} ({moved.cpu_seconds:.2g} s of CPU time). "
             'Try codec="auto", or a lower level'
         ),
         "room": (
-            f"waited for room in host memory {time}: {what}. Transfers ran for only {busy:.0%} of {phase}. "
+            f"waited for room in host memory {time}: {what}. Transfers ran for only {busy:.0%} of {phase.name}. "
             f"Raise host_bytes ({format_bytes(header.store.host_bytes)}) or staging_bytes "
             f"({format_bytes(header.store.staging_bytes)})"
         ),
@@ -191,16 +190,4 @@ def _sentence(
         ),
         "store": f"waited {time} while nothing was moving: {what}. The store's threads probably got no core",
     }
-    return f"{phase.capitalize()} {reasons[cause]}."
-
-
-def _thread_of(waits: Sequence[ExplainedWait]) -> int | None:
-    """The thread that waited longest. Waits of several threads overlap, so they cannot be added up."""
-    seconds: dict[int, float] = {}
-    for wait in waits:
-        seconds[wait.wait.thread] = seconds.get(wait.wait.thread, 0.0) + wait.seconds
-    return max(seconds, key=seconds.__getitem__, default=None)
-
-
-def _codecs(step: Step) -> str:
-    return ", ".join(sorted(set(step.codecs.values()) - {"", "none"})) or "codecs"
+    return f"{phase.name.capitalize()} {reasons[cause]}."

@@ -23,7 +23,7 @@ TIERS: Mapping[str, str] = {
 
 
 class Box(NamedTuple):
-    """Something that lasts, or (`began_ns == ended_ns`) happens. `kind`: a cause of a wait, or what a lane does."""
+    """Something that lasts, or happens. `kind`: a cause of a wait, or what a lane does."""
 
     began_ns: int
     ended_ns: int
@@ -76,7 +76,7 @@ def limits_of(step: Step, store: StoreSettings) -> list[Limit]:
 
 
 def timeline_of(step: Step, thread_names: Mapping[int, str]) -> Timeline:
-    """The timeline of a step. Its lanes: threads, copies, codec, drive; empty lanes are left out."""
+    """Lanes: threads, copies, codec, drive. What is empty is left out."""
     lanes = [*_threads(step, thread_names), *_copies(step), *_transfers(step)]
     times = [level.at_ns for level in step.levels]
     curves = [Curve(field, times, [getattr(level, field) for level in step.levels]) for field in TIERS]
@@ -114,12 +114,10 @@ def _copies(step: Step) -> Iterator[Lane]:
 
 
 def _transfers(step: Step) -> Iterator[Lane]:
-    ways: tuple[tuple[str, str, Sequence[Spill | Restore]], ...]
-    ways = ("encode", "write", step.spills), ("decode", "read", step.restores)
-    for in_codec, _, jobs in ways:
-        yield from _lanes("codec", in_codec, [job for job in jobs if codec_ns(job, step.codecs)], step)
-    for _, at_drive, jobs in ways:
-        yield from _lanes(f"drive: {at_drive}s", at_drive, jobs, step)
+    for kind, jobs in (("encode", step.spills), ("decode", step.restores)):
+        yield from _lanes("codec", kind, [job for job in jobs if codec_ns(job, step.codecs)], step)
+    yield from _lanes("drive: writes", "write", step.spills, step)
+    yield from _lanes("drive: reads", "read", step.restores, step)
 
 
 def _lanes(group: str, kind: str, jobs: Sequence[Spill | Restore], step: Step) -> Iterator[Lane]:

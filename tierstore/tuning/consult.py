@@ -67,18 +67,18 @@ def consult(
     else:
         Console(highlight=False).print(report_view(report, verbose=verbose))
     sys.stdout.flush()
-    if config is not None:
-        make_file("--config", Path(config), config_text(report.settings))
+    if "--config" in files:
+        make_file("--config", files["--config"], config_text(report.settings))
         unfit = unfit_because(machine.drive)
         if unfit is not None and not machine.daemon.keeps_directory:
             said = f"{config} has no path: {directory} is not fit for a store, because {unfit}."
             messages.print(plain(said), markup=False)
-    if hardware is not None:
+    if "--hardware" in files:
         described = hardware_of(machine)
         if described is None:
             messages.print("The drive could not be measured: no description of this machine was written.")
         else:
-            make_file("--hardware", Path(hardware), hardware_text(described))
+            make_file("--hardware", files["--hardware"], hardware_text(described))
     return report.is_usable
 
 
@@ -97,9 +97,8 @@ def report_view(report: Report, *, verbose: bool = False) -> RenderableType:
     machine = report.measurements
     is_bad = "Offloading does not work well here. See the problems below."
     facts = Table("", "", title="The machine", title_justify="left", show_header=False)
-    facts.columns[0].style = "dim"
     for name, text in _facts(machine):
-        facts.add_row(name, _plain(text))
+        facts.add_row(_plain(name, "dim"), _plain(text))
     return Group(
         Text("Offloading works here." if report.is_usable else is_bad, "bold"),
         _settings(report.settings, unfit_because(machine.drive)),
@@ -115,7 +114,7 @@ def _settings(settings: tuple[Setting, ...], unfit: str | None) -> Table:
     if unfit is not None and not {"path", "connect"} & {each.name for each in settings}:
         table.add_row("path", "another", _plain(f"{unfit}, so this directory is not recommended"))
     for each in settings:
-        table.add_row(each.name, _plain(str(each.value)), _plain(each.reason))
+        table.add_row(each.name, _plain(each.value), _plain(each.reason))
     return table
 
 
@@ -131,18 +130,11 @@ def _findings(findings: tuple[Finding, ...]) -> Table:
 
 
 def _facts(machine: Measurements) -> Iterator[tuple[str, str]]:
-    drive, memory, pages, cores = machine.drive, machine.memory, machine.huge_pages, machine.processor
+    drive, memory, cores = machine.drive, machine.memory, machine.processor
     yield "cores", f"{cores.usable_cores:g} of {cores.num_present} usable, {cores.model or 'of an unknown model'}"
     yield "memory", f"{format_bytes(memory.available_bytes)} available of {format_bytes(memory.total_bytes)}"
-    alone, together = rate(memory.copy_bytes_per_second), rate(memory.copy_all_bytes_per_second)
-    fresh = rate(memory.fresh_bytes_per_second)
-    yield "memory copies", f"{alone} by one thread, {together} by all; {fresh} into fresh pages"
-    kept = memory.allocator_left_alone
-    words = "a store returns freed memory when it is short" if kept is None else f"a store leaves it alone: {kept}"
-    yield "allocator", f"{memory.allocator}; {words}"
-    share = pages.granted_share
-    granted = "not known" if share is None else f"{share:.0%} of a buffer that asked for them"
-    yield "huge pages", f"{granted}; a client's window gets {'some' if pages.collapses else 'none'}"
+    used, fresh = rate(memory.copy_bytes_per_second), rate(memory.fresh_bytes_per_second)
+    yield "memory copies", f"{used} by one thread, {fresh} into fresh pages"
     mode, free = drive.io_mode or "not tried", format_bytes(drive.free_bytes)
     yield "drive", f"{drive.path}: {drive.file_system}, {mode}, {free} free"
     if drive.device is not None:
@@ -163,21 +155,19 @@ def _facts(machine: Measurements) -> Iterator[tuple[str, str]]:
 
 
 def _speeds(machine: Measurements) -> Iterator[Table]:
+    title = "The drive, by block size and transfers at once"
+    drive = Table("block", "at once", "write", "read", title=title, title_justify="left", min_width=len(title))
     written, read = _by_combination(machine.drive.writes), _by_combination(machine.drive.reads)
-    if written or read:
-        title = "The drive, by block size and transfers at once"
-        table = Table("block", "at once", "write", "read", title=title, title_justify="left", min_width=len(title))
-        for block_bytes, depth in sorted(written | read):
-            speeds = (each.get((block_bytes, depth), "-") for each in (written, read))
-            table.add_row(format_bytes(block_bytes), str(depth), *speeds)
-        yield table
-    if machine.codecs:
-        title = "Codecs on one core, on made-up sample data"
-        table = Table("data", "codec", "ratio", "encode", "decode", title=title, title_justify="left")
-        for each in machine.codecs:
-            encode, decode = rate(each.encode_bytes_per_second), rate(each.decode_bytes_per_second)
-            table.add_row(each.data, each.codec, f"{each.ratio:.3f}", encode, decode)
-        yield table
+    for block_bytes, depth in sorted(written | read):
+        speeds = (each.get((block_bytes, depth), "-") for each in (written, read))
+        drive.add_row(format_bytes(block_bytes), str(depth), *speeds)
+    yield drive
+    title = "Codecs on one core, on made-up sample data"
+    codecs = Table("data", "codec", "ratio", "encode", "decode", title=title, title_justify="left")
+    for each in machine.codecs:
+        encode, decode = rate(each.encode_bytes_per_second), rate(each.decode_bytes_per_second)
+        codecs.add_row(each.data, each.codec, f"{each.ratio:.3f}", encode, decode)
+    yield codecs
 
 
 def _by_combination(transfers: tuple[Transfer, ...]) -> dict[tuple[int, int], str]:

@@ -10,14 +10,13 @@ from __future__ import annotations
 import mmap
 import os
 import statistics
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count, product
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Literal
 
 from msgspec.structs import replace
@@ -52,9 +51,6 @@ _SCATTER = 7919  # a prime: small blocks are spread over the file, so that no dr
 
 Direction = Literal["write", "read"]
 
-_News = Drive | Exception | None
-"""The result so far; or the error that ended the measurement; or that it is complete."""
-
 
 @dataclass
 class _Run:
@@ -77,32 +73,35 @@ class _Bench:
         self._descriptor = segment.file.fileno()
         self._mode = mode
         self._span_bytes = segment.num_bytes
-        self._buffers = _random_buffers(max(DEPTHS), min(max(BLOCKS), self._block_limit_bytes))
+        noise = os.urandom(min(max(BLOCKS), self._block_limit_bytes))  # no drive can compress it
+        buffers = [mapped(len(noise)) for _ in range(max(DEPTHS))]
+        for each in buffers:
+            each.write(noise)
+        self._buffers = [memoryview(each) for each in buffers]
         self._best: dict[Direction, float] = {}
 
-    def fill(self, seconds: float) -> tuple[int, float]:
-        """Write the file from its beginning, once at most. Returns bytes, within which all later transfers stay, and
-        speed."""
+    def fill(self, seconds: float) -> int:
+        """Write the file from its beginning, once at most. Returns bytes, within which all later transfers stay."""
         block_bytes = MIB if self._block_limit_bytes >= MIB else BLOCKS[0]
         run = self._move("write", block_bytes, max(DEPTHS), seconds, once=True)
         self._span_bytes = len(run.call_seconds) * block_bytes
         self._best["write"] = run.blocks_per_second * block_bytes
-        return self._span_bytes, self._best["write"]
+        return self._span_bytes
 
     def latency_seconds(self, direction: Direction, seconds: float) -> float:
         return statistics.median(self._move(direction, _LATENCY_BYTES, 1, seconds, stride=_SCATTER).call_seconds)
 
-    def transfer(self, direction: Direction, block_bytes: int, depth: int, seconds: float) -> Transfer | None:
+    def transfer(self, direction: Direction, block_bytes: int, depth: int, seconds: float) -> tuple[Transfer, ...]:
+        """One figure; none where it would take too long, or too much space or memory."""
         in_flight_bytes = block_bytes * depth
-        if in_flight_bytes > self._span_bytes or block_bytes > self._block_limit_bytes:
-            return None
         expected = self._best.get(direction) or self._best["write"]
-        if in_flight_bytes / expected > _MOST_OVERRUN * seconds:
-            return None
+        is_too_long = in_flight_bytes / expected > _MOST_OVERRUN * seconds
+        if is_too_long or in_flight_bytes > self._span_bytes or block_bytes > self._block_limit_bytes:
+            return ()
         run = self._move(direction, block_bytes, depth, seconds)
         speed, moved_bytes = run.blocks_per_second * block_bytes, len(run.call_seconds) * block_bytes
         self._best[direction] = max(speed, self._best.get(direction, 0.0))
-        return Transfer(block_bytes=block_bytes, depth=depth, bytes_per_second=speed, measured_bytes=moved_bytes)
+        return (Transfer(block_bytes=block_bytes, depth=depth, bytes_per_second=speed, measured_bytes=moved_bytes),)
 
     def _move(
         self, direction: Direction, block_bytes: int, depth: int, seconds: float, *, once: bool = False, stride: int = 1
@@ -133,10 +132,10 @@ class _Bench:
             except Exception as error:  # noqa: BLE001 - raised on the thread that waits for the lanes
                 run.error = error
 
-        lanes = []
+        lanes: list[threading.Thread] = []
         try:
             for buffer in self._buffers[:depth]:
-                lanes.append(start_thread(partial(move_blocks, buffer[:block_bytes]), "tierstore-doctor"))  # noqa: PERF401
+                lanes += [start_thread(partial(move_blocks, buffer[:block_bytes]), "tierstore-doctor")]
         except OSError as error:  # no more threads; those that were started use the file
             run.error = error
         for lane in lanes:
@@ -151,51 +150,54 @@ def measure_drive(
 ) -> Drive:
     """Return `drive` with the measurements. Blocks for about `seconds`, at most `SLACK_SECONDS` longer.
 
-    `memory_bytes`: the most that buffers may take. `step_done`: called `NUM_STEPS` times at most, on this thread.
+    `memory_bytes`: the most that buffers may take. `step_done`: called `NUM_STEPS` times at most, on a thread of its
+    own, where the drive is used: a call to one that hangs may never return.
 
     Faults of the drive raise nothing: they are in `error`, beside what was measured before. A transfer that never comes
     back keeps a daemon thread, its buffer and the file until the process ends.
     """
     before_bytes = device_bytes(drive.device)
-    news: SimpleQueue[_News] = SimpleQueue()
-    start_thread(partial(_measure, drive, directory, seconds, memory_bytes, news.put), "tierstore-doctor")
-    ends_at = time.monotonic() + seconds + SLACK_SECONDS
-    try:
-        while (known := news.get(timeout=max(0.0, ends_at - time.monotonic()))) is not None:
-            if isinstance(known, Exception):
-                raise known
-            drive = known
-            step_done()
-    except Empty:
-        return replace(drive, error=f"it did not answer within {SLACK_SECONDS:g} s")
+    known, bugs = [drive], list[Exception]()
+
+    def run() -> None:
+        try:
+            for each in _measured(drive, directory, seconds, memory_bytes):
+                known.append(each)
+                step_done()
+        except OSError as error:
+            said = words_of(error).removeprefix(f"[Errno {error.errno}] ")
+            known.append(replace(known[-1], error=said))
+        except Exception as error:  # noqa: BLE001 - raised on the waiting thread
+            bugs.append(error)
+
+    thread = start_thread(run, "tierstore-doctor")
+    thread.join(seconds + SLACK_SECONDS)
+    for bug in bugs:
+        raise bug
+    if thread.is_alive():
+        return replace(known[-1], error=f"it did not answer within {SLACK_SECONDS:g} s")
     after_bytes = device_bytes(drive.device)
-    if before_bytes is not None and after_bytes is not None:
-        drive = replace(drive, device_bytes=after_bytes - before_bytes)
-    return drive
+    if before_bytes is None or after_bytes is None:
+        return known[-1]
+    return replace(known[-1], device_bytes=after_bytes - before_bytes)
 
 
-def _measure(drive: Drive, directory: Path, seconds: float, memory_bytes: int, tell: Callable[[_News], None]) -> None:
-    """Run the steps. On a thread of its own, since a call to a drive that hangs may never return."""
-    try:
-        mode = detect_io_mode(directory)
-        drive = replace(drive, io_mode=mode.description)
-        tell(drive)
-        blocks = drive.free_bytes // _FREE_SHARE // _LEAST_SPAN_BYTES  # blocks of every size fit into one of these
-        span_bytes = min(_SPAN_BYTES, blocks * _LEAST_SPAN_BYTES)
-        if span_bytes >= _LEAST_SPAN_BYTES:
-            with _bench_on(directory, mode, span_bytes, memory_bytes) as bench:
-                for drive in _steps(drive, bench, seconds):  # noqa: B020 - each step adds to what is known
-                    tell(drive)
-    except OSError as error:
-        tell(replace(drive, error=words_of(error).removeprefix(f"[Errno {error.errno}] ")))
-    except Exception as error:  # noqa: BLE001 - a bug; raised on the waiting thread
-        tell(error)
-    tell(None)
+def _measured(drive: Drive, directory: Path, seconds: float, memory_bytes: int) -> Iterator[Drive]:
+    mode = detect_io_mode(directory)
+    drive = replace(drive, io_mode=mode.description)
+    yield drive
+    blocks = drive.free_bytes // _FREE_SHARE // _LEAST_SPAN_BYTES  # blocks of every size fit into one of these
+    span_bytes = min(_SPAN_BYTES, blocks * _LEAST_SPAN_BYTES)
+    if span_bytes >= _LEAST_SPAN_BYTES:
+        segment = open_segment(UnnamedHome(directory), 0, span_bytes, _LEAST_SPAN_BYTES, mode, set())
+        try:
+            yield from _steps(drive, _Bench(segment, mode, memory_bytes), seconds)
+        finally:
+            close_segments([segment], set())
 
 
 def _steps(drive: Drive, bench: _Bench, seconds: float) -> Iterator[Drive]:
-    span_bytes, speed = bench.fill(_FILL_SHARE * seconds)
-    drive = replace(drive, span_bytes=span_bytes, first_write_bytes_per_second=speed)
+    drive = replace(drive, span_bytes=bench.fill(_FILL_SHARE * seconds))
     yield drive
     drive = replace(drive, write_latency_seconds=bench.latency_seconds("write", _LATENCY_SHARE * seconds))
     yield drive
@@ -204,32 +206,8 @@ def _steps(drive: Drive, bench: _Bench, seconds: float) -> Iterator[Drive]:
     for block_bytes, depth in product(BLOCKS, DEPTHS):
         written = bench.transfer("write", block_bytes, depth, _STEP_SHARE * seconds)
         read = bench.transfer("read", block_bytes, depth, _STEP_SHARE * seconds)
-        drive = replace(
-            drive,
-            writes=drive.writes + ((written,) if written else ()),
-            reads=drive.reads + ((read,) if read else ()),
-            num_left_out=drive.num_left_out + (written is None) + (read is None),
-        )
+        drive = replace(drive, writes=drive.writes + written, reads=drive.reads + read)
         yield drive
-
-
-@contextmanager
-def _bench_on(directory: Path, mode: IoMode, span_bytes: int, memory_bytes: int) -> Iterator[_Bench]:
-    segment = open_segment(UnnamedHome(directory), 0, span_bytes, _LEAST_SPAN_BYTES, mode, set())
-    bench = _Bench(segment, mode, memory_bytes)
-    try:
-        yield bench
-    finally:
-        close_segments([segment], set())
-
-
-def _random_buffers(num_buffers: int, num_bytes: int) -> list[memoryview]:
-    """Buffers aligned and in huge pages like a store's slab. No drive can compress their bytes."""
-    noise = os.urandom(num_bytes)
-    buffers = [mapped(num_bytes) for _ in range(num_buffers)]
-    for each in buffers:
-        each.write(noise)
-    return [memoryview(each) for each in buffers]
 
 
 def mapped(num_bytes: int) -> mmap.mmap:

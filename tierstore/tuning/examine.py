@@ -4,36 +4,31 @@ from __future__ import annotations
 
 import mmap
 import os
-import platform
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..base.config import available_host_bytes, local_world_size
 from ..base.device_files import has_driver
-from ..base.threads import start_thread
-from ..disk.linux import address_of, copy_memory, make_pages_huge
+from ..disk.linux import copy_memory
 from ..hardware import AcceleratorLink
 from ..returning.allocator import allocator_of_process
 from . import system
 from .codecs import SAMPLES, measure_codecs
 from .drive import NUM_STEPS, mapped, measure_drive
-from .measurements import AcceleratorState, HugePages, Measurements, Memory
+from .measurements import AcceleratorState, Measurements, Memory
 
 if TYPE_CHECKING:
     import torch
 
 MIB = 2**20
-NUM_EXAMINED = NUM_STEPS + len(SAMPLES) + 4
+NUM_EXAMINED = NUM_STEPS + len(SAMPLES) + 3
 """How often `examine` reports progress, at most."""
 
 _DRIVE_SHARE, _CODEC_SHARE, _MEMORY_SHARE, _ACCELERATOR_SHARE = 0.7, 0.15, 0.05, 0.1
 _BUFFER_SHARE = 8  # buffers take an eighth of the available memory
 _LEAST_BUFFER_BYTES, _BUFFER_BYTES, _DEVICE_BUFFER_BYTES = 2 * MIB, 32 * MIB, 64 * MIB
-_MOST_THREADS = 8
-_HUGE_ORDER = 9  # a huge page has 2**9 pages on x86-64, and on arm64 with 4 KiB pages
 
 
 def examine(directory: Path, socket: str | None, seconds: float, progress: Callable[[str], None]) -> Measurements:
@@ -56,10 +51,8 @@ def examine(directory: Path, socket: str | None, seconds: float, progress: Calla
     processor = system.describe_processor()
     daemon = system.find_daemon(socket, directory)
     progress("daemon")
-    memory = _memory(_MEMORY_SHARE * seconds, int(processor.usable_cores))
+    memory = _memory(_MEMORY_SHARE * seconds)
     progress("memory")
-    huge_pages = _huge_pages()
-    progress("huge pages")
     drive = measure_drive(
         system.describe_drive(directory),
         directory,
@@ -71,12 +64,10 @@ def examine(directory: Path, socket: str | None, seconds: float, progress: Calla
     accelerators = measure_accelerators(_ACCELERATOR_SHARE * seconds, memory_bytes)
     progress("accelerators")
     return Measurements(
-        kernel=platform.release(),
         num_trainers=trainers or max(1, len(accelerators.links)),
         seconds=time.monotonic() - began_at,
         drive=drive,
         memory=memory,
-        huge_pages=huge_pages,
         processor=processor,
         limits=system.describe_limits(),
         codecs=codecs,
@@ -88,90 +79,31 @@ def examine(directory: Path, socket: str | None, seconds: float, progress: Calla
 # --- host memory ------------------------------------------------------------------------------------------------------
 
 
-def _memory(seconds: float, num_cores: int) -> Memory:
-    num_threads = max(1, min(num_cores, _MOST_THREADS))
-    num_bytes = _buffer_bytes(2 * num_threads)
-    pairs = [(mapped(num_bytes), mapped(num_bytes)) for _ in range(num_threads)]
-    for source, _ in pairs:
-        source.write(b"\x5a" * num_bytes)
+def _memory(seconds: float) -> Memory:
+    share = available_host_bytes() // _BUFFER_SHARE // 2 // _LEAST_BUFFER_BYTES * _LEAST_BUFFER_BYTES
+    num_bytes = max(_LEAST_BUFFER_BYTES, min(_BUFFER_BYTES, share))
+    source, target = mapped(num_bytes), mapped(num_bytes)
+    source.write(b"\x5a" * num_bytes)
+    target.write(bytes(num_bytes))
     allocator = allocator_of_process()
     return Memory(
         **system.memory_figures(),
-        copy_bytes_per_second=_copy_speed(pairs[:1], seconds / 3),
-        copy_all_bytes_per_second=_copy_speed(pairs, seconds / 3),
-        fresh_bytes_per_second=_fresh_speed(memoryview(pairs[0][0]), seconds / 3),
+        copy_bytes_per_second=_copy_speed(source, lambda: target, seconds / 2),
+        fresh_bytes_per_second=_copy_speed(source, lambda: mapped(num_bytes), seconds / 2),
         allocator=allocator.name,
         allocator_left_alone=allocator.left_alone or None,
     )
 
 
-def _buffer_bytes(num_buffers: int) -> int:
-    """The length of a buffer, in whole huge pages, so that all buffers leave most of the available memory."""
-    share = available_host_bytes() // _BUFFER_SHARE // num_buffers // _LEAST_BUFFER_BYTES * _LEAST_BUFFER_BYTES
-    return max(_LEAST_BUFFER_BYTES, min(_BUFFER_BYTES, share))
-
-
-def _copy_speed(pairs: list[tuple[mmap.mmap, mmap.mmap]], seconds: float) -> float:
-    moved_bytes = [0] * len(pairs)
-    for source, target in pairs:
-        copy_memory(memoryview(target), memoryview(source))  # the first copy makes the kernel find the pages
-    began_at = time.monotonic()
-
-    def run(number: int) -> None:
-        source, target = memoryview(pairs[number][0]), memoryview(pairs[number][1])
-        while time.monotonic() < began_at + seconds or not moved_bytes[number]:
-            copy_memory(target, source)
-            moved_bytes[number] += len(source)
-
-    for thread in [start_thread(partial(run, number), "tierstore-doctor") for number in range(len(pairs))]:
-        thread.join()
-    return sum(moved_bytes) / (time.monotonic() - began_at)
-
-
-def _fresh_speed(source: memoryview, seconds: float) -> float:
+def _copy_speed(source: mmap.mmap, target: Callable[[], mmap.mmap], seconds: float) -> float:
     moved_bytes, used_seconds = 0, 0.0
     while used_seconds < seconds:
-        fresh = mapped(len(source))
+        into = memoryview(target())
         began_at = time.monotonic()
-        copy_memory(memoryview(fresh), source)
+        copy_memory(into, memoryview(source))
         used_seconds += time.monotonic() - began_at
         moved_bytes += len(source)
     return moved_bytes / used_seconds
-
-
-def _huge_pages() -> HugePages:
-    num_bytes = _buffer_bytes(2)
-    free_bytes, free_share = system.free_in_pieces(_HUGE_ORDER)
-    memory = mapped(num_bytes)
-    address = address_of(memoryview(memory))
-    before_bytes = system.huge_bytes_at(address)  # of neighbours in the same mapping
-    memory.write(bytes(num_bytes))
-    after_bytes = system.huge_bytes_at(address)
-    granted_share = None
-    if before_bytes is not None and after_bytes is not None:
-        granted_share = max(0.0, min(1.0, (after_bytes - before_bytes) / num_bytes))
-    return HugePages(
-        enabled=system.huge_page_setting("enabled"),
-        shared=system.huge_page_setting("shmem_enabled"),
-        granted_share=granted_share,
-        collapses=_collapses(num_bytes),
-        free_bytes=free_bytes,
-        free_share=free_share,
-    )
-
-
-def _collapses(num_bytes: int) -> bool:
-    descriptor = os.memfd_create("tierstore-doctor", os.MFD_CLOEXEC)
-    try:
-        os.ftruncate(descriptor, num_bytes)
-        with mmap.mmap(descriptor, num_bytes) as window:
-            window.write(bytes(num_bytes))
-            make_pages_huge(descriptor, num_bytes)
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
-    return True
 
 
 # --- accelerators -----------------------------------------------------------------------------------------------------
@@ -181,7 +113,7 @@ def measure_accelerators(seconds: float, memory_bytes: int = _DEVICE_BUFFER_BYTE
     """Look for accelerators, and measure copies both ways on each in turn, through a slab like a store's. Never fails.
 
     Blocks for `seconds`, beside the time that drivers take to start. torch is imported only if an accelerator's driver
-    has made its device files. `memory_bytes`: the most that the buffer in host memory may take.
+    has made its device files. `memory_bytes`: the most for the buffer in host memory.
     """
     if not has_driver():
         return AcceleratorState(note="no driver of an accelerator has made device files in /dev")

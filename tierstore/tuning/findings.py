@@ -22,22 +22,17 @@ MIB, GIB = 2**20, 2**30
 _LITTLE_SPACE_BYTES = 16 * GIB
 _USELESS_DRIVE, _SLOW_DRIVE = 200e6, 1e9  # bytes per second; a SATA drive does 500 MB/s
 _SLOW_ANSWER_SECONDS = 5e-3
-_SPINNING_SECONDS = 1e-3  # a drive that really rotates takes longer
-_MOST_SPINNING = 300e6  # bytes per second; no single rotating drive moves more
 _IN_MEMORY = ("tmpfs", "ramfs")
 _NETWORK = (
     "9p", "afs", "beegfs", "ceph", "cifs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "orangefs", "smb3", "smbfs",
     "fuse.ceph", "fuse.glusterfs", "fuse.gcsfuse", "fuse.s3fs", "fuse.sshfs",
 )  # fmt: skip
-_SLOW_FIRST_WRITE = 0.6  # of the speed afterwards
 _FOREIGN_SHARE = 0.2  # of what the device moved
 _BUSY_SHARE = 0.5  # of the cores
 _RATED_DRIVE_WRITES = 600  # in a life: what drives for desktops are usually warranted for
 _SHORT_LIFE_DAYS = 365.0
 _USELESS_MEMORY_BYTES, _LITTLE_MEMORY_BYTES = 512 * MIB, 4 * GIB
 _SWAPPED_SHARE = 0.05  # of memory
-_SLOW_COPY = 2e9
-_FEW_HUGE_PAGES = 0.5
 _SEGMENT_BYTES = GIB  # size of an extent file; each takes a descriptor
 _OTHER_DESCRIPTORS = 64  # what else a training process has open
 _SLOW_LINK = 6e9  # PCIe 3.0 with 8 lanes
@@ -68,8 +63,7 @@ _problem, _warning, _note = partial(_finding, "problem"), partial(_finding, "war
 def findings_of(machine: Measurements) -> tuple[Finding, ...]:
     """Every finding about a machine, the worst first; within a severity in the order of the checks."""
     checks: tuple[Callable[[Measurements], _Found], ...] = (
-        _room, _place, _speed, _latency, _accelerators, _memory, _huge_pages, _cores_and_files, _daemon,
-        _worth_of_figures, _wear,
+        _room, _place, _speed, _accelerators, _memory, _cores_and_files, _daemon, _others, _wear,
     )  # fmt: skip
     found = [finding for check in checks for finding in check(machine)]
     return tuple(sorted(found, key=lambda finding: ("problem", "warning", "note").index(finding.severity)))
@@ -128,54 +122,31 @@ def _place(machine: Measurements) -> _Found:
 
 
 def _speed(machine: Measurements) -> _Found:
-    write, read = fastest(machine.drive.writes), fastest(machine.drive.reads)
-    if write is None or read is None:
-        return
-    figures = f"The drive writes {rate(write)} and reads {rate(read)} at best"
-    if min(write, read) < _USELESS_DRIVE:
-        yield _problem(
-            "drive-very-slow",
-            f"{figures}: to write and read a gigabyte takes {1e9 / write + 1e9 / read:.0f} s; training waits for it.",
-            "Use a local NVMe drive, or give more host_bytes, so that the store spills little.",
-        )
-    elif min(write, read) < _SLOW_DRIVE:
-        yield _warning(
-            "drive-slow",
-            f"{figures}. One NVMe drive is two to five times as fast.",
-            "Give host_bytes all memory that training does not need. Steps that save much in little time may wait.",
-        )
-
-
-def _may_spin(drive: Drive) -> bool:
-    """Whether it may be a rotating one: the kernel says so (as of many virtual drives), it is slow to answer, and moves
-    no more bytes than a rotating one can."""
-    is_late = (drive.read_latency_seconds or 0.0) > _SPINNING_SECONDS
-    bytes_per_second = max(fastest(drive.writes) or 0.0, fastest(drive.reads) or 0.0)
-    return bool(drive.is_rotational) and is_late and bytes_per_second <= _MOST_SPINNING
-
-
-def _latency(machine: Measurements) -> _Found:
-    """The latency of a busy machine does not tell whether a drive rotates."""
-    drive, is_busy = machine.drive, is_shared(machine)
-    slowest_seconds = max(drive.write_latency_seconds or 0.0, drive.read_latency_seconds or 0.0)
-    if _may_spin(drive) and not is_busy:
-        yield _warning(
-            "spinning-drive",
-            f"This is a hard disk: reading 4 KiB takes {1e3 * (drive.read_latency_seconds or 0.0):.1f} ms.",
-            "Use a flash drive, or raise min_bytes, so that only large tensors go there.",
-        )
-    elif slowest_seconds > _SLOW_ANSWER_SECONDS:
+    drive, write, read = machine.drive, fastest(machine.drive.writes), fastest(machine.drive.reads)
+    if write is not None and read is not None:
+        figures = f"The drive writes {rate(write)} and reads {rate(read)} at best"
+        if min(write, read) < _USELESS_DRIVE:
+            seconds = 1e9 / write + 1e9 / read
+            yield _problem(
+                "drive-very-slow",
+                f"{figures}: to write and read a gigabyte takes {seconds:.0f} s; training waits for it.",
+                "Use a local NVMe drive, or give more host_bytes, so that the store spills little.",
+            )
+        elif min(write, read) < _SLOW_DRIVE:
+            yield _warning(
+                "drive-slow",
+                f"{figures}. One NVMe drive is two to five times as fast.",
+                "Give host_bytes all memory that training does not need. Steps that save much in little time may wait.",
+            )
+    answer_seconds = max(drive.write_latency_seconds or 0.0, drive.read_latency_seconds or 0.0)
+    if answer_seconds > _SLOW_ANSWER_SECONDS:
+        is_busy = _is_drive_shared(drive) or _are_cores_shared(machine)
         yield _warning(
             "drive-answers-late",
-            f"The drive needs {1e3 * slowest_seconds:.1f} ms to answer a request of 4 KiB."
+            f"The drive needs {1e3 * answer_seconds:.1f} ms to answer a request of 4 KiB."
             + " Other processes used the machine meanwhile." * is_busy,
             _IS_IDLE if is_busy else "Raise min_bytes, so that only large tensors go there.",
         )
-
-
-def is_shared(machine: Measurements) -> bool:
-    """Whether others used the drive (if it counts what it moves) or the cores: then latencies say little."""
-    return _is_drive_shared(machine.drive) or _are_cores_shared(machine)
 
 
 def _is_drive_shared(drive: Drive) -> bool:
@@ -190,15 +161,9 @@ def _measured_bytes(drive: Drive) -> int:
     return sum(each.measured_bytes for each in (*drive.writes, *drive.reads)) + drive.span_bytes
 
 
-def _worth_of_figures(machine: Measurements) -> _Found:
-    drive, write = machine.drive, fastest(machine.drive.writes)
-    if drive.num_left_out:
-        yield _note(
-            "partly-measured",
-            f"{drive.num_left_out} of the combinations of block size and depth were not measured: the drive is slow, "
-            f"or there is too little space or memory. {format_bytes(drive.span_bytes)} of the drive were used.",
-        )
-    if write is not None and _is_drive_shared(drive):
+def _others(machine: Measurements) -> _Found:
+    drive = machine.drive
+    if drive.writes and _is_drive_shared(drive):
         yield _note(
             "drive-shared",
             f"Other processes used the drive during the measurement: it moved {format_bytes(drive.device_bytes or 0)}, "
@@ -212,18 +177,12 @@ def _worth_of_figures(machine: Measurements) -> _Found:
             f"were ready to run on {machine.processor.usable_cores:g} cores.",
             _IS_IDLE,
         )
-    if write is not None and (drive.first_write_bytes_per_second or write) < _SLOW_FIRST_WRITE * write:
-        yield _note(
-            "first-write-slow",
-            f"The drive writes {rate(drive.first_write_bytes_per_second or 0.0)} into new space, {rate(write)} into "
-            "space that was written before. So the first step is slower than later steps, which use the same space.",
-        )
 
 
 def _wear(machine: Measurements) -> _Found:
     """Of a flash drive of one's own (virtual ones report no model) that the store alone could wear out in a year."""
     drive, write = machine.drive, fastest(machine.drive.writes)
-    if write is None or drive.size_bytes is None or drive.model is None or _may_spin(drive):
+    if write is None or drive.size_bytes is None or drive.model is None or drive.is_rotational:
         return
     days = _RATED_DRIVE_WRITES * drive.size_bytes / (write * DAY_SECONDS)
     if days < _SHORT_LIFE_DAYS:
@@ -257,12 +216,6 @@ def _memory(machine: Measurements) -> _Found:
             f"{format_bytes(memory.swap_used_bytes)} are swapped out, and training may need some of that memory.",
             "Keep host_bytes below the memory that is really free: the store spills faster than the kernel swaps.",
         )
-    if memory.copy_bytes_per_second < _SLOW_COPY:
-        yield _warning(
-            "memory-slow",
-            f"One core copies memory at {rate(memory.copy_bytes_per_second)}, which slows down each restore.",
-            "Look for other processes that use memory bandwidth, on this machine or beside this virtual machine.",
-        )
     if memory.allocator_left_alone is not None:
         yield _note(
             "memory-not-returned",
@@ -270,29 +223,11 @@ def _memory(machine: Measurements) -> _Found:
             f"{memory.allocator_left_alone}. The process may then not shrink by what the store moves out.",
             "docs/how_to/memory_on_cpu.md lists the settings that matter.",
         )
-
-
-def _huge_pages(machine: Measurements) -> _Found:
-    pages = machine.huge_pages
-    if pages.enabled in (None, "never"):
+    if memory.huge_pages in (None, "never"):
         yield _warning(
             "no-huge-pages",
             "The kernel gives no huge pages (transparent_hugepage/enabled): transfers are up to a third slower.",
             "As root: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
-        )
-    elif pages.granted_share is not None and pages.granted_share < _FEW_HUGE_PAGES:
-        left = "" if pages.free_bytes is None else f" ({format_bytes(pages.free_bytes)} are free in such pieces)"
-        yield _warning(
-            "memory-fragmented",
-            f"Only {pages.granted_share:.0%} of a buffer got the huge pages it asked for: memory is fragmented{left}.",
-            "As root: echo 1 > /proc/sys/vm/compact_memory; or raise the limit of the control group, if there is one.",
-        )
-    if not pages.collapses and pages.shared in (None, "never"):
-        yield _note(
-            "window-in-small-pages",
-            "The window that a client shares with a daemon gets no huge pages, neither by itself nor on request "
-            "(MADV_COLLAPSE, Linux 6.1): its transfers take up to twice as long.",
-            "As root: echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled; or use an embedded store.",
         )
 
 

@@ -17,10 +17,8 @@ class Drive(Struct, frozen=True, kw_only=True):
         io_mode: how a store would read and write there: "O_DIRECT", or "buffered" and why.
         free_bytes: what this user may still write.
         span_bytes: size of the file that was measured on; 0: there was none.
-        first_write_bytes_per_second: into space that was only reserved; all others: over space written before.
         write_latency_seconds, read_latency_seconds: of 4 KiB, one at a time, the median.
         device_bytes: moved by the device meanwhile, for all processes.
-        num_left_out: combinations that would have taken too long on this drive, or too much space.
         error: what went wrong at the drive; None: nothing.
     """
 
@@ -31,16 +29,13 @@ class Drive(Struct, frozen=True, kw_only=True):
     model: str | None
     size_bytes: int | None
     is_rotational: bool | None
-    total_bytes: int
     free_bytes: int
     span_bytes: int = 0
-    first_write_bytes_per_second: float | None = None
     write_latency_seconds: float | None = None
     read_latency_seconds: float | None = None
     writes: tuple[Transfer, ...] = ()
     reads: tuple[Transfer, ...] = ()
     device_bytes: int | None = None
-    num_left_out: int = 0
     error: str | None = None
 
 
@@ -51,41 +46,20 @@ class Memory(Struct, frozen=True, kw_only=True):
         available_bytes: what this process could still take, within its cgroups' limits.
         limit_bytes: the lowest limit of its memory cgroups; None: none is set.
         copy_bytes_per_second: of one thread, between buffers that it has used before.
-        copy_all_bytes_per_second: of a thread on each core (eight at most), together.
         fresh_bytes_per_second: of one thread that writes to memory it has not used before.
+        huge_pages: the kernel's setting for private memory; None: it has none.
         allocator_left_alone: why a store does not make it return freed memory; None: the store does.
     """
 
     total_bytes: int
     available_bytes: int
     limit_bytes: int | None
-    swap_total_bytes: int
     swap_used_bytes: int
-    shm_total_bytes: int | None
-    shm_free_bytes: int | None
     copy_bytes_per_second: float
-    copy_all_bytes_per_second: float
     fresh_bytes_per_second: float
+    huge_pages: str | None
     allocator: str
     allocator_left_alone: str | None
-
-
-class HugePages(Struct, frozen=True, kw_only=True):
-    """Transparent huge pages. They save work: a transfer takes one entry in the device's queue per piece of memory.
-
-    Attributes:
-        enabled, shared: the kernel's settings for private and for shared memory; None: it has none.
-        granted_share: share of a new private buffer that became huge pages on request, 0 to 1.
-        collapses: whether a client's window became huge pages when asked afterwards (MADV_COLLAPSE).
-        free_bytes, free_share: free memory in pieces of a huge page or longer.
-    """
-
-    enabled: str | None
-    shared: str | None
-    granted_share: float | None
-    collapses: bool
-    free_bytes: int | None
-    free_share: float | None
 
 
 class Processor(Struct, frozen=True, kw_only=True):
@@ -134,12 +108,10 @@ class Measurements(Struct, frozen=True, kw_only=True):
     """All measurements of one machine, which took `seconds`. `num_trainers`: processes that will share it:
     LOCAL_WORLD_SIZE, else one for each accelerator, else 1."""
 
-    kernel: str
     num_trainers: int
     seconds: float
     drive: Drive
     memory: Memory
-    huge_pages: HugePages
     processor: Processor
     limits: Limits
     codecs: tuple[CodecSpeed, ...]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.console import Console, Group
@@ -22,7 +22,7 @@ from ..plain_text import plain
 from .examine import NUM_EXAMINED
 from .program import Program
 from .tune import TuningPlan, measure_machine, tune
-from .tuned import Candidate, Tuned
+from .tuned import Tuned
 
 _MOST_SILENT_SECONDS = 10.0
 """A stage without trials tells how far it is after this time."""
@@ -102,7 +102,7 @@ class _Lines:
 
 
 def tuned_view(tuned: Tuned) -> Group:
-    """Tables of measurements and settings, and the outcome."""
+    """The candidates in a table, best in bold, and the outcome."""
     until = "" if tuned.found.is_whole else " before --search-seconds ran out"
     notes = [f"{len(tuned.found.predicted)} settings were simulated{until}."]
     if tuned.link is not None:
@@ -119,43 +119,44 @@ def tuned_view(tuned: Tuned) -> Group:
 def _steps(tuned: Tuned) -> Table:
     rounds = max(len(each.step_seconds) for each in tuned.candidates)
     reference = next(each for each in tuned.candidates if each.is_allowed)
-    title = f"Step time in seconds (measured: median of {rounds} rounds)"
-    table = _table(title, "predicted", "measured", "least to most", f"relative to\n{reference.label}")
+    rows = []
     for each in tuned.candidates:
-        seconds = each.step_seconds
-        cells = (
-            _figure(each.predicted_seconds),
-            "failed" if each.failure is not None else _figure(each.median_seconds),
-            f"{min(seconds):.4f} to {max(seconds):.4f}" if seconds else "-",
-            f"{statistics.median(each.ratios_to(reference)):.2f}" if each.median_seconds else "-",
-        )
-        table.add_row(each.label, *cells, style=_style(each, tuned))
-    return table
+        seconds, ratios = each.step_seconds, each.ratios_to(reference)
+        measured = "failed" if each.failure is not None else _figure(each.median_seconds)
+        spread = f"{min(seconds):.4f} to {max(seconds):.4f}" if seconds else "-"
+        relative = f"{statistics.median(ratios):.2f}" if ratios else "-"
+        rows.append((_figure(each.predicted_seconds), measured, spread, relative))
+    title = f"Step time in seconds (measured: median of {rounds} rounds)"
+    return _table(tuned, title, ("predicted", "measured", "least to most", f"relative to\n{reference.label}"), rows)
 
 
 def _settings(tuned: Tuned) -> Table:
     """What the candidates may differ in. All of their settings are in the file, and in the output of --json."""
-    on_device = ("on device",) if tuned.link is not None else ()
-    table = _table("Settings", "host", "staging", "codec", "prefetch", "depth", *on_device)
-    for each in tuned.candidates:
-        settings = each.settings
-        sizes = format_bytes(settings.host_bytes), format_bytes(settings.staging_bytes)
-        held = (format_bytes(each.device_bytes),) if on_device else ()
-        cells = (*sizes, settings.codec, settings.prefetch, str(settings.io_depth), *held)
-        table.add_row(each.label, *cells, style=_style(each, tuned))
-    return table
+    columns = ("host", "staging", "codec", "prefetch", "depth", "on device")
+    rows = [
+        (
+            format_bytes(each.settings.host_bytes),
+            format_bytes(each.settings.staging_bytes),
+            each.settings.codec,
+            each.settings.prefetch,
+            str(each.settings.io_depth),
+            format_bytes(each.device_bytes),
+        )
+        for each in tuned.candidates
+    ]
+    num_columns = len(columns) - (tuned.link is None)
+    return _table(tuned, "Settings", columns[:num_columns], [row[:num_columns] for row in rows])
 
 
-def _table(title: str, *columns: str) -> Table:
+def _table(tuned: Tuned, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """A row for each candidate."""
     table = Table(title=title, title_justify="left", box=None, padding=(0, 0, 0, 2), pad_edge=False)
     table.add_column("", no_wrap=True)
     for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
+    for each, cells in zip(tuned.candidates, rows, strict=True):
+        table.add_row(each.label, *cells, style="bold" if each is tuned.chosen else "")
     return table
-
-
-def _style(candidate: Candidate, tuned: Tuned) -> str:
-    return "bold" if candidate is tuned.chosen else ""
 
 
 def _figure(seconds: float | None) -> str:

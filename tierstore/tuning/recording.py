@@ -16,8 +16,8 @@ from ..errors import ConfigError
 from ..simulator import Action, Compute, Workload
 from ..simulator import Pack as PackAction
 from ..simulator import Unpack as UnpackAction
-from ..simulator.from_hardware import CALL_SECONDS_PER_RECORD
 from ..simulator.from_trace import workload_of
+from ..simulator.hardware import CALL_SECONDS_PER_RECORD
 from ..store.trial import TracedStore
 from ..tracing.events import Computed, Gone, Pack, Restore, Scope, ScopeEnd, Spill
 from ..tracing.reader import RecordedTrace, read_trace

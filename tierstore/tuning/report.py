@@ -3,34 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
 
 from msgspec import Struct
 
-from ..base.config import format_bytes, parse_size
+from ..base.config import format_bytes
 from ..base.toml_file import toml_value
 from ..hardware import HARDWARE_VERSION, DriveHardware, Hardware, HostHardware
 from ..plain_text import plain
-from .findings import Finding, findings_of, is_shared, unfit_because
-from .measurements import Measurements, fastest
+from .findings import Finding, findings_of, unfit_because
+from .measurements import Measurements
 
-REPORT_VERSION = 1
+REPORT_VERSION = 2
 """Version of the output of `tierstore doctor --json`. Within a version fields may be added; none changes or goes."""
 
 MIB, GIB = 2**20, 2**30
 
 _ROUND_BYTES = 64 * MIB
-_USUAL_STAGING_BYTES, _LEAST_STAGING_BYTES = 112 * MIB, 16 * MIB
-_STAGING_SHARE = 16
-_USUAL_MIN_BYTES, _MOST_MIN_BYTES = MIB, 16 * MIB
 
 
 class Setting(Struct, frozen=True, kw_only=True):
-    """One argument of `TierStore`, `TierStore.connect` or `tiered_offload`, by its table in a configuration file."""
+    """One argument of `TierStore` or `TierStore.connect`."""
 
-    table: Literal["store", "offload"]
     name: str
-    value: str | int | None
+    value: str
     reason: str
 
 
@@ -87,11 +82,9 @@ def hardware_of(machine: Measurements) -> Hardware | None:
 
 
 def settings_of(machine: Measurements) -> tuple[Setting, ...]:
-    """The settings about which there is something to say. What stays at its default is left out."""
-    store = [*_place(machine), _host_bytes(machine), *_staging_bytes(machine)]
-    settings = [Setting(table="store", name=name, value=value, reason=why) for name, value, why in store]
-    offload = [Setting(table="offload", name=name, value=value, reason=why) for name, value, why in _min_bytes(machine)]
-    return (*settings, *offload)
+    """Where to store, and how much memory to give. All else stays at its default."""
+    found = (*_place(machine), _host_bytes(machine))
+    return tuple(Setting(name=name, value=value, reason=reason) for name, value, reason in found)
 
 
 def _place(machine: Measurements) -> Iterator[tuple[str, str, str]]:
@@ -110,49 +103,25 @@ def _host_bytes(machine: Measurements) -> tuple[str, str, str]:
     else:
         share, part, why = 4, "a quarter", "training itself needs memory here"
     among = "" if trainers == 1 else f", for {trainers} trainers"
-    value = _size(available_bytes // share // trainers)
-    if parse_size(value, "host_bytes"):
+    host_bytes = available_bytes // share // trainers // _ROUND_BYTES * _ROUND_BYTES
+    value = f"{host_bytes // GIB}GiB" if host_bytes and not host_bytes % GIB else f"{host_bytes // MIB}MiB"
+    if host_bytes:
         outcome = "a step that saves less than this keeps all of it in memory and stores nothing on the drive"
     else:
         outcome = f"that is less than {format_bytes(_ROUND_BYTES)}, so a step stores everything on the drive"
     return "host_bytes", value, f"{part} of the {format_bytes(available_bytes)} available{among}: {why}; {outcome}"
 
 
-def _staging_bytes(machine: Measurements) -> Iterator[tuple[str, str, str]]:
-    available_bytes = machine.memory.available_bytes // machine.num_trainers
-    staging_bytes = max(_LEAST_STAGING_BYTES, available_bytes // _STAGING_SHARE)
-    if not machine.daemon.keeps_directory and staging_bytes < _USUAL_STAGING_BYTES:
-        reason = f"a sixteenth of the {format_bytes(available_bytes)} of memory for a trainer, not the usual 112 MiB"
-        yield "staging_bytes", _size(staging_bytes, MIB), reason
-
-
-def _min_bytes(machine: Measurements) -> Iterator[tuple[str, str, str]]:
-    """The smallest tensor worth moving, where that is more than usual: below it, the drive's latency takes longer than
-    moving the bytes. The latency of a busy machine says little."""
-    drive = machine.drive
-    speeds = [speed for speed in (fastest(drive.writes), fastest(drive.reads)) if speed is not None]
-    answer_seconds = max(drive.write_latency_seconds or 0.0, drive.read_latency_seconds or 0.0)
-    moved_bytes = int(answer_seconds * min(speeds, default=0.0))
-    value = min(1 << moved_bytes.bit_length(), _MOST_MIN_BYTES)
-    if value > _USUAL_MIN_BYTES and not is_shared(machine):
-        reason = f"while the drive answers ({1e3 * answer_seconds:.2g} ms) it could move {format_bytes(moved_bytes)}"
-        yield "min_bytes", _size(value, MIB), reason
-
-
-def _size(num_bytes: int, round_bytes: int = _ROUND_BYTES) -> str:
-    num_bytes = num_bytes // round_bytes * round_bytes
-    return f"{num_bytes // GIB}GiB" if num_bytes and not num_bytes % GIB else f"{num_bytes // MIB}MiB"
-
-
 def config_text(settings: tuple[Setting, ...]) -> str:
     """A file for `TierStore.from_config` and `tiered_offload.from_config`, each line with its reason."""
-    titles = {"store": "TierStore.from_config(this file)", "offload": "tiered_offload.from_config(store, this file)"}
-    lines = ["# Written by tierstore doctor: what it recommends for the machine that it measured."]
-    for table, title in titles.items():
-        lines += ["", f"[{table}]  # {title}"]
-        if table == "store" and not {"path", "connect"} & {setting.name for setting in settings}:
-            lines += ["", "# path: give one yourself; the directory that was measured is not fit for a store"]
-        for each in settings:
-            if each.table == table:
-                lines += ["", f"# {plain(each.reason)}", f"{each.name} = {toml_value(each.value)}"]
+    lines = [
+        "# Written by tierstore doctor: what it recommends for the machine that it measured.",
+        "",
+        "[store]  # TierStore.from_config(this file)",
+    ]
+    if not {"path", "connect"} & {setting.name for setting in settings}:
+        lines += ["", "# path: give one yourself; the directory that was measured is not fit for a store"]
+    for each in settings:
+        lines += ["", f"# {plain(each.reason)}", f"{each.name} = {toml_value(each.value)}"]
+    lines += ["", "[offload]  # tiered_offload.from_config(store, this file)"]
     return "\n".join(lines) + "\n"

@@ -8,10 +8,10 @@ shallower queues and other limits of LMDB were never faster (docs/project/intern
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Any, Literal
+from typing import Literal
 
 from .settings import LEAST_STAGING_BYTES, USUAL_STAGING_BYTES, TrialSettings, working_bytes
 
@@ -40,12 +40,13 @@ class Space:
     def most_host_bytes(self, staging_bytes: int, io_depth: int) -> int:
         return self.memory_bytes - staging_bytes - working_bytes(io_depth)
 
-    def hosts(self, staging_bytes: int, io_depth: int) -> Sequence[int]:
-        most = self.most_host_bytes(staging_bytes, io_depth)
+    def hosts(self, settings: TrialSettings) -> Sequence[int]:
+        most = self.most_host_bytes(settings.staging_bytes, settings.io_depth)
         return sorted({int(min(most, self.saved_bytes) * share) for share in _SHARES} | {most})
 
-    @property
-    def devices(self) -> Sequence[int]:
+    def devices(self, settings: TrialSettings) -> Sequence[int | Literal["auto"]]:
+        if not self.device_bytes:
+            return [settings.device_bytes]
         return sorted({int(self.device_bytes * share) for share in _SHARES})
 
     def windows(self) -> Sequence[int]:
@@ -55,24 +56,11 @@ class Space:
 
 @dataclass(frozen=True)
 class Found:
-    """The result of a search.
-
-    Attributes:
-        predicted: step seconds of all settings that were tried; None: the step would fail, or the time is not known.
-        hosts, downs: axes of the grid: `host_bytes`, and the setting `down`. Other settings are as in `start`.
-        is_whole: it was not cut short.
-        down: "device_bytes" if it was searched.
-    """
+    """The result of a search. `predicted`: step seconds of all settings that were tried; None: the step would fail, or
+    the time is not known. `is_whole`: it was not cut short."""
 
     predicted: Mapping[TrialSettings, float | None]
-    hosts: Sequence[int]
-    downs: Sequence[int | None]
-    start: TrialSettings
     is_whole: bool
-    down: Literal["lookahead_bytes", "device_bytes"] = "lookahead_bytes"
-
-    def at(self, host_bytes: int, down: int | None) -> float | None:
-        return self.predicted.get(_with(self.start, {"host_bytes": host_bytes, self.down: down}))
 
     def best(self, number: int) -> list[TrialSettings]:
         """At most `number` settings that are worth measuring: the best; the fastest, if that is another, with more
@@ -98,42 +86,28 @@ def search(space: Space, known: Sequence[TrialSettings], predict: Predict, goes_
     """
     start = replace(known[0], prefetch="learned", lookahead_bytes=None)
     predicted = {settings: predict(settings) for settings in known}
-
-    def try_all(candidates: Iterable[TrialSettings]) -> bool:
+    devices = space.devices(start)[::-1]
+    candidates = [replace(start, host_bytes=h, device_bytes=d) for d in devices for h in space.hosts(start)]
+    for _ in range(1 + _MOST_PASSES):
         for candidate in candidates:
             if candidate not in predicted:
                 if not goes_on():
-                    return False
+                    return Found(predicted, is_whole=False)
                 predicted[candidate] = predict(candidate)
-        return True
-
-    hosts = space.hosts(start.staging_bytes, start.io_depth)
-    down: Literal["lookahead_bytes", "device_bytes"] = "device_bytes" if space.device_bytes else "lookahead_bytes"
-    downs: Sequence[int | None] = space.devices if space.device_bytes else (None,)
-    is_whole = try_all(_with(start, {"host_bytes": host, down: value}) for value in downs[::-1] for host in hosts)
-    for _ in range(_MOST_PASSES):
-        best = _ranked(predicted)[:1]
-        nearby = [each for each in _nearby(space, best[0]) if each not in predicted] if best else []
-        if not is_whole or not nearby:
-            break
-        is_whole = try_all(nearby)
-    return Found(predicted, hosts, downs, start, is_whole, down)
-
-
-def _with(settings: TrialSettings, changes: Mapping[str, Any]) -> TrialSettings:
-    return replace(settings, **changes)
+        candidates = [nearby for best in _ranked(predicted)[:1] for nearby in _nearby(space, best)]
+    return Found(predicted, is_whole=True)
 
 
 def _nearby(space: Space, best: TrialSettings) -> list[TrialSettings]:
     """Settings that differ from `best` in one value. If the window or the depth changes, `host_bytes` is also tried
     at the most that the limit leaves, and lowered to that if needed."""
     nearby = [replace(best, codec=codec) for codec in CODECS]
-    nearby += [replace(best, device_bytes=device) for device in space.devices if space.device_bytes]
+    nearby += [replace(best, device_bytes=device) for device in space.devices(best)]
     moved = [replace(best, staging_bytes=window) for window in space.windows()]
     for each in moved + [replace(best, io_depth=depth) for depth in IO_DEPTHS]:
         most = space.most_host_bytes(each.staging_bytes, each.io_depth)
         nearby += [replace(each, host_bytes=host) for host in (min(each.host_bytes, most), most) if most >= 0]
-    return nearby + [replace(best, host_bytes=host) for host in space.hosts(best.staging_bytes, best.io_depth)]
+    return nearby + [replace(best, host_bytes=host) for host in space.hosts(best)]
 
 
 def _ranked(predicted: Mapping[TrialSettings, float | None]) -> list[TrialSettings]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..base.config import format_bytes
-from ..base.defaults import NUM_AT_ONCE, NUM_BESIDE_DEVICE
+from ..base.defaults import NUM_AT_ONCE
 from ..disk.scratch import SCRATCH_BYTES
 from ..errors import ConfigError
 from ..simulator import Settings
@@ -57,9 +57,7 @@ class TrialSettings:
             prefetch=self.prefetch,
             lookahead_bytes=self.lookahead_bytes,
             device_bytes=0 if self.device_bytes == AUTO else self.device_bytes,
-            num_turns=self.io_depth,
-            num_spill_lanes=self.io_depth + NUM_BESIDE_DEVICE,
-            num_restore_lanes=self.io_depth + NUM_BESIDE_DEVICE,
+            io_depth=self.io_depth,
         )
 
     def __str__(self) -> str:

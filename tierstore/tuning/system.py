@@ -20,12 +20,11 @@ from .measurements import Daemon, Drive, Limits, Processor
 
 _DAEMON_SECONDS = 3.0
 _SECTOR_BYTES = 512  # the unit of /sys/block/*/size, whatever the device's sectors are
-_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage")
+_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def describe_drive(directory: Path) -> Drive:
     """Describe a writable directory and its drive, without moving any bytes."""
-    status = os.statvfs(directory)
     device = _block_device(directory)
     size = None if device is None else _read(device / "size")
     rotational = None if device is None else _read(device / "queue/rotational")
@@ -37,7 +36,6 @@ def describe_drive(directory: Path) -> Drive:
         model=None if device is None else _read(device / "device/model"),
         size_bytes=int(size) * _SECTOR_BYTES if size and size.isdecimal() else None,
         is_rotational=None if rotational is None else rotational == "1",
-        total_bytes=status.f_blocks * status.f_frsize,
         free_bytes=free_disk_bytes(directory),
     )
 
@@ -59,7 +57,7 @@ def device_bytes(device: str | None) -> int | None:
 
 
 def describe_processor() -> Processor:
-    """Describe the cores."""
+    """Of this process."""
     model = re.search(r"^model name\s*:\s*(.+)$", _read(Path("/proc/cpuinfo")) or "", re.MULTILINE)
     return Processor(
         model=model[1] if model else None,
@@ -71,7 +69,7 @@ def describe_processor() -> Processor:
 
 
 def describe_limits() -> Limits:
-    """Describe the limits of this process."""
+    """Of this process."""
     soft = [resource.getrlimit(number)[0] for number in (resource.RLIMIT_NOFILE, resource.RLIMIT_MEMLOCK)]
     open_files, locked_bytes = (None if limit == resource.RLIM_INFINITY else limit for limit in soft)
     return Limits(open_files=open_files, locked_bytes=locked_bytes)
@@ -82,53 +80,18 @@ def memory_figures() -> dict[str, Any]:
     total_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limits = [limit for limit, _ in memory_cgroup_limits() if limit < total_bytes]
     meminfo = _read(Path("/proc/meminfo")) or ""
+    chosen = re.search(r"\[(.+?)\]", _read(_HUGE_PAGES) or "")  # of "always [madvise] never"
     swap_bytes, free_swap_bytes = (
         int(match[1]) * 1024 if (match := re.search(rf"^{name}:\s+(\d+) kB", meminfo, re.MULTILINE)) else 0
         for name in ("SwapTotal", "SwapFree")
     )
-    try:
-        shm = os.statvfs("/dev/shm")
-    except OSError:
-        shm = None
     return {
         "total_bytes": total_bytes,
         "available_bytes": available_host_bytes(),
         "limit_bytes": min(limits, default=None),
-        "swap_total_bytes": swap_bytes,
         "swap_used_bytes": swap_bytes - free_swap_bytes,
-        "shm_total_bytes": None if shm is None else shm.f_blocks * shm.f_frsize,
-        "shm_free_bytes": None if shm is None else shm.f_bavail * shm.f_frsize,
+        "huge_pages": chosen[1] if chosen else None,
     }
-
-
-def huge_page_setting(name: str) -> str | None:
-    """The chosen word of a file such as "always [madvise] never"; None: the kernel has no such setting."""
-    chosen = re.search(r"\[(.+?)\]", _read(_HUGE_PAGES / name) or "")
-    return chosen[1] if chosen else None
-
-
-def huge_bytes_at(address: int) -> int | None:
-    """Bytes in huge pages of the mapping that holds `address` (proc(5), /proc/PID/smaps); None: not known."""
-    inside = False
-    for line in (_read(Path("/proc/self/smaps")) or "").splitlines():
-        if bounds := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
-            inside = int(bounds[1], 16) <= address < int(bounds[2], 16)
-        elif inside and line.startswith("AnonHugePages:"):
-            return int(line.split()[1]) * 1024
-    return None
-
-
-def free_in_pieces(order: int) -> tuple[int | None, float | None]:
-    """Free memory in pieces of 2**order pages or longer, in bytes, and its share of all (proc(5), /proc/buddyinfo)."""
-    whole_pages = long_pages = 0
-    for line in (_read(Path("/proc/buddyinfo")) or "").splitlines():
-        counts = [int(count) for count in line.split("zone", 1)[-1].split()[1:]]
-        pages = [count << power for power, count in enumerate(counts)]
-        whole_pages += sum(pages)
-        long_pages += sum(pages[order:])
-    if not whole_pages:
-        return None, None
-    return long_pages * os.sysconf("SC_PAGE_SIZE"), long_pages / whole_pages
 
 
 class _Report(msgspec.Struct):

@@ -20,9 +20,8 @@ from ..base.config import check_directory, format_bytes
 from ..base.interrupts import interrupts_held_back
 from ..errors import ConfigError, StoreFullError
 from ..hardware import AcceleratorLink, Hardware
-from ..simulator import Hardware as SimulatedHardware
-from ..simulator import Workload, fit, simulate, steady_seconds
-from ..simulator.from_hardware import hardware_of
+from ..simulator import Workload, simulate
+from ..simulator.hardware import hardware_of
 from .codecs import sample_data_of_kind
 from .examine import NUM_EXAMINED, examine, measure_accelerators
 from .measurements import rate
@@ -34,7 +33,6 @@ from .settings import AUTO, LEAST_STAGING_BYTES, StoreLimits, TrialSettings, def
 from .tuned import AS_IT_IS, Candidate, Tuned, choose
 
 _NUM_SIMULATED_STEPS = 3
-_NUM_SIMULATED_FOR_FIT = 20
 _MACHINE_SECONDS, _LINK_SECONDS = 10.0, 1.0
 """Enough for the speeds that a simulation needs."""
 
@@ -45,7 +43,6 @@ Raises TrialFailedError, and ConfigError where no trial can be run at all."""
 
 Measure = Callable[[Path], Hardware]
 """Describes the machine of a store's directory. Blocks."""
-
 
 TuningProgress = Callable[..., None]
 """Receives progress: (stage, done, total=None, what=""). `done` of `total` (None: not known) parts of a stage are over;
@@ -91,14 +88,15 @@ def tune(run: Run, measure: Measure, plan: TuningPlan, progress: TuningProgress)
     workload = recording.workload()
     if plan.device_bytes is not None and not workload.uses_device:
         raise ConfigError("device_bytes", plan.device_bytes, "leave it out: the step saves nothing on an accelerator")
-    limits = _limits(plan, recording, _saved_bytes(workload))
+    limits = _limits(plan, recording, workload)
     defaults = default_settings(limits.memory_bytes)
     defaults = replace(defaults, device_bytes=limits.device_bytes if workload.uses_device else settings.device_bytes)
     known = [settings, defaults] if limits.allow(settings, recording.device_bytes) else [defaults]
-    described = measure(Path(place))
-    link = _link_of(described, workload)
-    machine = _machine_of(described, link, workload, recording, plan.search_seconds)
-    found = _search(workload, machine, recording.num_ranks, known, limits, plan.search_seconds, progress)
+    described, link = measure(Path(place)), None
+    if workload.uses_device:
+        link = _link_of(described)
+        described = structs.replace(described, accelerators=(link,))
+    found = _search(workload, described, recording.num_ranks, known, limits, plan.search_seconds, progress)
     named = {settings: "defaults" if settings == defaults else AS_IT_IS}
     named.setdefault(defaults, "defaults")
     best = found.best(plan.num_found)
@@ -122,19 +120,13 @@ def tune(run: Run, measure: Measure, plan: TuningPlan, progress: TuningProgress)
     )
 
 
-# --- limits -----------------------------------------------------------------------------------------------------------
-
-
-def _limits(plan: TuningPlan, recording: ProgramRecording, saved_bytes: int) -> StoreLimits:
-    memory_bytes, device_bytes = plan.host_bytes, plan.device_bytes
+def _limits(plan: TuningPlan, recording: ProgramRecording, workload: Workload) -> StoreLimits:
+    memory_bytes = recording.settings.memory_bytes if plan.host_bytes is None else plan.host_bytes
     if plan.limit_bytes is not None:
-        held_bytes = min(recording.settings.memory_bytes, saved_bytes)
+        held_bytes = min(recording.settings.memory_bytes, workload.saved_bytes)
         memory_bytes = memory_within(plan.limit_bytes, recording.resident_bytes, held_bytes)
-    return StoreLimits(
-        recording.settings.memory_bytes if memory_bytes is None else memory_bytes,
-        recording.device_bytes if device_bytes is None else device_bytes,
-        is_for_auto=device_bytes is not None,
-    )
+    device_bytes = recording.device_bytes if plan.device_bytes is None else plan.device_bytes
+    return StoreLimits(memory_bytes, device_bytes, is_for_auto=plan.device_bytes is not None)
 
 
 def memory_within(limit_bytes: int, resident_bytes: int | None, held_bytes: int) -> int:
@@ -152,16 +144,6 @@ def memory_within(limit_bytes: int, resident_bytes: int | None, held_bytes: int)
     return limit_bytes - besides_bytes
 
 
-def _saved_bytes(workload: Workload) -> int:
-    return sum(saved.nbytes for saved in workload.saved if saved.record is None)
-
-
-def _device_bytes(workload: Workload) -> int:
-    """The part of the saved bytes that is on an accelerator and may leave it."""
-    saved = (saved for saved in workload.saved if saved.record is None)
-    return sum(each.nbytes for each in saved if each.on_device and not each.is_shared)
-
-
 # --- the simulated machine --------------------------------------------------------------------------------------------
 
 
@@ -177,10 +159,8 @@ def measure_machine(directory: Path, progress: Callable[[int], None] = lambda do
     return described
 
 
-def _link_of(described: Hardware, workload: Workload) -> AcceleratorLink | None:
-    """The link to the accelerator, measured now if it was not described; None: the step saves nothing there."""
-    if not workload.uses_device:
-        return None
+def _link_of(described: Hardware) -> AcceleratorLink:
+    """The link to the accelerator, measured now if it was not described."""
     links = described.accelerators or measure_accelerators(_LINK_SECONDS).links
     if not links:
         what = "give a file with the link to the accelerator, which could not be measured"
@@ -193,36 +173,9 @@ def _in_words(link: AcceleratorLink) -> str:
     return f"copies to the host at {out}, back at {back}"
 
 
-def _machine_of(
-    described: Hardware, link: AcceleratorLink | None, workload: Workload, recording: ProgramRecording, seconds: float
-) -> SimulatedHardware:
-    kinds = {saved.kind: sample_data_of_kind(saved.kind) for saved in workload.saved}
-    if link is not None:
-        # The host runs ahead of its accelerator, which does not wait for calls of the store.
-        described = structs.replace(described, accelerators=(link,))
-        return replace(hardware_of(described, kinds=kinds), call_seconds_per_record=0.0)
-    return fitted(hardware_of(described, kinds=kinds), workload, recording, seconds)
-
-
-def fitted(
-    hardware: SimulatedHardware, workload: Workload, recording: ProgramRecording, seconds: float
-) -> SimulatedHardware:
-    """The hardware with the contention that the recorded step shows, if half of the time is enough to find it. The
-    recorded compute already contains what training lost to the store, so little contention is found."""
-    if recording.num_ranks > 1:  # the fit does not model ranks that slow each other down
-        return hardware
-    settings, began_at = recording.settings.simulated, time.monotonic()
-    try:
-        steady_seconds(workload, hardware, settings)
-        is_quick = (time.monotonic() - began_at) * _NUM_SIMULATED_FOR_FIT <= seconds / 2
-        return fit(hardware, workload, settings, recording.step_seconds) if is_quick else hardware
-    except StoreFullError:  # the described machine may be another, with a smaller drive
-        return hardware
-
-
 def _search(
     workload: Workload,
-    machine: SimulatedHardware,
+    described: Hardware,
     num_ranks: int,
     known: Sequence[TrialSettings],
     limits: StoreLimits,
@@ -230,6 +183,9 @@ def _search(
     progress: TuningProgress,
 ) -> Found:
     stage, done, ends_at = "simulating settings", count(1), time.monotonic() + seconds
+    machine = hardware_of(described, kinds={saved.kind: sample_data_of_kind(saved.kind) for saved in workload.saved})
+    if workload.uses_device:  # the host runs ahead of its accelerator, which does not wait for calls of the store
+        machine = replace(machine, call_seconds_per_record=0.0)
     progress(stage, 0)
 
     def predicted(settings: TrialSettings) -> float | None:
@@ -244,7 +200,7 @@ def _search(
             return None
         return ranks[0][-1].seconds
 
-    space = Space(limits.memory_bytes, _saved_bytes(workload), min(limits.device_bytes, _device_bytes(workload)))
+    space = Space(limits.memory_bytes, workload.saved_bytes, min(limits.device_bytes, workload.device_bytes))
     found = search(space, known, predicted, lambda: time.monotonic() < ends_at)
     progress(stage, len(found.predicted), len(found.predicted))
     return found

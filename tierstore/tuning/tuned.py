@@ -57,11 +57,8 @@ class Candidate:
         return statistics.median(self.step_seconds) if self.step_seconds and self.failure is None else None
 
     def ratios_to(self, other: Candidate) -> list[float]:
-        return [mine / its for mine, its in zip(self.step_seconds, other.step_seconds, strict=False)]
-
-    def sound_ratios_to(self, other: Candidate) -> list[float]:
-        """The same; empty if it failed, or had too few rounds to prove anything."""
-        ratios = self.ratios_to(other)
+        """By round; empty if it failed, or had too few rounds to prove anything."""
+        ratios = [mine / its for mine, its in zip(self.step_seconds, other.step_seconds, strict=False)]
         return ratios if self.failure is None and len(ratios) >= LEAST_ROUNDS else []
 
     def as_dict(self) -> dict[str, Any]:
@@ -131,13 +128,6 @@ class Tuned:
             "config": self.config,
             "candidates": [each.as_dict() for each in self.candidates],
             "link": self.link,
-            "heat_map": {
-                "host_bytes": list(self.found.hosts),
-                self.found.down: list(self.found.downs),
-                "predicted_seconds": [
-                    [self.found.at(host, down) for host in self.found.hosts] for down in self.found.downs
-                ],
-            },
             "num_simulated": len(self.found.predicted),
         }
 
@@ -153,7 +143,7 @@ def choose(candidates: Sequence[Candidate]) -> tuple[Candidate, str]:
         each
         for each in allowed
         if each.device_bytes < chosen.device_bytes
-        and (ratios := each.sound_ratios_to(chosen))
+        and (ratios := each.ratios_to(chosen))
         and statistics.median(ratios) <= _TIE
     ]
     if not lighter:
@@ -173,7 +163,7 @@ def _fastest(allowed: Sequence[Candidate]) -> tuple[Candidate, str]:
     better = [
         (statistics.median(ratios), each)
         for each in others
-        if (ratios := each.sound_ratios_to(reference)) and max(ratios) < 1
+        if (ratios := each.ratios_to(reference)) and max(ratios) < 1
     ]
     if better:
         gained, best = min(better, key=lambda pair: pair[0])
