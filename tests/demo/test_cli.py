@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tests.command_line import Command, Done, command_of, complaint_of, hear_hangups
-from tierstore.demo import DemoResult, DemoSettings, present
+from tierstore.demo import DemoResult, DemoSettings, compare
 from tierstore.demo.compare import RunReport
 from tierstore.rules.counters import Counters
 from tierstore.store.stats import StoreStats
@@ -200,7 +200,7 @@ def _believe_in(monkeypatch: pytest.MonkeyPatch, digest_with_store: str) -> None
     def run_demo(settings: DemoSettings, **options: object) -> DemoResult:
         return DemoResult(settings, 0, run("one"), run(digest_with_store))
 
-    monkeypatch.setattr(present, "run_demo", run_demo)
+    monkeypatch.setattr(compare, "run_demo", run_demo)
 
 
 def test_demo_gradients_same_prints_table_and_verdict_and_exits_0(
