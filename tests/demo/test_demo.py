@@ -1,28 +1,38 @@
-"""The demo's parts: what compares, what chooses, what is measured; and real runs."""
+"""The demo as a stranger meets it, and its parts: what compares, what chooses, what is measured."""
 
+import json
 import mmap
+import os
 import re
-from collections.abc import Mapping, Sequence
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tierstore.base.config import format_bytes
-from tierstore.demo import DemoFailedError, DemoSettings
-from tierstore.demo.compare import Difference, first_difference, run_training
+from tests.command_line import Command, command_of, complaint_of, hear_hangups
+from tierstore.demo import DemoResult, DemoSettings, compare, run_demo
+from tierstore.demo.compare import first_difference, run_training
 from tierstore.demo.memory import PeakHostMemory, resident_bytes
 from tierstore.demo.model import ByteTransformer, ModelShape, random_batch
 from tierstore.demo.place import file_system_of, store_directory
 from tierstore.demo.settings import load_text
-from tierstore.demo.worker import digest, prepare
-from tierstore.errors import ConfigError
+from tierstore.demo.training import digest, find_device, prepare
+from tierstore.errors import ConfigError, TierStoreError
 
 MIB = 2**20
-SMALL = DemoSettings(steps=2, layers=1, width=64, context=16, batch=1)
+TINY = DemoSettings(steps=1, layers=1, width=64, context=16, batch=1)
+SMALL = DemoSettings(steps=2, layers=8, width=64, context=256, batch=16, device="cpu")
+"""Saves more in a step than a host budget of 1 MiB and the staging window take, so something has to be written."""
+OPTIONS = ("--steps", "2", "--layers", "8", "--width", "64", "--context", "256", "--batch", "16")
 _THREE = [{"loss": "1", "a": "2", "b": "3"}, {"loss": "4", "a": "5", "b": "6"}, {"loss": "7", "a": "8", "b": "9"}]
 
 
@@ -30,13 +40,13 @@ _THREE = [{"loss": "1", "a": "2", "b": "3"}, {"loss": "4", "a": "5", "b": "6"}, 
     ("other", "expected"),
     [
         ([dict(step) for step in _THREE], None),
-        ([_THREE[0], _THREE[1] | {"b": "changed"}, _THREE[2] | {"a": "changed"}], Difference(2, "b")),
-        (_THREE[:2], Difference(3, "loss")),
-        ([{"loss": "1", "b": "3"}, *_THREE[1:]], Difference(1, "a")),
+        ([_THREE[0], _THREE[1] | {"b": "changed"}, _THREE[2] | {"a": "changed"}], (2, "b")),
+        (_THREE[:2], (3, "loss")),
+        ([{"loss": "1", "b": "3"}, *_THREE[1:]], (1, "a")),
     ],
 )
 def test_first_difference_is_of_the_first_step_or_name_that_differs_or_is_missing(
-    other: list[dict[str, str]], expected: Difference | None
+    other: list[dict[str, str]], expected: tuple[int, str] | None
 ) -> None:
     assert first_difference(_THREE, other) == first_difference(other, _THREE) == expected
 
@@ -51,15 +61,13 @@ def test_digest_lowest_bit_flipped_differs() -> None:
     assert digest(tensor.t()) == digest(tensor.t().contiguous())
 
 
-# --- settings, text, place ----------------------------------------------------------------------------------------
+# --- settings, text, place --------------------------------------------------------------------------------------------
 
 
 def test_settings_out_of_range_and_text_that_is_too_short_are_refused(tmp_path: Path) -> None:
     for option in ("steps", "layers", "width", "context", "batch"):
         with pytest.raises(ConfigError, match=f"--{option}=0 "):
             DemoSettings(**{option: 0})
-    with pytest.raises(ConfigError, match=r"--width=100 .*multiple of 64"):
-        DemoSettings(width=100)
     assert len(load_text(None, at_least_bytes=513)) > 100_000
     file = tmp_path / "text"
     file.write_bytes(bytes(17))
@@ -78,9 +86,11 @@ def test_store_directory_is_the_one_given_or_the_first_usual_one_on_a_disk(
     assert store_directory(None) == tmp_path.parent
     assert store_directory("/dev/shm") == Path("/dev/shm")
     assert file_system_of(Path("/proc/self")) == "proc"
+    with pytest.raises(ConfigError, match=r"--device='cpu:x'.*offer: auto, cpu"):
+        find_device("cpu:x")
 
 
-# --- measuring ----------------------------------------------------------------------------------------------------
+# --- measuring --------------------------------------------------------------------------------------------------------
 
 
 def test_peak_host_memory_sees_what_is_freed_again() -> None:
@@ -93,12 +103,6 @@ def test_peak_host_memory_sees_what_is_freed_again() -> None:
         del taken
         assert resident_bytes() < before + 32 * MIB
     assert 60 * MIB <= host.added_bytes < 100 * MIB
-
-
-def test_format_bytes_three_digits_and_a_unit() -> None:
-    sizes = {0: "0 B", 999: "999 B", 1536: "1.5 KiB", 130 * MIB: "130 MiB", 1300 * MIB: "1.27 GiB"}
-    sizes |= {2**21 * MIB: "2.00 TiB"}
-    assert {nbytes: format_bytes(nbytes) for nbytes in sizes} == sizes
 
 
 def test_batch_targets_are_the_next_bytes_and_the_model_looks_only_backwards() -> None:
@@ -137,30 +141,193 @@ def test_demo_calls_all_that_pytorch_leaves_to_mkl_by_one_thread_before_it_train
     names = re.findall(r"^IMPLEMENT_VML_MKL\((\w+), \w+\)", header.read_text(), re.MULTILINE)
     assert names, "PyTorch's header reads otherwise now"
     with _Calls() as calls:
-        prepare(SMALL, torch.device("cpu"))
+        prepare(TINY, torch.device("cpu"))
     assert {(name, dtype) for name in names for dtype in (torch.float32, torch.float64)} <= calls.seen
 
 
-# --- runs in fresh processes --------------------------------------------------------------------------------------
+# --- runs in fresh processes ------------------------------------------------------------------------------------------
 
 
-def test_run_digests_are_those_of_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DemoResult]:
+    """A real demo."""
+    folder, lines = tmp_path_factory.mktemp("demo"), []
+    file = folder / "text"
+    file.write_text("the quick brown fox jumps over the lazy dog\n" * 100)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")  # threads that wait for each other on busy cores take ten times as long
+        yield run_demo(replace(SMALL, text=str(file)), path=str(folder), host_bytes="1MiB", say=lines.append)
+    assert f"The store spills to {folder}" in "\n".join(lines)
+    for line in ("plain: step 1 of 2: ", "plain: step 2 of 2: ", "tierstore: step 2 of 2: "):
+        assert sum(each.startswith(line) for each in lines) == 1
+    assert list(folder.iterdir()) == [file]
 
-    def digests_of(seed: int) -> Sequence[Mapping[str, str]]:
-        events: list[dict[str, Any]] = []
-        digests = run_training("plain", replace(SMALL, seed=seed), told=events.append).digests
-        assert [event.get("step") for event in events] == [None, 1, 2]
-        assert len(digests) == 2
-        return digests
 
-    one, other = (digests_of(seed) for seed in (0, 1))  # with the same seed: `test_cli.py`
-    assert set(one[0]) > {"loss", "head.weight", "blocks.0.mlp.0.bias"}
-    assert first_difference(one, other) == Difference(1, "loss")
+def test_demo_keeps_every_bit_and_another_seed_has_others(ran: DemoResult) -> None:
+    assert ran.difference is None
+    assert ran.plain.losses == ran.stored.losses
+    assert set(ran.plain.digests[0]) > {"loss", "head.weight", "blocks.0.mlp.0.bias"}
+    assert ran.stored.stats is not None
+    assert ran.stored.stats["spilled_bytes"] > 0
+    assert ran.stored.stats["restored_bytes"] > 0
+    other = run_training("plain", replace(ran.settings, seed=1, steps=1), lambda line: None)
+    assert first_difference(ran.plain.digests, other.digests) == (1, "loss")
 
 
-def test_run_that_crashes_says_what_it_wrote(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text("import os\nos.write(2, b'struck by lightning')\nos.abort()\n")
+def test_run_that_crashes_says_how(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import os\nos.abort()\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with pytest.raises(DemoFailedError, match=r"the plain run was ended by SIGABRT; it wrote:\n.*lightning"):
-        run_training("plain", SMALL, told=lambda event: None)
+    with pytest.raises(TierStoreError, match=r"^the plain run was ended by SIGABRT$"):
+        run_training("plain", TINY, lambda line: None)
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def demo(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    return command_of("demo", monkeypatch, capsys)
+
+
+def environment(**changes: str) -> dict[str, str]:
+    return os.environ | {"COLUMNS": "80", "PYTHONPATH": os.pathsep.join(sys.path)} | changes
+
+
+def test_program_has_a_version_and_refuses_what_it_does_not_know(demo: Command) -> None:
+    line = [sys.executable, "-m", "tierstore.cli", "--version"]
+    done = subprocess.run(line, capture_output=True, text=True, check=True, env=environment())
+    assert done.stdout.startswith("tierstore ")
+    assert demo("--faster").returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("--text", "novel.txt", "no such file or directory"),
+        ("--text", ".", "is a directory"),
+        ("--text", "empty", "it holds 0 bytes"),
+        ("--text", "short", "it holds 9 bytes"),
+        ("--host-bytes", "12 parsecs", "8GiB"),
+        ("--path", "nvme", "no such directory"),
+        ("--path", "short", "not a directory"),
+        ("--steps", "0", "1 or more"),
+        ("--width", "100", "multiple of 64"),
+    ],
+)
+def test_argument_that_cannot_be_used_is_refused_in_one_line(
+    option: str, value: str, words: str, demo: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").touch()
+    (tmp_path / "short").write_bytes(b"too short")
+    complaint = complaint_of(demo(option, value))
+    assert option.removeprefix("--").replace("-", "_") in complaint.replace("-", "_")
+    assert words in complaint
+    assert {each.name for each in tmp_path.iterdir()} == {"empty", "short"}
+
+
+def test_accelerators_that_are_absent_are_refused_before_torch_is_imported() -> None:
+    program = (
+        "import sys, pathlib, tierstore.base.device_files as files, tierstore.cli\n"
+        "files._FOLDER = pathlib.Path('/nonexistent')\n"
+        "for device in ('cuda', 'cuda:3', 'xpu', 'mps', 'abacus'):\n"
+        "    sys.argv = ['tierstore', 'demo', '--device', device, '--text', '/no/such/file']\n"
+        "    try:\n"
+        "        tierstore.cli.main()\n"
+        "    except SystemExit as ended:\n"
+        "        assert ended.code == 2\n"
+        "assert 'torch' not in sys.modules and 'numpy' not in sys.modules\n"
+    )
+    line = [sys.executable, "-c", program]
+    done = subprocess.run(line, capture_output=True, text=True, check=False, env=environment())
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    complaints = done.stderr.splitlines()
+    assert len(complaints) == 5, "it says nothing else"
+    assert all("cannot be used" in each and "no driver" in each and "cpu" in each for each in complaints)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGKILL])
+def test_demo_ended_by_a_signal_leaves_no_file_and_no_process(number: signal.Signals, tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "tierstore.cli", "demo", *OPTIONS],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=tmp_path,
+        env=environment(XDG_CACHE_HOME=str(tmp_path), TMPDIR=str(tmp_path)),
+        preexec_fn=hear_hangups,
+        start_new_session=True,
+    ) as process:
+        assert process.stderr is not None
+        while f"spills to {tmp_path}".encode() not in (line := process.stderr.readline()):
+            assert line, "it does not say where"
+        process.send_signal(number)
+        assert process.wait() != 0
+        if number is not signal.SIGKILL:  # nobody could end the training's process then
+            process.communicate()  # until nobody holds its output, the helpers of multiprocessing included
+            _, living = psutil.wait_procs(_living_in_group(process.pid), timeout=60)
+            assert living == []
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert list(tmp_path.iterdir()) == []
+
+
+def _living_in_group(group: int) -> list[psutil.Process]:
+    """The processes of a group that have not ended: multiprocessing's own end a moment after the demo."""
+    found = []
+    for process in psutil.process_iter(["status"]):
+        with suppress(ProcessLookupError):  # it has ended since it was listed
+            if os.getpgid(process.pid) == group and process.info["status"] != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def test_verdict_and_exit_code_tell_whether_the_gradients_differ(
+    ran: DemoResult, demo: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store never makes them differ, so the command is told so."""
+    monkeypatch.setattr(compare, "run_demo", lambda *_, **__: ran)
+    done = demo()
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "gradients bitwise identical: yes")
+    for row in ("peak host memory", "step time", "loss at the last step", "spilled", "restored", "prefetch", "stall"):
+        assert row in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    result = json.loads(demo("--json").stdout)
+    assert (result["gradients_identical"], result["first_difference"]) == (True, None)
+    assert (result["host_bytes"], result["settings"]["steps"]) == (MIB, 2)
+    for run in (result["plain"], result["tierstore"]):
+        assert run["peak_bytes"] > 0
+        assert len(run["step_seconds_each"]) == len(run["loss_each"]) == 2
+    changed = [dict(digests) for digests in ran.stored.digests]
+    changed[0]["head.bias"] = "other"
+    other = replace(ran, stored=replace(ran.stored, digests=changed))
+    monkeypatch.setattr(compare, "run_demo", lambda *_, **__: other)
+    done = demo()
+    said = "gradients bitwise identical: no (first at step 1: the gradient of head.bias)"
+    assert (done.returncode, " ".join(done.stdout.split()).endswith(said)) == (1, True)
+    done = demo("--json")
+    assert (done.returncode, json.loads(done.stdout)["first_difference"]) == (1, {"step": 1, "name": "head.bias"})
+
+
+@pytest.fixture
+def full_drive(tmp_path: Path) -> Iterator[Path]:
+    drive = tmp_path / "drive"
+    drive.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(drive)]
+    mounted = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if mounted.returncode:
+        pytest.skip(f"no tmpfs can be mounted here: {mounted.stderr.strip()}")
+    yield drive
+    left = os.listdir(drive)
+    subprocess.run(["umount", str(drive)], check=True)
+    assert left == []
+
+
+def test_drive_full_one_line_exits_1_and_leaves_nothing(demo: Command, full_drive: Path) -> None:
+    model = ("--steps", "1", "--layers", "4", "--width", "128", "--context", "512", "--batch", "16")
+    done = demo("--path", full_drive, "--host-bytes", "0", *model)
+    assert done.returncode == 1
+    (complaint,) = [line for line in done.stderr.splitlines() if line.startswith("tierstore: ")]
+    assert "no room for" in complaint
+    assert "the data is still in memory" in complaint
+    assert "Traceback" not in done.stderr

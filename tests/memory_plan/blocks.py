@@ -14,9 +14,9 @@ from torch.utils.checkpoint import checkpoint
 from tests.hooks.programs import SIDE, Bits, all_bits, bits
 from tierstore import TierStore, tiered_offload
 from tierstore.hooks.module import ModuleScope
-from tierstore.memory_plan.applied import BlockTraits, PlannedCalls
+from tierstore.memory_plan.applied import PlannedCalls
 from tierstore.memory_plan.call_tree import Storages
-from tierstore.memory_plan.menu import Action, HeldOutput, options_of
+from tierstore.memory_plan.menu import Action, BlockTraits, HeldOutput, options_of
 from tierstore.memory_plan.recording import BlockRecording, RecordedCall
 from tierstore.memory_plan.steps import with_calls
 

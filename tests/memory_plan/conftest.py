@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import pytest
 import torch
 
+from tests.hooks.programs import all_bits
 from tests.memory_plan.planned_model import Model, far_above, planned, planned_by
 from tierstore import MemoryPlan, TierStore
-from tierstore.memory_plan.choice import Corrected
+from tierstore.memory_plan.decision import Prices
 
 
 @contextmanager
@@ -30,16 +32,31 @@ def _one_thread_per_operation() -> Iterator[None]:
         yield
 
 
+class Fitting(NamedTuple):
+    """A plan of a model that fits, from real steps; the model, and its state as it was before them."""
+
+    plan: MemoryPlan
+    model: Model
+    before: list[object]
+
+
 @pytest.fixture(scope="session")
-def corrected(tmp_path_factory: pytest.TempPathFactory) -> Corrected:
-    """The prices of a model that fits, from a few real steps: planning takes ten seconds."""
+def fitting(tmp_path_factory: pytest.TempPathFactory) -> Fitting:
+    """Planning takes ten seconds."""
+    torch.manual_seed(0)
+    model = Model()
+    before = all_bits(model.state_dict().values())
     with one_thread_per_operation(), TierStore(tmp_path_factory.mktemp("drive"), host_bytes=0, codec="none") as store:
-        live = planned(Model(), store, far_above())._live
-    assert live is not None
-    return live.corrected
+        return Fitting(planned(model, store, far_above()), model, before)
+
+
+@pytest.fixture(scope="session")
+def prices(fitting: Fitting) -> Prices:
+    assert fitting.plan._planned is not None
+    return fitting.plan._planned.prices
 
 
 @pytest.fixture
-def easy(corrected: Corrected, store: TierStore) -> MemoryPlan:
+def easy(prices: Prices, store: TierStore) -> MemoryPlan:
     """Of a model that fits."""
-    return planned_by(corrected, store)
+    return planned_by(prices, store)

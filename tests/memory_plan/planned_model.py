@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
 from torch import nn
 
 from tierstore import MemoryPlan, TierStore, plan_memory
-from tierstore.memory_plan.choice import Corrected, TriedDecision
+from tierstore.memory_plan.choice import TriedDecision
+from tierstore.memory_plan.contents import contents_of
+from tierstore.memory_plan.decision import Decision, Prices
 from tierstore.memory_plan.menu import Action
 from tierstore.memory_plan.meter import ResidentMeter
+from tierstore.memory_plan.plan import Planned
 
 WIDTH, ROWS, NUM_BLOCKS = 256, 2048, 6
 
@@ -52,8 +54,10 @@ def far_above() -> int:
     return ResidentMeter().level() + 2**31
 
 
-def planned_by(corrected: Corrected, store: TierStore, limit_bytes: int | None = None) -> MemoryPlan:
-    """A plan that keeps everything, by prices that were measured before. It has a copy of them."""
-    own = copy.deepcopy(corrected)
-    keep = TriedDecision.untried(own.prices.uniform(Action("keep")))
-    return MemoryPlan.of(keep, own, limit_bytes or far_above(), 0, ResidentMeter(), store)
+def planned_by(
+    prices: Prices, store: TierStore, limit_bytes: int | None = None, decision: Decision | None = None
+) -> MemoryPlan:
+    """A plan by prices that were measured before; it keeps everything, if it is not told otherwise."""
+    choice = TriedDecision.untried(decision or prices.uniform(Action("keep")))
+    contents = contents_of(choice, prices, limit_bytes or far_above(), 0, ResidentMeter.unit)
+    return MemoryPlan(contents, Planned(prices, store))

@@ -15,8 +15,8 @@ from torch.distributed.fsdp import fully_shard
 
 from tierstore import TierStore, plan_memory
 from tierstore.hooks.module import ModuleScope
-from tierstore.memory_plan.applied import BlockTraits, PlannedCalls
-from tierstore.memory_plan.menu import Action
+from tierstore.memory_plan.applied import PlannedCalls
+from tierstore.memory_plan.menu import Action, BlockTraits
 from tierstore.memory_plan.steps import with_calls
 
 ACTIONS = Action("keep"), Action("store"), Action("recompute"), Action("recompute", stores=True)
@@ -61,8 +61,8 @@ def main(directory: str, device: str = "cpu") -> None:
             print(f"{action}: {'same bits' if same else 'OTHER BITS'}, {store.stats().live_handles} handles")
         print(f"stored: {store.stats().packed_tensors > 0}")
         plan = plan_memory(model, lambda: loss_of(model, device), store=store, limit="64GiB")
-        assert plan._live is not None
-        print(f"planned as blocks that communicate: {plan._live.corrected.prices.communicates}")
+        assert plan._planned is not None
+        print(f"planned as blocks that communicate: {plan._planned.prices.communicates}")
         print(f"saved by each block: {plan.blocks[0].saved_bytes} bytes")
         print(f"not computed again: {[block.differs for block in plan.blocks if block.differs]}")
     dist.destroy_process_group()

@@ -7,14 +7,14 @@ import random
 
 import pytest
 
-from tierstore.memory_plan.decision import Decision, Moment, StepCosts, decide, decision_of
+from tierstore.memory_plan.decision import Decision, Moment, Prices, StepCosts
 from tierstore.memory_plan.menu import Action, HeldOutput, Option
 
 MIB = 2**20
 GAP = 2e-3
 
 
-def random_problem(rng: random.Random) -> tuple[dict[str, list[Option]], list[Moment], StepCosts]:
+def random_prices(rng: random.Random) -> Prices:
     """Blocks in forward and backward order, some called twice; neighbours share storages."""
     names = [f"block {number}" for number in range(rng.randint(1, 5))]
     sizes = {storage: rng.randint(1, 64) * MIB for storage in range(12)}
@@ -39,7 +39,7 @@ def random_problem(rng: random.Random) -> tuple[dict[str, list[Option]], list[Mo
     moments += [moment(rng, frozenset(called[:number]), called[number]) for number in backward]
     store_bytes = rng.randint(0, 32) * MIB
     costs = StepCosts(1 + rng.random(), rng.random() / (64 * MIB), store_bytes, store_bytes // 2)
-    return options, moments, costs
+    return Prices(options, moments, costs)
 
 
 def option(action: Action, kept: list[int], stored: list[int], sizes: dict[int, int], seconds: float = 0.0) -> Option:
@@ -50,16 +50,14 @@ def moment(rng: random.Random, holders: frozenset[str], block: str) -> Moment:
     return Moment(rng.randint(0, 64) * MIB, holders, block, rng.randint(0, 64) * MIB)
 
 
-def all_decisions(
-    options: dict[str, list[Option]], moments: list[Moment], costs: StepCosts, *, is_narrow: bool = False
-) -> list[Decision]:
+def all_decisions(prices: Prices, *, is_narrow: bool = False) -> list[Decision]:
     """Counted here by themselves: which storages there are at each moment, and which are stored."""
-    found = []
-    for chosen in itertools.product(*options.values()):
-        by_name = dict(zip(options, chosen, strict=True))
+    found, costs = [], prices.costs
+    for chosen in itertools.product(*prices.options.values()):
+        by_name = dict(zip(prices.options, chosen, strict=True))
         stored = {name: size for one in chosen for name, size in one.stored.items()}
         peak_bytes = 0
-        for at in moments:
+        for at in prices.moments:
             kept = {name: size for holder in at.holders for name, size in by_name[holder].kept.items()}
             is_storing = at.block is not None and by_name[at.block].action.kind == "store"
             peak_bytes = max(peak_bytes, sum(kept.values()) + (at.stored_bytes if is_storing else at.bytes))
@@ -70,39 +68,33 @@ def all_decisions(
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_the_fastest_choice_within_every_limit(seed: int) -> None:
-    problem = random_problem(random.Random(seed))
-    decisions = all_decisions(*problem)
+def test_the_fastest_choice_within_every_limit_and_that_of_the_least_peak(seed: int) -> None:
+    prices = random_prices(random.Random(seed))
+    decisions = all_decisions(prices)
     peaks = sorted({decision.peak_bytes for decision in decisions})
     for limit_bytes in (peaks[0] - MIB, *peaks[:: max(len(peaks) // 4, 1)], peaks[-1] + MIB):
         fitting = [decision for decision in decisions if decision.peak_bytes <= limit_bytes]
-        found = decide(*problem, limit_bytes)
+        found = prices.decide(limit_bytes)
         if found is None:
             assert not fitting
             continue
         best_seconds = min(decision.step_seconds for decision in fitting)
         assert found.peak_bytes <= limit_bytes
         assert found.step_seconds <= best_seconds * (1 + GAP)
-        _, moments, costs = problem
-        assert found == decision_of(found.chosen, moments, costs)
-
-
-@pytest.mark.parametrize("is_narrow", [False, True])
-@pytest.mark.parametrize("seed", range(40))
-def test_the_least_peak(seed: int, is_narrow: bool) -> None:
-    problem = random_problem(random.Random(seed))
-    least_bytes = min(decision.peak_bytes for decision in all_decisions(*problem, is_narrow=is_narrow))
-    found = decide(*problem, None, is_narrow=is_narrow)
-    assert found is not None
-    assert found.peak_bytes <= least_bytes * (1 + GAP)
+        assert found == prices.decision_of(found.chosen)
+    for is_narrow in (False, True):
+        least_bytes = min(decision.peak_bytes for decision in all_decisions(prices, is_narrow=is_narrow))
+        found = prices.decide(None, is_narrow=is_narrow)
+        assert found is not None
+        assert found.peak_bytes <= least_bytes * (1 + GAP)
 
 
 @pytest.mark.parametrize("is_narrow", [False, True])
 @pytest.mark.parametrize("seed", range(10))
 def test_what_a_decision_costs(seed: int, is_narrow: bool) -> None:
-    options, moments, costs = random_problem(random.Random(seed))
-    for expected in all_decisions(options, moments, costs, is_narrow=is_narrow):
-        found = decision_of(expected.chosen, moments, costs, is_narrow=is_narrow)
-        assert found.is_narrow == (is_narrow and found.stored_bytes > 0 and costs.spared_bytes > 0)
+    prices = random_prices(random.Random(seed))
+    for expected in all_decisions(prices, is_narrow=is_narrow):
+        found = prices.decision_of(expected.chosen, is_narrow=is_narrow)
+        assert found.is_narrow == (is_narrow and found.stored_bytes > 0 and prices.costs.spared_bytes > 0)
         assert (found.peak_bytes, found.stored_bytes) == (expected.peak_bytes, expected.stored_bytes)
         assert found.step_seconds == pytest.approx(expected.step_seconds)

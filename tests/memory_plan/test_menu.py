@@ -8,6 +8,8 @@ from tierstore.memory_plan.menu import Action, HeldOutput, Option, options_of
 from tierstore.memory_plan.recording import Operator, RecordedCall
 
 MIN_BYTES = 10
+KEEP, STORE = Action("keep"), Action("store")
+INPUTS, SAVED = {1: 50, 2: 4}, {1: 50, 2: 4, 10: 100, 11: 100, 12: 5, 13: 100}
 
 
 def operator(seconds: float, outputs: dict[int, int], *, can_be_held: bool = True) -> Operator:
@@ -21,57 +23,50 @@ def recorded(**changes: Any) -> RecordedCall:
         operator(0.001, {12: 5}),
         operator(0.050, {13: 100}, can_be_held=False),
     ]
-    settings = {"inputs": {1: 50, 2: 4}, "saved": {1: 50, 2: 4, 10: 100, 11: 100, 12: 5, 13: 100}}
-    return RecordedCall("block", operators=operators, **(settings | changes))  # type: ignore[arg-type]
+    settings = {"inputs": INPUTS, "saved": SAVED, "operators": operators}
+    return RecordedCall("block", **(settings | changes))
 
 
-def by_action(calls: list[RecordedCall]) -> dict[Action, Option]:
-    return {option.action: option for option in options_of(calls, 0.141, MIN_BYTES)}
+def by_action(*calls: RecordedCall, kept_anyway: tuple[int, ...] = ()) -> dict[Action, Option]:
+    return {option.action: option for option in options_of(calls, 0.141, MIN_BYTES, kept_anyway)}
 
 
 def test_options_of_a_block_the_more_held_the_less_computed() -> None:
-    options = by_action([recorded()])
-    first, both = (
-        (HeldOutput(1, "aten.op1.default"),),
-        (HeldOutput(0, "aten.op1.default"), HeldOutput(1, "aten.op1.default")),
-    )
-    assert set(options) == {
-        Action("keep"),
-        Action("store"),
-        *(Action("recompute", held, stores) for held in ((), first, both) for stores in (False, True)),
-    }
-    assert options[Action("keep")] == Option(Action("keep"), recorded().saved, {}, 0.0)
-    assert options[Action("store")].kept == {2: 4, 12: 5}
-    assert options[Action("store")].stored == {1: 50, 10: 100, 11: 100, 13: 100}
-    assert options[Action("recompute")].kept == {1: 50, 2: 4}
+    options = by_action(recorded())
+    first = (HeldOutput(1, "aten.op1.default"),)
+    both = (HeldOutput(0, "aten.op1.default"), *first)
+    again = [Action("recompute", held, stores) for held in ((), first, both) for stores in (False, True)]
+    assert set(options) == {KEEP, STORE, *again}
+    assert options[KEEP] == Option(KEEP, SAVED, {}, 0.0)
+    assert (options[STORE].kept, options[STORE].stored) == ({2: 4, 12: 5}, {1: 50, 10: 100, 11: 100, 13: 100})
+    assert options[Action("recompute")].kept == INPUTS
     assert options[Action("recompute", first)].kept == {1: 50, 2: 4, 11: 100}
-    assert options[Action("recompute", both, True)].stored == {1: 50, 10: 100, 11: 100}
-    assert options[Action("recompute", both, True)].kept == {2: 4}
-    seconds = [option.seconds for action, option in options.items() if action.kind == "recompute" and not action.stores]
+    stored = options[Action("recompute", both, True)]
+    assert (stored.kept, stored.stored) == ({2: 4}, {1: 50, 10: 100, 11: 100})
+    seconds = [options[action].seconds for action in again[::2]]
     assert seconds == sorted(seconds, reverse=True)
     assert seconds[0] == 0.141
     assert seconds[-1] > 0
 
 
-def test_block_that_differs_is_kept_or_stored() -> None:
+def test_what_is_kept_anyway_costs_nothing() -> None:
+    options = by_action(recorded(), kept_anyway=(1, 13))
+    assert options[KEEP].kept == {2: 4, 10: 100, 11: 100, 12: 5}
+    assert options[STORE].stored == {10: 100, 11: 100}
+
+
+def test_what_is_not_offered() -> None:
+    """A block that differs is not computed again, calls of two kinds hold nothing, and what is worse is left out."""
     for calls in ([recorded(differs="a reason")], [recorded(), recorded(differs="a reason")]):
-        assert set(by_action(calls)) == {Action("keep"), Action("store")}
-
-
-def test_calls_of_two_kinds_nothing_is_held() -> None:
-    other = recorded()
-    other.operators = other.operators[1:]
-    assert not any(action.held for action in by_action([recorded(), other]))
-    assert any(action.held for action in by_action([recorded(), recorded()]))
+        assert set(by_action(*calls)) == {KEEP, STORE}
+    assert any(action.held for action in by_action(recorded(), recorded()))
+    other = recorded(operators=recorded().operators[1:])
+    assert not any(action.held for action in by_action(recorded(), other))
+    inputs_alone = RecordedCall("block", {1: 50}, {1: 50}, [operator(0.1, {2: 10})])
+    assert set(by_action(inputs_alone)) == {KEEP, STORE}
 
 
 def test_calls_share_what_is_held_once() -> None:
-    options = by_action([recorded(), recorded(inputs={3: 60}, saved={3: 60, 10: 100})])
+    options = by_action(recorded(), recorded(inputs={3: 60}, saved={3: 60, 10: 100}))
     assert options[Action("recompute")].kept == {1: 50, 2: 4, 3: 60}
-    assert options[Action("keep")].kept == {1: 50, 2: 4, 3: 60, 10: 100, 11: 100, 12: 5, 13: 100}
-
-
-def test_option_that_is_worse_in_all_is_left_out() -> None:
-    """The inputs are all that is saved: to compute again gains nothing."""
-    options = by_action([RecordedCall("block", {1: 50}, {1: 50}, [operator(0.1, {2: 10})])])
-    assert set(options) == {Action("keep"), Action("store")}
+    assert options[KEEP].kept == SAVED | {3: 60}

@@ -7,7 +7,6 @@ import ctypes
 import re
 import subprocess
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,12 @@ from tests.conftest import MakeStore
 from tests.daemon.conftest import environment_of_tests
 from tests.hooks.programs import all_bits, assert_same_bits, forget_after_error, grads
 from tests.memory_plan.blocks import Mlp as SmallMlp
+from tests.memory_plan.conftest import Fitting
 from tests.memory_plan.planned_model import NUM_BLOCKS, Block, Model, far_above, loss_of, planned, planned_by
 from tierstore import ConfigError, MemoryPlan, StoreClosedError, TierStore, offload_module, plan_memory
 from tierstore.hooks.in_place import around_calls_of
 from tierstore.memory_plan import meter
-from tierstore.memory_plan.choice import Corrected, TriedDecision
+from tierstore.memory_plan.decision import Prices
 from tierstore.memory_plan.menu import Action
 from tierstore.memory_plan.meter import ResidentMeter
 from tierstore.memory_plan.prices import Trials, measure_prices
@@ -49,37 +49,25 @@ def arounds(model: nn.Module) -> list[object]:
     return [around_calls_of(module) for module in model.modules() if around_calls_of(module) is not None]
 
 
-def test_blocks_that_are_never_recomputed_are_listed_by_reason(store: TierStore) -> None:
-    class Remembers(Block):
-        def __init__(self) -> None:
-            super().__init__()
-            self.means: list[float] = []
-
-        def forward(self, batch: torch.Tensor) -> torch.Tensor:
-            self.means.append(batch.mean().item())
-            return super().forward(batch)
-
-    model = Model()
-    model.blocks[1], model.blocks[4] = Remembers(), Remembers()
-    told = " ".join(str(planned(model, store, far_above())).split())
-    reason = "its forward changes its module, or an argument, in place"
-    assert told.endswith(f"Never recomputed, as {reason}: blocks.1, blocks.4.")
-
-
-def test_what_fits_is_left_alone(store: TierStore) -> None:
-    model = Model()
-    expected = steps(copy.deepcopy(model))
-    before = all_bits(model.state_dict().values())
-    plan = planned(model, store, far_above())
+def test_what_fits_is_left_alone(fitting: Fitting, store: TierStore) -> None:
+    plan, model, before = fitting
     assert all_bits(model.state_dict().values()) == before
     assert not arounds(model)
     assert all_bits(grads(model)) == [None] * len(list(model.parameters()))
     assert not plan.is_needed
     assert plan.num_steps <= 10
     assert "It fits: nothing to do." in str(plan)
-    num_packed = store.stats().packed_tensors
-    assert_same_bits(steps(plan.apply(model)), expected)
-    assert store.stats().packed_tensors == num_packed
+    model = copy.deepcopy(model)
+    expected = steps(copy.deepcopy(model))
+    assert_same_bits(steps(plan.apply(model, store=store)), expected)
+    assert store.stats().packed_tensors == 0
+    plan.remove(model)
+
+
+def test_blocks_that_are_never_recomputed_are_listed_by_reason(prices: Prices, store: TierStore) -> None:
+    differs = dict.fromkeys(("blocks.1", "blocks.4"), "it has its reasons")
+    told = " ".join(str(planned_by(prices._replace(differs=differs), store)).split())
+    assert told.endswith("Never recomputed, as it has its reasons: blocks.1, blocks.4.")
 
 
 def test_what_cannot_fit_is_refused(store: TierStore) -> None:
@@ -89,6 +77,33 @@ def test_what_cannot_fit_is_refused(store: TierStore) -> None:
     assert not arounds(model)
     assert store.stats().live_handles == 0
 
+
+def test_within_a_limit_same_bits(prices: Prices, store: TierStore) -> None:
+    """Some blocks have to give way: the margin of a decision alone is 16 MiB."""
+    model, meter = Model(), ResidentMeter()
+    expected = steps(copy.deepcopy(model), 3)
+    meter.tidy()
+    added_bytes = prices.uniform(Action("keep")).peak_bytes - prices.moments[0].bytes
+    limit_bytes = meter.level() + added_bytes - MIB
+    plan = planned(model, store, limit_bytes)
+    assert plan.is_needed
+    assert plan.predicted.peak_bytes <= limit_bytes
+    assert 8 <= plan.num_steps <= 15
+    assert len(plan.blocks) == NUM_BLOCKS
+    assert not any(block.differs for block in plan.blocks)
+    assert all(len(line) <= 80 for line in str(plan).splitlines())
+    assert re.search(r"this plan +\d.* yes", str(plan))
+    assert plan.apply(model) is model
+    assert_same_bits(steps(model, 3), expected)
+    told = store.stats().memory_plan
+    assert told["limit_bytes"] == limit_bytes
+    assert told["measured_step_seconds"] > 0
+    plan.remove(model)
+    assert not arounds(model)
+    assert not store.stats().memory_plan
+
+
+# --- limits of the kernel's -------------------------------------------------------------------------------------------
 
 BEGIN = """
 import re, sys, torch, torch._dynamo
@@ -137,27 +152,6 @@ assert all(map(torch.equal, found, gradients()))
 """
 
 
-def test_block_that_fits_beside_a_narrow_staging_window_is_computed_again_within_the_limit(
-    make_store: MakeStore,
-) -> None:
-    """It would not beside the whole window, of which computing again needs nothing."""
-    store = make_store(staging_bytes="192MiB")
-    model, meter = Model(), ResidentMeter()
-    with Trials(model, lambda: loss_of(model), store, meter, 2**40) as trials:
-        prices, _ = measure_prices(trials)
-    most_bytes = max(moment.bytes for moment in prices.moments)
-    limit_bytes = most_bytes + 112 * MIB  # a narrow window and its scratch take 48 MiB, the whole one 208 MiB
-    with Trials(model, lambda: loss_of(model), store, meter, limit_bytes) as trials:
-        prices, measured = measure_prices(trials)
-    assert prices.differs == {}
-    peaks = {step.peak_bytes for decision, step in measured if {*decision.actions.values()} == {AGAIN}}
-    assert peaks
-    assert max(peaks) <= limit_bytes
-    recompute = prices.uniform(Action("recompute"))
-    assert recompute.peak_bytes <= limit_bytes
-    assert {*recompute.actions.values()} == {Action("recompute")}
-
-
 def run_within(tmp_path: Path, program: str, room_bytes: int) -> str:
     """What a program prints that limits its memory cgroup to so much beside what it has loaded."""
     with made_cgroup("memory") as group:
@@ -200,10 +194,33 @@ with TierStore(directory, codec="none") as store:
 """
 
 
-@pytest.mark.parametrize("room_mib", [64, 144])
-def test_kernel_does_not_end_planning_that_cannot_fit(tmp_path: Path, room_mib: int) -> None:
+def test_kernel_does_not_end_planning_that_cannot_fit(tmp_path: Path) -> None:
     """What is joined in front of the last pair takes 36 MiB, its gradient as much, and convolutions copy both."""
-    assert "it cannot fit: the least is" in run_within(tmp_path, VOLUMES, room_mib * MIB)
+    assert "it cannot fit: the least is" in run_within(tmp_path, VOLUMES, 144 * MIB)
+
+
+# --- blocks that are too large ----------------------------------------------------------------------------------------
+
+
+def test_block_that_fits_beside_a_narrow_staging_window_is_computed_again_within_the_limit(
+    make_store: MakeStore,
+) -> None:
+    """It would not beside the whole window, of which computing again needs nothing."""
+    store = make_store(staging_bytes="192MiB")
+    model, meter = Model(), ResidentMeter()
+    with Trials(model, lambda: loss_of(model), store, meter, 2**40) as trials:
+        prices, _ = measure_prices(trials)
+    most_bytes = max(moment.bytes for moment in prices.moments)
+    limit_bytes = most_bytes + 112 * MIB  # a narrow window and its scratch take 48 MiB, the whole one 208 MiB
+    with Trials(model, lambda: loss_of(model), store, meter, limit_bytes) as trials:
+        prices, measured = measure_prices(trials)
+    assert prices.differs == {}
+    peaks = {step.peak_bytes for decision, step in measured if {*decision.actions.values()} == {AGAIN}}
+    assert peaks
+    assert max(peaks) <= limit_bytes
+    recompute = prices.uniform(Action("recompute"))
+    assert recompute.peak_bytes <= limit_bytes
+    assert {*recompute.actions.values()} == {Action("recompute")}
 
 
 class Shard(torch.Tensor):
@@ -215,28 +232,24 @@ def test_block_too_large_to_be_computed_again_is_tried_if_it_communicates(store:
     model = Model()
     model.blocks[0].inner.shard = nn.Parameter(torch.ones(1).as_subclass(Shard))
     trials = Trials(model, lambda: loss_of(model), store, ResidentMeter(), 1)
-    trials.guards_memory, trials.guard = False, nullcontext()
+    trials.guards_memory = False
     prices, _ = measure_prices(trials)
     assert set(prices.differs) == {f"blocks.{number}" for number in range(1, NUM_BLOCKS)}
 
 
 def test_within_the_tightest_limits_the_store_moves_less_at_a_time(
-    corrected: Corrected, make_store: MakeStore, tmp_path: Path
+    prices: Prices, make_store: MakeStore, tmp_path: Path
 ) -> None:
     store, model = make_store(staging_bytes="64MiB"), Model()
-    expected = steps(copy.deepcopy(model), 3)
-    live, limits = planned_by(corrected, store)._live, store.residency.window_limits
-    assert live is not None
-    prices = live.corrected.prices
+    expected = steps(copy.deepcopy(model))
+    limits = store.residency.window_limits
     decision = prices.decision_for(dict.fromkeys(prices.options, Action("store")), is_narrow=True)
-    assert decision is not None
-    choice = TriedDecision.untried(decision)
-    plan = MemoryPlan.of(choice, live.corrected, far_above(), 0, ResidentMeter(), store)
+    plan = planned_by(prices, store, decision=decision)
     assert plan.staging_bytes == 32 * MIB
     assert "The store moves at most 32 MiB at a time meanwhile." in str(plan)
     plan.apply(model)
     assert store.residency.window_limits == (0, 32 * MIB)
-    assert_same_bits(steps(model, 3), expected)
+    assert_same_bits(steps(model), expected)
     plan.remove(model)
     assert store.residency.window_limits == limits
     plan.save(tmp_path / "plan.toml")
@@ -244,26 +257,7 @@ def test_within_the_tightest_limits_the_store_moves_less_at_a_time(
     assert store.residency.window_limits == (0, 32 * MIB)
 
 
-def test_within_a_limit_same_bits(store: TierStore) -> None:
-    """Some blocks have to give way: the margin of a decision alone is 16 MiB."""
-    torch.manual_seed(0)
-    model = Model()
-    expected = steps(copy.deepcopy(model), 3)
-    limit_bytes = planned(model, store, far_above()).predicted.peak_bytes - 2**20
-    plan = planned(model, store, limit_bytes)
-    assert plan.predicted.peak_bytes <= limit_bytes
-    assert 8 <= plan.num_steps <= 15
-    assert len(plan.blocks) == NUM_BLOCKS
-    assert not any(block.differs for block in plan.blocks)
-    assert all(len(line) <= 80 for line in str(plan).splitlines())
-    assert re.search(r"this plan +\d.* yes", str(plan))
-    assert plan.apply(model) is model
-    assert_same_bits(steps(model, 3), expected)
-    assert store.stats().memory_plan["limit_bytes"] == limit_bytes
-    assert store.stats().memory_plan["measured_step_seconds"] > 0
-    plan.remove(model)
-    assert not arounds(model)
-    assert not store.stats().memory_plan
+# --- what an existing plan does ---------------------------------------------------------------------------------------
 
 
 def test_apply_lets_go_of_code_that_rests(easy: MemoryPlan) -> None:
@@ -284,13 +278,6 @@ def file_bytes() -> int:
     return int(found[1]) * 1024
 
 
-def test_where_peaks_cannot_be_measured_it_is_refused(store: TierStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some kernels and containers do not have the file."""
-    monkeypatch.setattr(meter, "_CLEAR_REFS", "/proc/self/no_such_file")
-    with pytest.raises(ConfigError, match=r"limit=.*: the peak of the resident memory of the process cannot be meas"):
-        planned(Model(), store, far_above())
-
-
 @pytest.mark.parametrize("action", ["keep", "store", "recompute"])
 def test_saved_and_loaded_it_says_and_does_the_same(
     easy: MemoryPlan, store: TierStore, tmp_path: Path, action: str
@@ -299,8 +286,7 @@ def test_saved_and_loaded_it_says_and_does_the_same(
     expected = steps(copy.deepcopy(model))
     easy.save(path)
     same = MemoryPlan.load(path)
-    assert str(same) == str(easy)
-    assert same._contents == easy._contents
+    assert (str(same), same._contents) == (str(easy), easy._contents)
     path.write_text(path.read_text().replace('action = "keep"', f'action = "{action}"'))
     loaded = MemoryPlan.load(path)
     assert {block.action for block in loaded.blocks} == {action}
@@ -332,7 +318,10 @@ class Other(Block):
     pass
 
 
-def test_apply_refuses_another_model(easy: MemoryPlan) -> None:
+def test_what_cannot_be_planned_or_followed_is_refused(
+    easy: MemoryPlan, store: TierStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another model, one that is offloaded, a second one; and planning where peaks cannot be measured."""
     shorter, other = Model(), Model()
     del shorter.blocks[-1]
     other.blocks[2] = Other()
@@ -342,21 +331,14 @@ def test_apply_refuses_another_model(easy: MemoryPlan) -> None:
         assert not arounds(model)
     with pytest.raises(ConfigError, match=r"give a torch\.nn\.Module"):
         easy.apply(3)  # type: ignore[arg-type]
-    easy.remove(easy.apply(Model()))
-
-
-@pytest.mark.parametrize("place", ["", "blocks.1"])
-def test_apply_refuses_what_is_offloaded(easy: MemoryPlan, store: TierStore, place: str) -> None:
-    model = Model()
-    offload_module(model.get_submodule(place), store=store)
-    with pytest.raises(ConfigError, match="offloaded or planned already"):
-        easy.apply(model)
-    assert len(arounds(model)) == 1
-    with pytest.raises(ConfigError, match="offloaded or planned already"):
-        planned(model, store, far_above())
-
-
-def test_apply_twice_refused(easy: MemoryPlan, store: TierStore, tmp_path: Path) -> None:
+    for place in ("", "blocks.1"):
+        model = Model()
+        offload_module(model.get_submodule(place), store=store)
+        with pytest.raises(ConfigError, match="offloaded or planned already"):
+            easy.apply(model)
+        assert len(arounds(model)) == 1
+        with pytest.raises(ConfigError, match="offloaded or planned already"):
+            planned(model, store, far_above())
     model = easy.apply(Model())
     for again in (model, Model()):
         with pytest.raises(ConfigError, match="applied already"):
@@ -367,17 +349,18 @@ def test_apply_twice_refused(easy: MemoryPlan, store: TierStore, tmp_path: Path)
     easy.remove(model)
     easy.remove(model)
     easy.apply(model)
+    monkeypatch.setattr(meter, "_CLEAR_REFS", "/proc/self/no_such_file")
+    with pytest.raises(ConfigError, match=r"limit=.*: the peak of the resident memory of the process cannot be meas"):
+        planned(Model(), store, far_above())
 
 
-def test_store_closed_apply_refuses_and_remove_works(corrected: Corrected, make_store: MakeStore) -> None:
-    store = make_store()
-    model = Model()
-    plan = planned_by(corrected, store)
+def test_store_closed_apply_refuses_and_remove_works(prices: Prices, make_store: MakeStore) -> None:
+    store, model = make_store(), Model()
+    plan = planned_by(prices, store)
     plan.apply(model)
     store.close()
     steps(model)
     plan.remove(model)
-    assert not arounds(model)
     with pytest.raises(StoreClosedError):
         plan.apply(model)
     assert not arounds(model)
@@ -410,26 +393,27 @@ def test_error_in_the_middle_of_planning_leaves_all_as_found(store: TierStore) -
         assert not store.plans.limits_process
 
 
-def test_two_plans_on_one_store_the_least_limits_hold(corrected: Corrected, store: TierStore) -> None:
+def test_two_plans_on_one_store_the_least_limits_hold(prices: Prices, store: TierStore) -> None:
     models = Model(), Model()
     limits = far_above(), far_above() + 2**30
-    plans = [planned_by(corrected, store, limit) for limit in limits]
-    returner = store._core.returner
+    plans = [planned_by(prices, store, limit) for limit in limits]
+
+    def followed() -> tuple[int | None, float | None]:
+        return store._core.returner._limit_bytes, store.stats().memory_plan.get("limit_bytes")
+
     for plan, model in zip(plans, models, strict=True):
         plan.apply(model)
-    assert returner._limit_bytes == limits[0]
-    assert store.stats().memory_plan["limit_bytes"] == limits[1]
+    assert followed() == (limits[0], limits[1]), "the figures are those of the newest"
     plans[1].remove(models[1])
-    assert returner._limit_bytes == limits[0]
-    assert store.stats().memory_plan["limit_bytes"] == limits[0]
-    planned(models[1], store, limits[1])
-    assert returner._limit_bytes == limits[0]
+    assert followed() == (limits[0], limits[0])
+    with Trials(models[1], lambda: loss_of(models[1]), store, ResidentMeter(), limits[0] - MIB):
+        assert followed() == (limits[0] - MIB, limits[0])
+    assert followed() == (limits[0], limits[0])
     plans[1].apply(models[1])
     plans[0].remove(models[0])
-    assert returner._limit_bytes == limits[1]
+    assert followed() == (limits[1], limits[1])
     plans[1].remove(models[1])
-    assert returner._limit_bytes is None
-    assert not store.stats().memory_plan
+    assert followed() == (None, None)
 
 
 def test_model_that_saves_nothing_refused(store: TierStore) -> None:
@@ -449,10 +433,8 @@ ARGUMENTS = [
 
 @pytest.mark.parametrize(("change", "option"), ARGUMENTS, ids=str)
 def test_argument_that_cannot_be_used_one_config_error(store: TierStore, change: dict[str, Any], option: str) -> None:
-    model = SmallMlp()
-    given: dict[str, Any] = {"model": model, "run": lambda: None, "store": store, "limit": "1GiB", "reserve": 0}
+    given: dict[str, Any] = {"model": SmallMlp(), "run": lambda: None, "store": store, "limit": "1GiB", "reserve": 0}
     given |= change
-    model, run = given.pop("model"), given.pop("run")
     with pytest.raises(ConfigError) as caught:
-        plan_memory(model, run, **given)
+        plan_memory(given.pop("model"), given.pop("run"), **given)
     assert caught.value.option == option

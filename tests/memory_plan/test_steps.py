@@ -18,10 +18,10 @@ from tests.inspect_store import inspect
 from tests.memory_plan.blocks import KEEP, RECOMPUTE, Chain, Mlp, Normed, planned, step, the_batch
 from tierstore import ConfigError, TierStore
 from tierstore.hooks.in_place import around_calls_of
-from tierstore.memory_plan.decision import Decision, StepCosts
+from tierstore.memory_plan.decision import Decision
 from tierstore.memory_plan.menu import Action
 from tierstore.memory_plan.meter import ResidentMeter
-from tierstore.memory_plan.prices import Prices, Trials
+from tierstore.memory_plan.prices import Trials
 from tierstore.memory_plan.steps import MeasuredStep, Steps, StepTimeline
 
 NAMES = ["blocks.0", "blocks.1"]
@@ -157,12 +157,6 @@ def test_leaves_outside_of_the_model_keep_their_gradients(
     assert all(leaf.grad is gradient for leaf, gradient in zip(model.leaves, gradients, strict=True))
 
 
-def test_loss_that_is_a_leaf_keeps_its_gradient() -> None:
-    loss = torch.ones((), requires_grad=True)
-    Steps(Chain(Mlp), lambda: loss, ResidentMeter()).take({})
-    assert loss.grad is None
-
-
 @pytest.mark.parametrize("is_of_model", [True, False])
 def test_leaf_whose_gradient_is_used_at_once_refused(is_of_model: bool) -> None:
     """An optimizer would train the model while it is planned."""
@@ -178,6 +172,9 @@ def test_leaf_whose_gradient_is_used_at_once_refused(is_of_model: bool) -> None:
     hook.remove()
     Steps(model, lambda: model(model.prompt), ResidentMeter()).take({})
     assert all_bits(model.leaves) == before
+    loss = torch.ones((), requires_grad=True)
+    Steps(model, lambda: loss, ResidentMeter()).take({})
+    assert loss.grad is None
 
 
 @pytest.mark.parametrize("loss", [None, 1.0, torch.zeros(2, requires_grad=True), torch.zeros(())], ids=str)
@@ -200,33 +197,32 @@ class CountingMeter(ResidentMeter):
         pass
 
 
+def timeline_of(model: nn.Module, run: Callable[[], torch.Tensor], timeline: StepTimeline, store: TierStore) -> None:
+    around = {name: timeline.around(name, calls) for name, calls in planned(NAMES, RECOMPUTE, [], store).items()}
+    Steps(model, run, timeline._meter).take(around, timeline=timeline)
+
+
 def test_timeline_calls_in_order_and_peaks_of_each(store: TierStore) -> None:
     """One moment for each call in forward, then one for each in backward, of what is left without the store's own."""
     meter = CountingMeter([100, 110, 120, 130, 140, 150])  # the fifth is the whole step's
     tidied: list[None] = []
-    timeline = StepTimeline(meter, lambda: tidied.append(None), lambda: 1)
-    model = Chain(Mlp)
-    around = {name: timeline.around(name, calls) for name, calls in planned(NAMES, RECOMPUTE, [], store).items()}
-    Steps(model, lambda: step(model), meter).take(around, timeline=timeline)
-    assert timeline.names == NAMES
-    assert timeline.order == [1, 0]
-    assert timeline.first_bytes == 99
+    model, timeline = Chain(Mlp), StepTimeline(meter, lambda: tidied.append(None), lambda: 1)
+    timeline_of(model, lambda: step(model), timeline, store)
+    assert (timeline.names, timeline.order, timeline.first_bytes) == (NAMES, [1, 0], 99)
     assert timeline.forward_bytes == {0: 109, 1: 119}
     assert timeline.backward_bytes == {1: 129, 0: 149}
     assert len(tidied) == 5
 
 
 def test_timeline_leaves_out_calls_without_gradients_and_nested_ones(store: TierStore) -> None:
-    timeline = StepTimeline(ResidentMeter(), lambda: None, lambda: 0)
-    model = Chain(Mlp)
+    model, timeline = Chain(Mlp), StepTimeline(ResidentMeter(), lambda: None, lambda: 0)
 
     def run() -> torch.Tensor:
         with torch.no_grad():
             step(model)
         return step(model) + step(model)
 
-    around = {name: timeline.around(name, calls) for name, calls in planned(NAMES, RECOMPUTE, [], store).items()}
-    Steps(model, run, ResidentMeter()).take(around, timeline=timeline)
+    timeline_of(model, run, timeline, store)
     assert timeline.names == NAMES * 2
     assert sorted(timeline.order) == [0, 1, 2, 3]
     assert timeline.forward_bytes.keys() == timeline.backward_bytes.keys() == {0, 1, 2, 3}
@@ -284,6 +280,5 @@ def test_trial_is_the_median_of_steps_and_tells_what_was_returned(
     model = Chain(Mlp)
     with Trials(model, lambda: step(model), store, meter, 2**40) as trials:
         trials.steps = SimpleNamespace(take=take)  # type: ignore[assignment]
-        prices = Prices({}, [], StepCosts(0.0, 0.0, 0), {}, {}, {}, 0, 1, False)
-        found = trials.take(Decision({}, 0, 0.0, 0), prices, 4)
+        found = trials.take(Decision({}, 0, 0.0, 0), 4)
     assert found == MeasuredStep(2.0, 50, returned_mib * 2**20)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ..demo.settings import DemoSettings
-from .usage import JsonOption
+from .usage import JsonOption, print_json
 
 _DEMO = DemoSettings()
 
@@ -50,8 +50,22 @@ def demo(
 
     The exit code is 1 if any bit of any gradient differs.
     """
-    from ..demo.present import present_demo
+    from rich.console import Console
+
+    from ..base.interrupts import ended_by_signals
+    from ..demo.compare import run_demo
+    from ..plain_text import plain
 
     settings = DemoSettings(steps, layers, width, context, batch, text, device, seed)
-    result = present_demo(settings, path=path, host_bytes=host_bytes, as_json=as_json)
+    messages = Console(stderr=True, highlight=False, soft_wrap=True)
+    with ended_by_signals():
+        result = run_demo(
+            settings, path=path, host_bytes=host_bytes, say=lambda line: messages.print(plain(line), markup=False)
+        )
+    if as_json:
+        print_json(result.as_dict())
+    else:
+        console = Console(highlight=False)
+        console.print(result.table())
+        console.print(result.verdict(), style="bold")
     raise typer.Exit(0 if result.difference is None else 1)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from .compare import DemoFailedError, DemoResult, run_demo
+from .compare import DemoResult, run_demo
 from .settings import DemoSettings
 
-__all__ = ["DemoFailedError", "DemoResult", "DemoSettings", "run_demo"]
+__all__ = ["DemoResult", "DemoSettings", "run_demo"]

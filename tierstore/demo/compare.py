@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import signal
 import statistics
-import subprocess
-import sys
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from typing import Any
 
-from .. import errors
-from ..base.config import SizeLike, parse_size
-from .place import store_directory
-from .settings import DemoSettings, load_text
+from rich.console import RenderableType
+from rich.table import Table
+
+from ..base.config import SizeLike, format_bytes, parse_size
+from ..errors import TierStoreError
+from .place import file_system_of, is_in_memory, store_directory
+from .settings import DEFAULT_TEXT, DemoSettings, check_device, load_text
 
 HOST_SHARE = 8
 """By default `host_bytes` is the memory that plain training added, divided by this."""
@@ -28,8 +28,7 @@ _ENVIRONMENT = {
 }
 """Environment variables of both runs, unless the user has set them."""
 
-Told = Callable[[dict[str, Any]], None]
-"""Receives what a training tells: `{"started": device}`, then after each step `{"step": number, "loss": nats}`."""
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -76,24 +75,6 @@ class RunReport:
 
 
 @dataclass(frozen=True)
-class Difference:
-    """The first difference between two runs: the step, counted from 1, and "loss" or the name of the parameter."""
-
-    step: int
-    name: str
-
-
-def first_difference(one: Sequence[Mapping[str, str]], other: Sequence[Mapping[str, str]]) -> Difference | None:
-    """Compare two runs' digests, step by step. A step or name that only one run has is a difference."""
-    for step in range(1, max(len(one), len(other)) + 1):
-        left, right = (dict(run[step - 1]) if step <= len(run) else {} for run in (one, other))
-        for name in left | right:
-            if left.get(name) != right.get(name):
-                return Difference(step, name)
-    return None
-
-
-@dataclass(frozen=True)
 class DemoResult:
     """The results of both runs: `plain` without a store, `stored` with one whose budget is `host_bytes`."""
 
@@ -103,14 +84,16 @@ class DemoResult:
     stored: RunReport
 
     @property
-    def difference(self) -> Difference | None:
+    def difference(self) -> tuple[int, str] | None:
+        """The first one: the step, counted from 1, and "loss" or the name of the parameter."""
         return first_difference(self.plain.digests, self.stored.digests)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON. Programs may rely on the keys."""
+        difference = self.difference
         return {
-            "gradients_identical": self.difference is None,
-            "first_difference": None if self.difference is None else asdict(self.difference),
+            "gradients_identical": difference is None,
+            "first_difference": None if difference is None else dict(zip(("step", "name"), difference, strict=True)),
             "host_bytes": self.host_bytes,
             "plain": self.plain.figures(),
             "tierstore": self.stored.figures() | {"stats": self.stored.stats},
@@ -119,89 +102,134 @@ class DemoResult:
             "versions": {"python": platform.python_version(), "torch": self.plain.torch_version},
         }
 
+    def verdict(self) -> str:
+        """The one line that says whether the gradients are the same."""
+        if (difference := self.difference) is None:
+            return "gradients bitwise identical: yes"
+        step, name = difference
+        what = "the loss" if name == "loss" else f"the gradient of {name}"
+        return f"gradients bitwise identical: no (first at step {step}: {what})"
 
-@dataclass(eq=False)
-class DemoFailedError(errors.TierStoreError):
-    """A run ended without a report. `exit_code`: negative: the signal. `last_words`: its standard error."""
+    def table(self) -> RenderableType:
+        """The costs of both trainings, then what the store did."""
+        table = Table("", title=f"{self.settings.steps} training steps on {self.plain.device}", title_justify="left")
+        table.caption, table.caption_justify = "Below the line: totals of all steps, except host memory.", "left"
+        for name in ("plain", "tierstore", "ratio"):
+            table.add_column(name, justify="right")
+        for name, of_run, text in _COMPARED:
+            one, other = of_run(self.plain), of_run(self.stored)
+            if one is not None and other is not None:
+                table.add_row(name, text(one), text(other), f"{other / one:.2f}" if one else "")
+        table.add_section()
+        for name, figure in self._of_the_store():
+            table.add_row(name, "", figure)
+        return table
 
-    variant: str
-    exit_code: int
-    last_words: str
+    def _of_the_store(self) -> Iterator[tuple[str, str]]:
+        stats = self.stored.stats or {}
+        yield "host memory: budget", format_bytes(self.host_bytes)
+        yield "host memory: most held at once", format_bytes(stats["host_bytes_peak"])
+        yield "saved tensors: left in place, each save", format_bytes(sum(stats["kept_bytes"].values()))
+        yield "saved tensors: handed to the store", format_bytes(stats["packed_bytes"])
+        yield "spilled to disk", format_bytes(stats["spilled_bytes"])
+        yield "written on disk for that", format_bytes(stats["written_bytes"])
+        yield "restored", format_bytes(stats["restored_bytes"])
+        prefetched = (str(stats[f"prefetch_{how}"]) for how in ("hits", "late", "misses"))
+        yield "prefetch: in time / late / missed", " / ".join(prefetched)
+        for cause, seconds in stats["stall_seconds"].items():
+            yield f"stall: {cause}", f"{seconds:.2f} s"
 
-    def __str__(self) -> str:
-        if self.exit_code < 0:
-            ending = f"was ended by {signal.Signals(-self.exit_code).name}"
-            if self.exit_code == -signal.SIGKILL:
-                ending += " (out of memory?)"
-        else:
-            ending = f"ended with exit code {self.exit_code}"
-        words = f"; it wrote:\n{self.last_words}" if self.last_words else " without a word"
-        return f"the {self.variant} run {ending}{words}"
+
+_COMPARED: Sequence[tuple[str, Callable[[RunReport], float | None], Callable[[Any], str]]] = (
+    ("peak accelerator memory added", lambda run: run.peak_device_bytes, format_bytes),
+    ("peak host memory added", lambda run: run.peak_host_bytes, format_bytes),
+    ("step time (median)", lambda run: run.typical_step_seconds, "{:.3f} s".format),
+    ("loss at the last step", lambda run: run.losses[-1], "{:.6f}".format),
+)
 
 
-def run_demo(
-    settings: DemoSettings,
-    *,
-    path: str | None = None,
-    host_bytes: SizeLike | None = None,
-    chosen: Callable[[Path], None] = lambda directory: None,
-    running: Callable[[int | None], Told] = lambda host_bytes: lambda event: None,
-) -> DemoResult:
+def first_difference(one: Sequence[Mapping[str, str]], other: Sequence[Mapping[str, str]]) -> tuple[int, str] | None:
+    """Compare two runs' digests, step by step. A step or name that only one run has is a difference."""
+    for step in range(1, max(len(one), len(other)) + 1):
+        left, right = (dict(run[step - 1]) if step <= len(run) else {} for run in (one, other))
+        for name in left | right:
+            if left.get(name) != right.get(name):
+                return step, name
+    return None
+
+
+def run_demo(settings: DemoSettings, *, path: str | None, host_bytes: SizeLike | None, say: Say) -> DemoResult:
     """Train plainly, then with a store, each in a fresh process; blocks until both are done.
 
     Args:
         path: the store's directory; None: one on a disk. Nothing is left there.
         host_bytes: the store's budget; None: an eighth of what plain training added to memory.
-        chosen: called with the directory of the store, before anything runs.
-        running: called before each run with the store's budget (None: the plain run); returns what the run tells.
+        say: is given lines that tell how far it is.
 
     Raises:
         ConfigError: an option cannot be used; raised before the first run if possible.
         TierStoreError: a run failed; only what its store held is lost.
     """
+    check_device(settings.device)
     budget = None if host_bytes is None else parse_size(host_bytes, "--host-bytes")
     load_text(settings.text, at_least_bytes=settings.context + 1)
     directory = store_directory(path)
-    chosen(directory)
-    plain = run_training("plain", settings, told=running(None))
+    say(
+        f"Training a byte-level transformer ({settings.layers} layers of {settings.width}, "
+        f"{settings.batch} x {settings.context} bytes a step) on {settings.text or DEFAULT_TEXT}."
+    )
+    say("The training runs twice, in a fresh process each time, from the same seed. This takes a minute or two.")
+    say('The store returns freed memory to the system at once (return_memory="always"). All else is the default.')
+    say(f"The store spills to {directory} ({file_system_of(directory)}).")
+    if is_in_memory(directory):
+        say("That file system is in memory, so spilled tensors still take memory.")
+    plain = run_training("plain", settings, say)
     if budget is None:
         budget = plain.peak_bytes // HOST_SHARE
-    stored = run_training("tierstore", settings, str(directory), budget, told=running(budget))
-    return DemoResult(settings, budget, plain, stored)
+    say(f"The store may hold {format_bytes(budget)} of host memory.")
+    return DemoResult(settings, budget, plain, run_training("tierstore", settings, say, str(directory), budget))
 
 
 def run_training(
-    variant: str, settings: DemoSettings, store_path: str | None = None, host_bytes: int = 0, *, told: Told
+    variant: str, settings: DemoSettings, say: Say, store_path: str | None = None, host_bytes: int = 0
 ) -> RunReport:
-    """Run `worker.py` in a fresh process, and wait for its report. What the run raised is raised again here. Raises
-    DemoFailedError: the run ended without a report, in any other way."""
-    request = json.dumps([asdict(settings), store_path, host_bytes])
-    report = None
-    with (
-        tempfile.TemporaryFile() as words,
-        subprocess.Popen(
-            [sys.executable, "-m", "tierstore.demo.worker", request],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=words,
-            text=True,
-            env=_ENVIRONMENT | os.environ,
-        ) as process,
-    ):
-        try:
-            for line in process.stdout or ():
-                event: dict[str, Any] = json.loads(line)
-                if "error" in event:
-                    raise getattr(errors, event["error"])(**event["fields"])
-                if "report" in event:
-                    report = RunReport(**event["report"])
-                else:
-                    told(event)
-        except BaseException:
-            process.kill()
-            raise
-        exit_code = process.wait()
-        if report is None:
-            words.seek(0)
-            raise DemoFailedError(variant, exit_code, words.read().decode(errors="replace").strip())
-        return report
+    """Train in a fresh process, and wait for its report. What the store raised is raised again here. Raises
+    TierStoreError: the run ended without a report, in any other way."""
+    context = get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_train, args=(sender, settings, store_path, host_bytes), daemon=True)
+    process.start()
+    sender.close()
+    try:
+        while not isinstance(told := receiver.recv(), RunReport):
+            if isinstance(told, TierStoreError):
+                raise told
+            say(f"{variant}: {told}")
+        return told
+    except EOFError:
+        process.join()
+        raise TierStoreError(f"the {variant} run {_ending(process.exitcode or 0)}") from None
+    finally:
+        process.kill()
+        process.join()
+        receiver.close()
+
+
+def _train(sender: Connection, settings: DemoSettings, store_path: str | None, host_bytes: int) -> None:
+    """In the fresh process. Its parent ends it, and standard output is the parent's alone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.dup2(2, 1)
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    from .training import train
+
+    try:
+        sender.send(train(settings, store_path, host_bytes, sender.send))
+    except TierStoreError as error:
+        sender.send(error)
+
+
+def _ending(exit_code: int) -> str:
+    if exit_code >= 0:
+        return f"ended with exit code {exit_code}"
+    return f"was ended by {signal.Signals(-exit_code).name}" + " (out of memory?)" * (exit_code == -signal.SIGKILL)

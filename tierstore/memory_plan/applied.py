@@ -1,11 +1,8 @@
 """What an applied plan does around the calls of one block.
 
 NOTE [The same again]
-A block is computed again from the same arguments, generators and state of its modules as in forward.
-`torch.utils.checkpoint` restores torch's generators and autocast. Here those of Python and NumPy are restored too, and
-those of torch on devices that no argument is on. The modules are put back as `module_state.py` says. What was changed
-in place cannot be put back: then backward raises. Nested arguments are given to the checkpoint one by one, so it finds
-changes of those too.
+`torch.utils.checkpoint` restores autocast, and finds changes of tensors in the arguments, which it is given one by one.
+All else is put back, or refused, as `block_state.py` says.
 A block that cannot be watched in a call is not computed again: its action falls back to storing, or to keeping. So it
 is in a mode (training or evaluation of any member) that the plan was not made in, because then it may draw random
 numbers or change buffers that the plan knows nothing of; and while `parametrize.cached` gives it the same weights for
@@ -18,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -33,26 +30,15 @@ from ..hooks.select import Kept
 from ..hooks.selective import holding_contexts
 from ..residency.torch_names import import_dynamo, tree_flatten, tree_unflatten
 from ..residency.uncompiled import uncompiled
-from .generators import Generators
-from .looking import TooMuchError
-from .menu import Action, HeldOutput
-from .module_state import ModuleState
-
-
-class BlockTraits(NamedTuple):
-    """What planning has found out of a block: names of buffers that forward changes, and of its modules that were in
-    evaluation mode.
-    """
-
-    buffers: Sequence[str] = ()
-    evaluates: Sequence[str] = ()
+from .block_state import BlockState, TooMuchError
+from .menu import Action, BlockTraits, HeldOutput
 
 
 class PlannedCalls:
     """The calls of one block go through this. An `Around`.
 
-    `scope` takes what is stored (None: nothing is). `action` may be set to another one. `recompute_seconds`: time that
-    backward has spent computing the block again, so far. `is_over`: calls do nothing more than without a plan.
+    `scope` takes what is stored (None: nothing is). `recompute_seconds`: time that backward has spent computing the
+    block again, so far. `is_over`: calls do nothing more than without a plan.
     """
 
     def __init__(self, action: Action, traits: BlockTraits, scope: ModuleScope | None) -> None:
@@ -112,14 +98,12 @@ class PlannedCalls:
         if parametrize._cache_enabled and any(map(parametrize.is_parametrized, module.modules())):
             return None
         try:
-            others = [value for value in arguments if not isinstance(value, torch.Tensor)]
-            state = ModuleState(module, others, self._traits.buffers)
+            state = BlockState(module, arguments, self._traits.buffers)
         except TooMuchError:
             return None
         if state.evaluates != tuple(self._traits.evaluates) or _has_other_statistics(module, self._traits.buffers):
             return None
-        devices = {value.device for value in (*module.parameters(), *module.buffers())} - {torch.device("cpu")}
-        return _Again(self, module, state, Generators.now(devices))
+        return _Again(self, module, state)
 
 
 def _has_other_statistics(module: nn.Module, buffers: Collection[str]) -> bool:
@@ -132,18 +116,14 @@ def _has_other_statistics(module: nn.Module, buffers: Collection[str]) -> bool:
 
 
 class _Again:
-    """What a block was before its forward. Entered, as often as wanted, to compute the block again: see NOTE [The same
-    again].
+    """Entered, as often as wanted, to compute a block again as it was before its forward.
 
     `replaying` gives back the outputs that are held; None: none is.
     """
 
-    def __init__(self, calls: PlannedCalls, module: nn.Module, state: ModuleState, generators: Generators) -> None:
+    def __init__(self, calls: PlannedCalls, module: nn.Module, state: BlockState) -> None:
         self.replaying: AbstractContextManager[Any] | None = None
-        self._calls = calls
-        self._module = module
-        self._state = state
-        self._generators = generators
+        self._calls, self._module, self._state = calls, module, state
         self._entered: list[ExitStack] = []
 
     def __enter__(self) -> None:
@@ -151,8 +131,6 @@ class _Again:
             undo.enter_context(_lock_of(self._module))
             self._state.check()
             undo.callback(self._count_time, time.perf_counter())
-            undo.callback(self._generators.again().restore)
-            self._generators.restore()
             undo.enter_context(self._state.restored())
             if self.replaying is not None:
                 undo.enter_context(self.replaying)

@@ -6,9 +6,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from .decision import LEAST_MARGIN, Decision, margin_of, with_margin
+from .decision import LEAST_MARGIN, Decision, Prices, margin_of, with_margin
 from .menu import Action
-from .prices import Prices, Trials
+from .prices import Trials
 from .steps import MeasuredStep
 
 _MARGINS = (1 / 16, LEAST_MARGIN)
@@ -24,104 +24,91 @@ _NUM_KEEP, _NUM_FIRST, _NUM_SECOND = 2, 3, 2
 
 
 class TriedDecision(NamedTuple):
-    """A decision, what its trial measured, and the share of the limit for which it was made."""
+    """A decision, and what its trial measured."""
 
     decision: Decision
     measured: MeasuredStep
-    share: float = 1.0
 
     @classmethod
     def untried(cls, decision: Decision) -> TriedDecision:
         return cls(decision, MeasuredStep(decision.step_seconds, decision.peak_bytes))
 
 
-class Corrected:
-    """Prices, and how far predictions by them have missed: a measured peak beyond the limit was `offset_bytes` above
-    the predicted one. `share`: of the limit, to decide for. `decision_seconds`: time that the solver has taken."""
+class Chooser:
+    """Decides by prices within a limit. `offset_bytes`: so far was a measured peak beyond the limit above the predicted
+    one. `seconds`: that the solver has taken."""
 
     def __init__(self, prices: Prices, limit_bytes: int) -> None:
-        self.prices = prices
+        self.prices, self.limit_bytes = prices, limit_bytes
         self.offset_bytes = 0
-        self.decision_seconds = 0.0
-        self.share = _WHOLE
-        self._limit_bytes = limit_bytes
+        self.seconds = 0.0
 
-    def decide(self, share: float | None = None) -> Decision | None:
+    def decide(self, share: float = _WHOLE) -> Decision | None:
         """The fastest decision within a share of the limit; None: there is none.
 
         The store's staging window is narrowed only if nothing else fits into the whole limit.
         """
-        prices, began, decision = self.prices, time.perf_counter(), None
-        share = self.share if share is None else share
+        began, decision = time.perf_counter(), None
         ways = [(margin, False) for margin in _MARGINS]
-        if share >= _WHOLE and prices.costs.spared_bytes:
+        if share >= _WHOLE and self.prices.costs.spared_bytes:
             ways.append((LEAST_MARGIN, True))
         for margin, is_narrow in ways:
-            target_bytes = int(share * self._limit_bytes) - margin_of(margin, self._limit_bytes) - self.offset_bytes
-            decision = decision or prices.decide(target_bytes, is_narrow=is_narrow)
-        self.decision_seconds += time.perf_counter() - began
+            target_bytes = int(share * self.limit_bytes) - margin_of(margin, self.limit_bytes) - self.offset_bytes
+            decision = decision or self.prices.decide(target_bytes, is_narrow=is_narrow)
+        self.seconds += time.perf_counter() - began
         return decision
 
     def least_bytes(self) -> int:
         """The least limit for which there is a decision, with a narrow staging window."""
         least = self.prices.decide(None, is_narrow=True)
-        return 0 if least is None else self.needed_bytes(least)
+        return 0 if least is None else self._needed_bytes(least)
 
     def fitting(self, actions: Mapping[str, Action]) -> Decision | None:
         """The decision for an action of each block, if it is within the limit; narrow only if that has to be."""
         for is_narrow in (False, True):
             decision = self.prices.decision_for(actions, is_narrow=is_narrow)
-            if decision is not None and self.needed_bytes(decision) <= self._limit_bytes:
+            if decision is not None and self._needed_bytes(decision) <= self.limit_bytes:
                 return decision
         return None
 
-    def needed_bytes(self, decision: Decision) -> int:
+    def _needed_bytes(self, decision: Decision) -> int:
         return with_margin(decision.peak_bytes + self.offset_bytes)
 
-    def learn_peak(self, decision: Decision, measured: MeasuredStep) -> None:
+    def choose(self, trials: Trials, known: Sequence[TriedDecision]) -> TriedDecision | None:
+        """The fastest decision by the prices, if steps stay within the limit with it; None: no such decision was found.
+
+        It is tried. Another one is tried if the first exceeds the limit, or leaves reason to use more or less of it.
+        `known`: single strategies that were measured before. They are the choice if nothing else stays within the
+        limit.
+        """
+        keep = self.prices.uniform(Action("keep"))
+        if (
+            keep.peak_bytes + margin_of(_MARGINS[0], self.limit_bytes) <= self.limit_bytes
+        ):  # else the kernel may kill it
+            tried = self._tried(trials, keep, _NUM_KEEP)
+            if self._fits(tried):
+                return tried
+        found: list[TriedDecision] = []
+        share = _MOST
+        for num_steps in (_NUM_FIRST, _NUM_SECOND):
+            decision = self.decide(share)
+            if decision is None and share < _WHOLE:
+                decision = self.decide(share := _WHOLE)
+            if decision is None or any(decision.does_the_same(choice.decision) for choice in found):
+                break
+            found.append(self._tried(trials, decision, num_steps))
+            if self._fits(found[-1]):
+                share = _LESS if found[-1].measured.returned_bytes else _WHOLE
+        fitting = list(filter(self._fits, found)) or list(filter(self._fits, known))
+        return min(fitting, key=lambda choice: choice.measured.seconds, default=None)
+
+    def _fits(self, choice: TriedDecision) -> bool:
+        return choice.measured.peak_bytes <= self.limit_bytes
+
+    def _tried(self, trials: Trials, decision: Decision, num_steps: int) -> TriedDecision:
         """A peak above the prediction, but within the limit, is no miss: allocators keep freed memory until it is
         short. Nor is one below it: the next decision may have another reason to be as large as predicted."""
-        if measured.peak_bytes > self._limit_bytes:
+        measured = trials.take(decision, num_steps)
+        if measured.peak_bytes > self.limit_bytes:
             self.offset_bytes = max(self.offset_bytes, measured.peak_bytes - decision.peak_bytes)
-
-
-def choose(
-    trials: Trials, corrected: Corrected, limit_bytes: int, known: Sequence[TriedDecision]
-) -> TriedDecision | None:
-    """The fastest decision by the prices, if steps stay within the limit with it; None: no such decision was found.
-
-    It is tried. Another one is tried if the first exceeds the limit, or leaves reason to use more or less of it.
-    `corrected` keeps to the share of the limit for which the choice was made. `known`: single strategies that were
-    measured before. They are the choice if nothing else stays within the limit.
-    """
-    keep = corrected.prices.uniform(Action("keep"))
-    if keep.peak_bytes + margin_of(_MARGINS[0], limit_bytes) <= limit_bytes:  # else the kernel may kill the trial
-        tried = TriedDecision(keep, trials.take(keep, corrected.prices, _NUM_KEEP))
-        corrected.learn_peak(keep, tried.measured)
-        if tried.measured.peak_bytes <= limit_bytes:
-            return tried
-    found: list[TriedDecision] = []
-    share = _MOST
-    for num_steps in (_NUM_FIRST, _NUM_SECOND):
-        decision = corrected.decide(share)
-        if decision is None and share < _WHOLE:
-            decision = corrected.decide(share := _WHOLE)
-        if decision is None or any(decision.does_the_same(choice.decision) for choice in found):
-            break
-        measured = trials.take(decision, corrected.prices, num_steps)
-        corrected.learn_peak(decision, measured)
-        found.append(TriedDecision(decision, measured, share))
-        share = _next_share(found[-1], limit_bytes)
-    fitting = [choice for choice in found if choice.measured.peak_bytes <= limit_bytes] or [
-        choice for choice in known if choice.measured.peak_bytes <= limit_bytes
-    ]
-    best = min(fitting, key=lambda choice: choice.measured.seconds, default=None)
-    if best is not None:
-        corrected.share = best.share
-    return best
-
-
-def _next_share(choice: TriedDecision, limit_bytes: int) -> float:
-    if choice.measured.peak_bytes > limit_bytes:
-        return choice.share
-    return _LESS if choice.measured.returned_bytes else _WHOLE
+        return TriedDecision(decision, measured)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from .applied import BlockTraits
 from .choice import TriedDecision
-from .menu import Action, HeldOutput, Option
-from .prices import Prices
+from .decision import Prices
+from .menu import Action, BlockTraits, HeldOutput, Option
 
 FORMAT = 1
 

@@ -7,12 +7,13 @@ come. A storage that several blocks keep counts once, until the last of them has
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import highspy
 
-from .menu import Action, Option
+from .menu import Action, BlockTraits, Option
 
 NARROW_BYTES = 32 * 2**20
 """A narrow staging window of a store. What is larger passes through it alone, which is slow."""
@@ -62,10 +63,6 @@ class StepCosts:
     store_bytes: int
     spared_bytes: int = 0
 
-    @property
-    def narrow(self) -> StepCosts:
-        return replace(self, store_bytes=self.store_bytes - self.spared_bytes, spared_bytes=0)
-
 
 @dataclass(frozen=True)
 class Decision:
@@ -94,52 +91,69 @@ class Decision:
         return {name: option.action for name, option in self.chosen.items()}
 
 
-def decide(
-    options: Mapping[str, Sequence[Option]],
-    moments: Sequence[Moment],
-    costs: StepCosts,
-    limit_bytes: int | None,
-    *,
-    is_narrow: bool = False,
-) -> Decision | None:
-    """The fastest decision whose peak is within the limit; None: there is none. Without a limit: that with the least
-    peak."""
-    program = _Program(options, moments, costs.narrow if is_narrow else costs, limit_bytes)
-    chosen = program.solve()
-    return None if chosen is None else decision_of(chosen, moments, costs, is_narrow=is_narrow)
+class Prices(NamedTuple):
+    """All that a decision needs to know, but the limit; and what else is known of the blocks.
+
+    `kinds`: the class of each block's module. `differs`: why a block is not computed again. `min_bytes`: smaller
+    tensors are not stored. `num_calls`: how often a step calls the model. `communicates`: a block exchanges data with
+    other processes.
+    """
+
+    options: Mapping[str, Sequence[Option]]
+    moments: Sequence[Moment]
+    costs: StepCosts
+    kinds: Mapping[str, str] = {}
+    traits: Mapping[str, BlockTraits] = {}
+    differs: Mapping[str, str] = {}
+    min_bytes: int = 0
+    num_calls: int = 1
+    communicates: bool = False
+
+    def decide(self, limit_bytes: int | None, *, is_narrow: bool = False) -> Decision | None:
+        """The fastest decision whose peak is within the limit; None: there is none. Without a limit: that with the
+        least peak."""
+        chosen = _Program(self, self._store_bytes(is_narrow), limit_bytes).solve()
+        return None if chosen is None else self.decision_of(chosen, is_narrow=is_narrow)
+
+    def decision_of(self, chosen: Mapping[str, Option], *, is_narrow: bool = False) -> Decision:
+        """What a choice costs, with a narrow staging window if something is stored and that is wanted."""
+        stored: dict[int, int] = {}
+        for option in chosen.values():
+            stored |= option.stored
+        stored_bytes = sum(stored.values())
+        is_narrow = is_narrow and stored_bytes > 0 and self.costs.spared_bytes > 0
+        peak_bytes = max([0, *(_bytes_at(moment, chosen) for moment in self.moments)])
+        peak_bytes += self._store_bytes(is_narrow) if stored else 0
+        added_seconds = sum(option.seconds for option in chosen.values()) + self.costs.store_seconds * stored_bytes
+        return Decision(chosen, peak_bytes, self.costs.step_seconds + added_seconds, stored_bytes, is_narrow)
+
+    def decision_for(self, actions: Mapping[str, Action], *, is_narrow: bool = False) -> Decision | None:
+        """The decision for an action of each block; None: one of them is not offered."""
+        chosen = {}
+        for name, several in self.options.items():
+            option = next((option for option in several if option.action == actions[name]), None)
+            if option is None:
+                return None
+            chosen[name] = option
+        return self.decision_of(chosen, is_narrow=is_narrow)
+
+    def uniform(self, action: Action, *, is_narrow: bool = False) -> Decision:
+        """The decision for this action in each block; blocks that cannot be computed again are stored instead."""
+        chosen = {}
+        for name, several in self.options.items():
+            by_action = {option.action: option for option in several}
+            chosen[name] = by_action.get(action) or by_action.get(Action("store")) or by_action[Action("keep")]
+        return self.decision_of(chosen, is_narrow=is_narrow)
+
+    def _store_bytes(self, is_narrow: bool) -> int:
+        return self.costs.store_bytes - is_narrow * self.costs.spared_bytes
 
 
-def decision_of(
-    chosen: Mapping[str, Option], moments: Sequence[Moment], costs: StepCosts, *, is_narrow: bool = False
-) -> Decision:
-    """What a choice costs, with a narrow staging window if something is stored and that is wanted."""
-    stored_bytes = sum(_stored(chosen).values())
-    is_narrow = is_narrow and stored_bytes > 0 and costs.spared_bytes > 0
-    peak_bytes = _peak_of(chosen, moments, costs.narrow if is_narrow else costs)
-    return Decision(chosen, peak_bytes, _seconds_of(chosen, costs), stored_bytes, is_narrow)
-
-
-def _peak_of(chosen: Mapping[str, Option], moments: Iterable[Moment], costs: StepCosts) -> int:
-    peak_bytes = 0
-    for moment in moments:
-        kept: dict[int, int] = {}
-        for name in moment.holders:
-            kept |= chosen[name].kept
-        own_bytes = moment.bytes if moment.block is None else moment.bytes_for(chosen[moment.block])
-        peak_bytes = max(peak_bytes, own_bytes + sum(kept.values()))
-    return peak_bytes + (costs.store_bytes if _stored(chosen) else 0)
-
-
-def _seconds_of(chosen: Mapping[str, Option], costs: StepCosts) -> float:
-    added_seconds = sum(option.seconds for option in chosen.values())
-    return costs.step_seconds + added_seconds + costs.store_seconds * sum(_stored(chosen).values())
-
-
-def _stored(chosen: Mapping[str, Option]) -> dict[int, int]:
-    stored: dict[int, int] = {}
-    for option in chosen.values():
-        stored |= option.stored
-    return stored
+def _bytes_at(moment: Moment, chosen: Mapping[str, Option]) -> int:
+    kept: dict[int, int] = {}
+    for name in moment.holders:
+        kept |= chosen[name].kept
+    return sum(kept.values()) + (moment.bytes if moment.block is None else moment.bytes_for(chosen[moment.block]))
 
 
 def with_margin(peak_bytes: int, share: float = LEAST_MARGIN) -> int:
@@ -153,17 +167,12 @@ def margin_of(share: float, limit_bytes: int) -> int:
 
 
 class _Program:
-    """The mixed-integer program of one decision. Rows bound sums of columns."""
+    """The mixed-integer program of one decision. Rows bound sums of columns. `store_bytes`: memory that the store
+    itself needs."""
 
-    def __init__(
-        self,
-        options: Mapping[str, Sequence[Option]],
-        moments: Sequence[Moment],
-        costs: StepCosts,
-        limit_bytes: int | None,
-    ) -> None:
-        self._options = options
-        self._shared = _shared_storages(options)
+    def __init__(self, prices: Prices, store_bytes: int, limit_bytes: int | None) -> None:
+        self._options, self._costs = prices.options, prices.costs
+        self._shared = _shared_storages(prices.options)
         self._solver = highspy.Highs()  # type: ignore[no-untyped-call]
         self._solver.setOptionValue("output_flag", False)
         self._solver.setOptionValue("time_limit", _SOLVER_SECONDS)
@@ -171,17 +180,17 @@ class _Program:
         self._any_of: dict[tuple[str, int, frozenset[str]], int] = {}
         self._second = 1.0 if limit_bytes is not None else 1e-6  # what a second costs, beside a peak that costs 1 a MiB
         self._chosen = {
-            name: [self._column(self._seconds(option, costs, place / len(options))) for option in several]
-            for place, (name, several) in enumerate(options.items())
+            name: [self._column(self._seconds(option, place / len(self._options))) for option in several]
+            for place, (name, several) in enumerate(self._options.items())
         }
         for columns in self._chosen.values():
             self._row(dict.fromkeys(columns, 1.0), 1.0, 1.0)
             for column in columns:
                 self._solver.changeColIntegrality(column, highspy.HighsVarType.kInteger)
-        self._uses_store = self._add_store(costs)
+        self._uses_store = self._add_store()
         self._peak = self._column(1.0, most=highspy.kHighsInf) if limit_bytes is None else None
-        for moment in moments:
-            self._add_moment(moment, costs, limit_bytes or 0)
+        for moment in prices.moments:
+            self._add_moment(moment, store_bytes, limit_bytes or 0)
 
     def solve(self) -> dict[str, Option] | None:
         self._solver.run()
@@ -200,15 +209,15 @@ class _Program:
     def _row(self, row: Mapping[int, float], least: float, most: float = highspy.kHighsInf) -> None:
         self._solver.addRow(least, most, len(row), list(row), list(row.values()))
 
-    def _seconds(self, option: Option, costs: StepCosts, place: float) -> float:
+    def _seconds(self, option: Option, place: float) -> float:
         """`place`: of the block in forward, from 0 to 1."""
-        stored_seconds = costs.store_seconds * self._own_bytes(option.stored)
+        stored_seconds = self._costs.store_seconds * self._own_bytes(option.stored)
         return self._second * (option.seconds + stored_seconds * (1 + _LATER * place))
 
     def _own_bytes(self, storages: Mapping[int, int]) -> int:
         return sum(nbytes for storage, nbytes in storages.items() if storage not in self._shared)
 
-    def _add_store(self, costs: StepCosts) -> int:
+    def _add_store(self) -> int:
         """Have shared storages that are stored cost time. Returns the column that is 1 if anything is stored."""
         uses_store = self._column(0.0)
         for name, several in self._options.items():
@@ -218,11 +227,11 @@ class _Program:
         for storage, nbytes in self._shared.items():
             column = self._column_of_any("stored", storage, frozenset(self._options))
             if column is not None:
-                self._solver.changeColCost(column, self._second * costs.store_seconds * nbytes)
+                self._solver.changeColCost(column, self._second * self._costs.store_seconds * nbytes)
         return uses_store
 
-    def _add_moment(self, moment: Moment, costs: StepCosts, limit_bytes: int) -> None:
-        row = {self._uses_store: costs.store_bytes * _MIB}
+    def _add_moment(self, moment: Moment, store_bytes: int, limit_bytes: int) -> None:
+        row = {self._uses_store: store_bytes * _MIB}
         for name in moment.holders:
             for column, option in zip(self._chosen[name], self._options[name], strict=True):
                 row[column] = self._own_bytes(option.kept) * _MIB

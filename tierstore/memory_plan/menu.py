@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from .recording import Operator, RecordedCall
+from .recording import RecordedCall
 
 Kind = Literal["keep", "store", "recompute"]
 
@@ -46,6 +46,15 @@ class Action(NamedTuple):
         return f"{what}, stored" if self.stores else what
 
 
+class BlockTraits(NamedTuple):
+    """What planning has found out of a block: names of buffers that forward changes, and of its modules that were in
+    evaluation mode.
+    """
+
+    buffers: Sequence[str] = ()
+    evaluates: Sequence[str] = ()
+
+
 @dataclass(frozen=True)
 class Option:
     """An action; the storages that stay in memory and those that go to the store, with sizes; and the seconds added to
@@ -57,30 +66,42 @@ class Option:
     seconds: float
 
 
-def options_of(calls: Sequence[RecordedCall], recompute_seconds: float, min_bytes: int) -> list[Option]:
+def options_of(
+    calls: Sequence[RecordedCall], recompute_seconds: float, min_bytes: int, kept_anyway: Collection[int] = ()
+) -> list[Option]:
     """What may be done with a block that is called as `calls` tell, once or more in a step.
 
     `recompute_seconds`: measured, to compute all its calls again. `min_bytes`: smaller storages stay where they are.
+    Storages that are `kept_anyway` cost nothing.
     """
-    saved = _union(call.saved for call in calls)
-    inputs = _union(call.inputs for call in calls)
-    options = [Option(Action("keep"), saved, {}, 0.0), _stored(Action("store"), saved, 0.0, min_bytes)]
+
+    def kept(kind: Kind, needed: Mapping[int, int], seconds: float, held: tuple[HeldOutput, ...] = ()) -> Option:
+        charged = {name: nbytes for name, nbytes in needed.items() if name not in kept_anyway}
+        return Option(Action(kind, held), charged, {}, seconds)
+
+    def stored(option: Option, action: Action) -> Option:
+        small = {name: nbytes for name, nbytes in option.kept.items() if nbytes < min_bytes}
+        large = {name: nbytes for name, nbytes in option.kept.items() if name not in small}
+        return Option(action, small, large, option.seconds)
+
+    options = [kept("keep", _union(call.saved for call in calls), 0.0)]
+    options.append(stored(options[0], Action("store")))
     if any(call.differs for call in calls) or not calls:
         return options
+    recorded_seconds = max(sum(call.seconds for call in calls), 1e-9)
     for held in (), *_prefixes(calls[0]):
         if held and any(call.kind != calls[0].kind for call in calls):
             break
-        needed, seconds = dict(inputs), recompute_seconds
-        recorded_seconds = sum(call.seconds for call in calls)
+        needed, seconds = _union(call.inputs for call in calls), recompute_seconds
         for call in calls:
             for output in held:
                 operator = call.operators[output.number]
                 needed |= operator.outputs
-                seconds -= operator.seconds * recompute_seconds / max(recorded_seconds, 1e-9)
+                seconds -= operator.seconds * recompute_seconds / recorded_seconds
             if held:
                 seconds += _CALL_SECONDS * len(call.operators)
-        options.append(Option(Action("recompute", held), needed, {}, seconds))
-        options.append(_stored(Action("recompute", held, stores=True), needed, seconds, min_bytes))
+        options.append(kept("recompute", needed, seconds, held))
+        options.append(stored(options[-1], Action("recompute", held, stores=True)))
     return [option for option in options if not _is_worse(option, options)]
 
 
@@ -89,11 +110,6 @@ def _union(parts: Iterable[Mapping[int, int]]) -> dict[int, int]:
     for part in parts:
         found |= part
     return found
-
-
-def _stored(action: Action, needed: Mapping[int, int], seconds: float, min_bytes: int) -> Option:
-    small = {name: nbytes for name, nbytes in needed.items() if nbytes < min_bytes}
-    return Option(action, small, {name: nbytes for name, nbytes in needed.items() if name not in small}, seconds)
 
 
 def _prefixes(call: RecordedCall) -> list[tuple[HeldOutput, ...]]:
@@ -106,11 +122,10 @@ def _prefixes(call: RecordedCall) -> list[tuple[HeldOutput, ...]]:
     ranked = [index for _, index in sorted(worth, reverse=True)]
     step = max(-(-len(ranked) // _MOST_PREFIXES), 1)
     lengths = range(len(ranked), 0, -step)
-    return [_held(call.operators, sorted(ranked[:length])) for length in reversed(lengths)]
-
-
-def _held(operators: Sequence[Operator], indices: Iterable[int]) -> tuple[HeldOutput, ...]:
-    return tuple(HeldOutput(index, operators[index].name) for index in indices)
+    return [
+        tuple(HeldOutput(index, call.operators[index].name) for index in sorted(ranked[:length]))
+        for length in reversed(lengths)
+    ]
 
 
 def _is_worse(option: Option, options: Sequence[Option]) -> bool:

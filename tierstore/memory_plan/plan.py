@@ -17,12 +17,11 @@ from ..hooks.in_place import Around, around_calls_of, call_plainly, check_callab
 from ..hooks.module import ModuleScope
 from ..store.tier_store import TierStore
 from .applied import PlannedCalls
-from .choice import Corrected, TriedDecision
-from .contents import FORMAT, BlockPlan, Contents, contents_of
-from .decision import Decision
-from .meter import Meter, meter_of
+from .contents import FORMAT, BlockPlan, Contents
+from .decision import Prices
+from .meter import meter_of
 from .views import draw_plan, plan_text
-from .watch import Expected, StepWatch
+from .watch import StepWatch
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,11 +29,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class _Live(NamedTuple):
-    corrected: Corrected
-    decision: Decision
+class Planned(NamedTuple):
+    """What only the process that has planned knows. `decision_seconds`: that the solver has taken."""
+
+    prices: Prices
     store: TierStore
     num_steps: int = 0
+    decision_seconds: float = 0.0
 
 
 class MemoryPlan:
@@ -52,49 +53,29 @@ class MemoryPlan:
         staging_bytes: the store's staging window while the plan is applied: 32 MiB if nothing fits within the limit
             otherwise; None: as the store was opened.
         is_needed: False: everything fits, and nothing is done.
-        num_steps: how many steps planning has taken; 0 for a plan from a file.
+        num_steps, decision_seconds: how many steps planning has taken, and the solver's time; 0 for a plan from a file.
     """
 
-    def __init__(self, contents: Contents, live: _Live | None) -> None:
+    def __init__(self, contents: Contents, planned: Planned | None) -> None:
         self.limit_bytes, self.tier = contents.limit_bytes, contents.tier
         self.predicted, self.strategies = contents.predicted, contents.strategies
         self.blocks: Sequence[BlockPlan] = contents.blocks
         self.staging_bytes = contents.staging_bytes or None
         self.is_needed = contents.is_needed
-        self.num_steps = 0 if live is None else live.num_steps
-        self._contents = contents
-        self._live = live
+        self.num_steps, self.decision_seconds = (planned.num_steps, planned.decision_seconds) if planned else (0, 0.0)
+        self._contents, self._planned = contents, planned
         self._watch: StepWatch | None = None
         self._applied_to: weakref.ref[nn.Module] | None = None
         self._touched: list[weakref.ref[nn.Module]] = []  # also those that the model has under another name by now
         self._made: weakref.WeakSet[Around] = weakref.WeakSet()  # also those that only copies of the model have
-
-    @classmethod
-    def of(
-        cls,
-        choice: TriedDecision,
-        corrected: Corrected,
-        limit_bytes: int,
-        reserve_bytes: int,
-        meter: Meter,
-        store: TierStore,
-        num_steps: int = 0,
-    ) -> MemoryPlan:
-        contents = contents_of(choice, corrected.prices, limit_bytes, reserve_bytes, meter.unit)
-        return cls(contents, _Live(corrected, choice.decision, store, num_steps))
-
-    @property
-    def decision_seconds(self) -> float:
-        """Time that the solver has taken; 0 for a plan from a file."""
-        return 0.0 if self._live is None else self._live.corrected.decision_seconds
 
     # --- in place --------------------------------------------------------------------------------------------------
 
     def apply(self, model: nn.Module, *, store: TierStore | None = None) -> nn.Module:
         """Do what the plan says in each call of the model, in place. Types, keys and attributes stay as they are.
 
-        The first steps are measured; `store.stats().memory_plan` tells. If they exceed the limit, a plan made in this
-        process decides again before the next step.
+        The first steps are measured; `store.stats().memory_plan` tells. A `TierStoreWarning` says if they exceed the
+        limit.
 
         Args:
             model: the model that was planned, or one with the same modules.
@@ -113,7 +94,7 @@ class MemoryPlan:
         if self._applied_to is not None and self._applied_to() is not None:
             raise ConfigError("model", type(model).__name__, "the plan is applied already: remove it first")
         modules = self._modules_of(model)
-        store = store if store is not None else self._live.store if self._live is not None else None
+        store = store if store is not None else self._planned.store if self._planned is not None else None
         if store is not None and not isinstance(store, TierStore):
             raise ConfigTypeError("store", store, "give an open TierStore")
         if store is None and any(block.as_action().uses_store for block in self.blocks):
@@ -123,9 +104,8 @@ class MemoryPlan:
         meter = meter_of(model)
         scope = None if store is None else ModuleScope(store, min_bytes=self._contents.min_bytes)
         calls = {block.name: PlannedCalls(block.as_action(), block.traits, scope) for block in self.blocks}
-        corrected = None if self._live is None or self._live.corrected.prices.communicates else self._live.corrected
         self._end()  # where the model that it was applied to is gone
-        self._watch = StepWatch(self._expected(), calls, meter, store, corrected)
+        self._watch = StepWatch(self._contents, meter, store)
         self._applied_to = weakref.ref(model)
         self._made.update(calls.values())
         for name, through in calls.items():
@@ -186,11 +166,6 @@ class MemoryPlan:
         if watch is not None:
             watch.end()
 
-    def _expected(self) -> Expected:
-        contents, decision = self._contents, None if self._live is None else self._live.decision
-        predicted = contents.predicted.peak_bytes, contents.predicted.step_seconds
-        return Expected(contents.limit_bytes, *predicted, decision, contents.reserve_bytes, contents.num_calls)
-
     def _modules_of(self, model: nn.Module) -> dict[str, nn.Module]:
         check_callable(model)
         if around_calls_of(model) is not None:
@@ -215,7 +190,7 @@ class MemoryPlan:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> MemoryPlan:
-        """Read a plan from a file that `save` has written. It corrects nothing: it does not know the prices.
+        """Read a plan from a file that `save` has written.
 
         Raises:
             ConfigError: the file cannot be read, or is not such a plan; names file and key.
@@ -246,9 +221,9 @@ class MemoryPlan:
             ConfigError: matplotlib is not installed, or the plan was loaded from a file, which has no prices.
             OSError: the file cannot be written.
         """
-        if self._live is None:
+        if self._planned is None:
             raise ConfigError("plot", "a plan from a file", "it has no prices: draw the plan that plan_memory returns")
-        figure = draw_plan(self._contents, self._live.corrected)
+        figure = draw_plan(self._contents, self._planned.prices)
         if file is not None:
             figure.savefig(file)
         return figure

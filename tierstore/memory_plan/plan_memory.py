@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
@@ -10,14 +10,14 @@ from torch import nn
 from ..base.config import SizeLike, format_bytes, parse_size
 from ..errors import ConfigError, ConfigTypeError
 from ..store.tier_store import TierStore
-from .choice import Corrected, TriedDecision, choose
-from .decision import Decision, with_margin
+from .choice import Chooser, TriedDecision
+from .contents import contents_of
+from .decision import with_margin
 from .guard import LimitReachedError
 from .meter import meter_of
-from .plan import MemoryPlan
+from .plan import MemoryPlan, Planned
 from .prices import Trials, measure_prices
 from .ranks import agreed, are_several
-from .steps import MeasuredStep
 
 
 def plan_memory(
@@ -74,24 +74,22 @@ def plan_memory(
     try:
         with Trials(model, run, store, meter, usable_bytes) as trials:
             prices, measured = measure_prices(trials)
-            corrected = Corrected(prices, usable_bytes)
-            choice = _choose(trials, corrected, usable_bytes, measured)
-            least_bytes = corrected.least_bytes() if choice is None else 0
+            chooser = Chooser(prices, usable_bytes)
+            choice = _choose(trials, chooser, [TriedDecision(decision, step) for decision, step in measured])
+            least_bytes = chooser.least_bytes() if choice is None else 0
     except LimitReachedError as reached:
         choice, least_bytes = None, with_margin(reached.nbytes)
     if choice is None:
         least = format_bytes(least_bytes + reserve_bytes)
         raise ConfigError("limit", limit, f"it cannot fit: the least is {least} of {meter.unit}")
-    return MemoryPlan.of(choice, corrected, limit_bytes, reserve_bytes, meter, store, trials.steps.num_taken)
+    contents = contents_of(choice, prices, limit_bytes, reserve_bytes, meter.unit)
+    return MemoryPlan(contents, Planned(prices, store, trials.steps.num_taken, chooser.seconds))
 
 
-def _choose(
-    trials: Trials, corrected: Corrected, limit_bytes: int, measured: Iterable[tuple[Decision, MeasuredStep]]
-) -> TriedDecision | None:
-    if are_several():
-        decision = corrected.decide()  # all ranks have to take the same number of steps: none is tried
-        if corrected.prices.communicates:
-            decision = agreed(corrected, decision)
-        return None if decision is None else TriedDecision.untried(decision)
-    known = [TriedDecision(decision, step) for decision, step in measured]
-    return choose(trials, corrected, limit_bytes, known)
+def _choose(trials: Trials, chooser: Chooser, known: Sequence[TriedDecision]) -> TriedDecision | None:
+    if not are_several():
+        return chooser.choose(trials, known)
+    decision = chooser.decide()  # all ranks have to take the same number of steps: none is tried
+    if chooser.prices.communicates:
+        decision = agreed(chooser, decision)
+    return None if decision is None else TriedDecision.untried(decision)

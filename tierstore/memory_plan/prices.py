@@ -13,29 +13,30 @@ before show that it fits. A block that could not be computed again within the li
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, NamedTuple, Self
+from typing import Self
 
 import torch
 from torch import nn
 
 from ..errors import ConfigError
-from ..hooks.in_place import around_calls_of
+from ..hooks.in_place import Around, around_calls_of
 from ..hooks.module import ModuleScope
 from ..hooks.offload import tiered_offload
 from ..store.tier_store import TierStore
-from .applied import BlockTraits, PlannedCalls
+from .applied import PlannedCalls
 from .call_tree import CallTree, Storages, blocks_of
-from .decision import NARROW_BYTES, Decision, Moment, StepCosts, decide, decision_of, with_margin
+from .decision import NARROW_BYTES, Decision, Moment, Prices, StepCosts, with_margin
 from .guard import LimitReachedError, MemoryGuard
-from .menu import Action, Option, options_of
+from .menu import Action, BlockTraits, options_of
 from .meter import Meter
 from .ranks import are_several, share_differences
 from .recording import TOO_LARGE, BlockRecording, RecordedCall
 from .steps import MeasuredStep, Steps, StepTimeline
 
+_STORE, _RECOMPUTE = Action("store"), Action("recompute", stores=True)
 _MIB = 2**20
 _MIN_BYTES = (_MIB, 2**18, 2**16, 2**14)
 _MOST_SMALL = 0.03
@@ -47,47 +48,12 @@ _LEAST_DIFFERENCE = 0.2
 """Two steps tell what the store costs if they differ by this share of the bytes."""
 
 
-class Prices(NamedTuple):
-    """All that a decision needs to know, but the limit.
-
-    `kinds`: the class of each block's module. `differs`: why a block is not computed again. `min_bytes`: smaller
-    tensors are not stored. `num_calls`: how often a step calls the model. `communicates`: a block exchanges data with
-    other processes.
-    """
-
-    options: dict[str, list[Option]]
-    moments: list[Moment]
-    costs: StepCosts
-    kinds: dict[str, str]
-    traits: Mapping[str, BlockTraits]
-    differs: dict[str, str]
-    min_bytes: int
-    num_calls: int
-    communicates: bool
-
-    def decide(self, limit_bytes: int | None, *, is_narrow: bool = False) -> Decision | None:
-        return decide(self.options, self.moments, self.costs, limit_bytes, is_narrow=is_narrow)
-
-    def decision_for(self, actions: Mapping[str, Action], *, is_narrow: bool = False) -> Decision | None:
-        chosen = {}
-        for name, several in self.options.items():
-            option = next((option for option in several if option.action == actions[name]), None)
-            if option is None:
-                return None
-            chosen[name] = option
-        return decision_of(chosen, self.moments, self.costs, is_narrow=is_narrow)
-
-    def uniform(self, action: Action, *, is_narrow: bool = False) -> Decision:
-        """The decision for this action in each block; blocks that cannot be computed again are stored instead."""
-        chosen = {}
-        for name, several in self.options.items():
-            by_action = {option.action: option for option in several}
-            chosen[name] = by_action.get(action) or by_action.get(Action("store")) or by_action[Action("keep")]
-        return decision_of(chosen, self.moments, self.costs, is_narrow=is_narrow)
-
-
 class Trials:
-    """Takes steps with actions applied, within `limit_bytes` of the tier that `meter` measures."""
+    """Takes steps with actions applied, within `limit_bytes` of the tier that `meter` measures.
+
+    `traits`, `min_bytes`: of the blocks, once they are known. `again_seconds`: how long the last step has computed each
+    block again.
+    """
 
     def __init__(
         self, model: nn.Module, run: Callable[[], torch.Tensor], store: TierStore, meter: Meter, limit_bytes: int
@@ -96,18 +62,19 @@ class Trials:
         self.steps = Steps(model, run, meter)
         self.guards_memory = meter.is_of_host and not are_several()  # ranks have to take the same number of steps
         self.spared_bytes = max(0, store.staging_bytes - NARROW_BYTES) if meter.is_of_host else 0
-        self.guard: AbstractContextManager[Any] = (
-            MemoryGuard(meter, limit_bytes, self.tidy) if self.guards_memory else nullcontext()
-        )
+        self.bytes_of_store = store.staging_bytes + _SCRATCH_BYTES
+        self.traits: Mapping[str, BlockTraits] = {}
+        self.min_bytes = 1
+        self.again_seconds: dict[str, float] = {}
 
     def __enter__(self) -> Self:
-        self.limit_store(NARROW_BYTES)
+        self._limit_store(NARROW_BYTES)
         return self
 
     def __exit__(self, *_: object) -> None:
         self.store.plans.keep_within(self, None, None)
 
-    def limit_store(self, staging_bytes: int | None) -> None:
+    def _limit_store(self, staging_bytes: int | None) -> None:
         """Have the store return memory before the limit, and keep nothing there but what moves."""
         if self.meter.is_of_host:
             self.store.plans.keep_within(self, self.limit_bytes, 0, staging_bytes)
@@ -117,49 +84,54 @@ class Trials:
         self.store.flush()
         self.meter.tidy()
 
-    def store_bytes(self) -> int:
-        return self.store.residency.slab.mapped_bytes if self.meter.is_of_host else 0
+    def look(self, around: Mapping[str, Around], select: Callable[[torch.Tensor], bool], *, has_backward: bool) -> None:
+        """A step in which everything is stored, and no operator runs that would take more than the limit."""
+        scope = tiered_offload(self.store, min_bytes=1, select=select)
+        with MemoryGuard(self.meter, self.limit_bytes, self.tidy) if self.guards_memory else nullcontext():
+            self.steps.take(around, scope=scope, has_backward=has_backward)
 
-    def calls_of(
-        self, actions: Mapping[str, Action], traits: Mapping[str, BlockTraits], min_bytes: int, prefetch: str
-    ) -> dict[str, PlannedCalls]:
-        scope = ModuleScope(self.store, min_bytes=min_bytes, prefetch=prefetch)
-        return {
-            name: PlannedCalls(action, traits[name], scope if action.uses_store else None)
-            for name, action in actions.items()
-        }
+    def timeline(self, actions: Mapping[str, Action]) -> StepTimeline:
+        """A step in which only what is alive is counted at each moment: nothing is read before it is asked for."""
+        slab = self.store.residency.slab
+        timeline = StepTimeline(self.meter, self.tidy, lambda: slab.mapped_bytes if self.meter.is_of_host else 0)
+        around = {name: timeline.around(name, calls) for name, calls in self._calls_of(actions, "none").items()}
+        self.tidy()
+        self.steps.take(around, timeline=timeline)
+        return timeline
 
-    def take(self, decision: Decision, prices: Prices, num_steps: int) -> MeasuredStep:
-        return self.take_timed(decision, prices, num_steps)[0]
-
-    def take_timed(self, decision: Decision, prices: Prices, num_steps: int) -> tuple[MeasuredStep, dict[str, float]]:
-        """Some steps: the median of all but the first, in which the store learns its order, and their peak.
-
-        Also returns how long the last step has computed each block again.
-        """
-        self.limit_store(decision.staging_bytes)
+    def take(self, decision: Decision, num_steps: int) -> MeasuredStep:
+        """Some steps: the median of all but the first, in which the store learns its order, and their peak."""
+        self._limit_store(decision.staging_bytes)
         self.tidy()
         returned_before = self._returned_bytes()
         steps = []
-        calls = self.calls_of(decision.actions, prices.traits, prices.min_bytes, "learned")
+        calls = self._calls_of(decision.actions, "learned")
         for _ in range(num_steps):
             seconds_before = {name: each.recompute_seconds for name, each in calls.items()}
             steps.append(self.steps.take(calls))
-        measured = MeasuredStep(
+            self.again_seconds = {name: each.recompute_seconds - seconds_before[name] for name, each in calls.items()}
+        return MeasuredStep(
             statistics.median(step.seconds for step in steps[1:]),
             max(step.peak_bytes for step in steps),
             self._returned_bytes() - returned_before,
         )
-        return measured, {name: each.recompute_seconds - seconds_before[name] for name, each in calls.items()}
+
+    def _calls_of(self, actions: Mapping[str, Action], prefetch: str) -> dict[str, PlannedCalls]:
+        scope = ModuleScope(self.store, min_bytes=self.min_bytes, prefetch=prefetch)
+        return {
+            name: PlannedCalls(action, self.traits[name], scope if action.uses_store else None)
+            for name, action in actions.items()
+        }
 
     def _returned_bytes(self) -> int:
         return self.store.stats().returned_bytes if self.meter.is_of_host else 0
 
 
 Calls = Mapping[str, Sequence[RecordedCall]]
+Measured = list[tuple[Decision, MeasuredStep]]
 
 
-def measure_prices(trials: Trials) -> tuple[Prices, list[tuple[Decision, MeasuredStep]]]:
+def measure_prices(trials: Trials) -> tuple[Prices, Measured]:
     """Find out the prices, within the limit. Also returns the decisions that were measured on the way.
 
     Raises:
@@ -171,64 +143,64 @@ def measure_prices(trials: Trials) -> tuple[Prices, list[tuple[Decision, Measure
         if around_calls_of(module) is not None:
             raise ConfigError("model", name or type(model).__name__, "it is offloaded or planned already: undo that")
     tree = CallTree(model, Storages(model))
-    _take_guarded(trials, tree.around, tree.saw)
+    trials.look(tree.around, tree.saw, has_backward=True)
     names = blocks_of(tree.root)
     if not names:
         raise ConfigError("model", type(model).__name__, "its modules save no tensors that could be moved")
     recording = BlockRecording(Storages(model), trials.tidy)
-    _take_guarded(trials, {name: recording.around(name) for name in names}, recording.saw, has_backward=False)
+    trials.look({name: recording.around(name) for name in names}, recording.saw, has_backward=False)
     recording.end()
     communicates = any(call.communicates for call in recording.calls)
     if communicates and are_several():
         share_differences(recording.calls)
     calls = {name: several for name in names if (several := [call for call in recording.calls if call.name == name])}
-    min_bytes = _min_bytes(recording)
-    traits = {
+    trials.min_bytes = _min_bytes(recording)
+    trials.traits = {
         name: BlockTraits(sorted({buffer for call in several for buffer in call.buffers}), several[0].evaluates)
         for name, several in calls.items()
     }
     prices = Prices(
         {},
-        _moments(trials, calls, traits, min_bytes),
-        StepCosts(0.0, 0.0, _bytes_of_store(trials.store), trials.spared_bytes),
+        _moments(trials, calls),
+        StepCosts(0.0, 0.0, trials.bytes_of_store, trials.spared_bytes),
         {name: type(model.get_submodule(name)).__name__ for name in calls},
-        traits,
+        trials.traits,
         {name: call.differs for name, several in calls.items() for call in several if call.differs},
-        min_bytes,
+        trials.min_bytes,
         max(1, tree.num_calls),
         communicates,
     )
-    return _with_times(trials, prices, calls, recording)
+    return _with_times(trials, prices, calls, recording.rest.keys())
 
 
-def _take_guarded(trials: Trials, around: Mapping[str, Any], select: Any, *, has_backward: bool = True) -> None:
-    with trials.guard:
-        scope = tiered_offload(trials.store, min_bytes=1, select=select)
-        trials.steps.take(around, scope=scope, has_backward=has_backward)
+def _with_times(trials: Trials, prices: Prices, calls: Calls, rest: Collection[int]) -> tuple[Prices, Measured]:
+    """Add the times, and the options, whose order depends on them. A strategy that does not fit is not measured.
 
+    `rest`: storages that are kept outside of blocks. They cost nothing in any option.
+    """
 
-def _with_times(
-    trials: Trials, prices: Prices, calls: Calls, recording: BlockRecording
-) -> tuple[Prices, list[tuple[Decision, MeasuredStep]]]:
-    """Add the times, and the options, whose order depends on them. A strategy that does not fit is not measured."""
+    def with_options(again_seconds: Mapping[str, float]) -> Prices:
+        options = {
+            name: options_of(several, again_seconds[name], prices.min_bytes, rest) for name, several in calls.items()
+        }
+        return prices._replace(options=options)
+
     again_seconds = {name: sum(call.seconds for call in several) for name, several in calls.items()}
-    prices = prices._replace(options=_options(calls, again_seconds, recording, prices.min_bytes))
-    least = prices.decide(None, is_narrow=True)
+    untimed = with_options(again_seconds)
+    least = untimed.decide(None, is_narrow=True)
     if trials.guards_memory and least is not None and with_margin(least.peak_bytes) > trials.limit_bytes:
         raise LimitReachedError(least.peak_bytes)
-    steps: dict[str, MeasuredStep] = {}
-    narrow: dict[Action, bool] = {}
-    for action in (Action("recompute", stores=True), Action("store")):
-        decision = _within(trials, prices, action)
+    steps: dict[Action, tuple[bool, MeasuredStep]] = {}
+    for action in (_RECOMPUTE, _STORE):
+        decision = _within(trials, untimed, action)
         if decision is not None:
-            narrow[action] = decision.is_narrow
-            steps[action.kind], seconds = trials.take_timed(decision, prices, 2)
-            if action.kind == "recompute":
-                again_seconds = seconds
-    options = _options(calls, again_seconds, recording, prices.min_bytes)
-    prices = prices._replace(options=options, costs=_costs(prices, steps, again_seconds))
-    decisions = [(prices.uniform(action, is_narrow=is_narrow), action) for action, is_narrow in narrow.items()]
-    return prices, [(decision, steps[action.kind]) for decision, action in decisions]
+            steps[action] = decision.is_narrow, trials.take(decision, 2)
+            if action == _RECOMPUTE:
+                again_seconds = trials.again_seconds
+    timed = with_options(again_seconds)
+    measured = {action: step for action, (_, step) in steps.items()}
+    timed = timed._replace(costs=_costs(timed, measured, sum(again_seconds.values())))
+    return timed, [(timed.uniform(action, is_narrow=is_narrow), step) for action, (is_narrow, step) in steps.items()]
 
 
 def _within(trials: Trials, prices: Prices, action: Action) -> Decision | None:
@@ -239,20 +211,19 @@ def _within(trials: Trials, prices: Prices, action: Action) -> Decision | None:
     return next((decision for decision in ways if with_margin(decision.peak_bytes) <= trials.limit_bytes), None)
 
 
-def _costs(prices: Prices, steps: Mapping[str, MeasuredStep], again_seconds: Mapping[str, float]) -> StepCosts:
-    all_bytes = prices.uniform(Action("store")).stored_bytes
-    inputs_bytes = prices.uniform(Action("recompute", stores=True)).stored_bytes
+def _costs(prices: Prices, steps: Mapping[Action, MeasuredStep], again_seconds: float) -> StepCosts:
+    all_bytes, inputs_bytes = (prices.uniform(action).stored_bytes for action in (_STORE, _RECOMPUTE))
     per_byte, base_seconds = _USUAL_SECONDS, None
-    if "recompute" in steps:
-        base_seconds = steps["recompute"].seconds - sum(again_seconds.values())
-    if "store" in steps and base_seconds is not None and all_bytes - inputs_bytes > _LEAST_DIFFERENCE * all_bytes:
-        per_byte = max((steps["store"].seconds - base_seconds) / (all_bytes - inputs_bytes), _LEAST_SECONDS)
-    if "store" in steps:
-        step_seconds = steps["store"].seconds - per_byte * all_bytes
+    if _RECOMPUTE in steps:
+        base_seconds = steps[_RECOMPUTE].seconds - again_seconds
+    if _STORE in steps and base_seconds is not None and all_bytes - inputs_bytes > _LEAST_DIFFERENCE * all_bytes:
+        per_byte = max((steps[_STORE].seconds - base_seconds) / (all_bytes - inputs_bytes), _LEAST_SECONDS)
+    if _STORE in steps:
+        step_seconds = steps[_STORE].seconds - per_byte * all_bytes
     elif base_seconds is not None:
         step_seconds = base_seconds - per_byte * inputs_bytes
     else:
-        step_seconds = 3 * sum(again_seconds.values())  # backward computes twice as much as forward
+        step_seconds = 3 * again_seconds  # backward computes twice as much as forward
     return replace(prices.costs, step_seconds=step_seconds, store_seconds=per_byte)
 
 
@@ -268,21 +239,17 @@ def _min_bytes(recording: BlockRecording) -> int:
     return _MIN_BYTES[-1]
 
 
-def _again(calls: Calls) -> dict[str, Action]:
-    differing = {name for name, several in calls.items() if any(call.differs for call in several)}
-    return {name: Action("store") if name in differing else Action("recompute", stores=True) for name in calls}
-
-
-def _moments(trials: Trials, calls: Calls, traits: Mapping[str, BlockTraits], min_bytes: int) -> list[Moment]:
+def _moments(trials: Trials, calls: Calls) -> list[Moment]:
     """The memory of each moment beside what blocks keep: measured with all stored, and with all computed again.
 
     From then on `calls` says of blocks that are too large to be computed again within the limit that they are.
     """
-    stored = _timeline(trials, dict.fromkeys(calls, Action("store")), traits, min_bytes)
+    stored = trials.timeline(dict.fromkeys(calls, _STORE))
     saved_bytes = {name: max(sum(call.saved.values()) for call in several) for name, several in calls.items()}
     _refuse_large(calls, stored, saved_bytes, trials.limit_bytes)
-    recomputed = _timeline(trials, _again(calls), traits, min_bytes)
-    least_bytes = _bytes_of_store(trials.store) - trials.spared_bytes
+    differing = {name for name, several in calls.items() if any(call.differs for call in several)}
+    recomputed = trials.timeline({name: _STORE if name in differing else _RECOMPUTE for name in calls})
+    least_bytes = trials.bytes_of_store - trials.spared_bytes
     _refuse_large(calls, recomputed, dict.fromkeys(calls, least_bytes), trials.limit_bytes)
     names = recomputed.names
     moments = [Moment(recomputed.first_bytes, frozenset())]
@@ -308,35 +275,3 @@ def _refuse_large(calls: Calls, timeline: StepTimeline, more_bytes: Mapping[str,
         if seen_bytes + more_bytes[name] > limit_bytes and not any(call.communicates for call in several):
             for call in several:
                 call.differs = call.differs or TOO_LARGE
-
-
-def _timeline(
-    trials: Trials, actions: Mapping[str, Action], traits: Mapping[str, BlockTraits], min_bytes: int
-) -> StepTimeline:
-    """A step in which only what is alive is counted at each moment: nothing is read before it is asked for."""
-    timeline = StepTimeline(trials.meter, trials.tidy, trials.store_bytes)
-    planned = trials.calls_of(actions, traits, min_bytes, "none")
-    trials.tidy()
-    trials.steps.take({name: timeline.around(name, calls) for name, calls in planned.items()}, timeline=timeline)
-    return timeline
-
-
-def _options(
-    calls: Calls, again_seconds: Mapping[str, float], recording: BlockRecording, min_bytes: int
-) -> dict[str, list[Option]]:
-    """Each block's options; what is kept anyway, outside of blocks, costs nothing in any of them."""
-
-    def charged(storages: Mapping[int, int]) -> dict[int, int]:
-        return {storage: nbytes for storage, nbytes in storages.items() if storage not in recording.rest}
-
-    return {
-        name: [
-            Option(option.action, charged(option.kept), charged(option.stored), option.seconds)
-            for option in options_of(several, again_seconds[name], min_bytes)
-        ]
-        for name, several in calls.items()
-    }
-
-
-def _bytes_of_store(store: TierStore) -> int:
-    return store.staging_bytes + _SCRATCH_BYTES

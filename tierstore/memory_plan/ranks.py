@@ -1,7 +1,7 @@
 """What the ranks of a training tell each other while they plan blocks that exchange data between them.
 
 If one rank computes such a block again and another does not, the first waits for what nobody sends. So all of them
-measure the same steps, and take one decision: the fastest that fits everywhere. They do not correct it later.
+measure the same steps, and take one decision: the fastest that fits everywhere.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .menu import Action
 from .recording import RecordedCall
 
 if TYPE_CHECKING:
-    from .choice import Corrected
+    from .choice import Chooser
 
 _EVERYWHERE = (Action("keep"), Action("store"), Action("recompute", stores=True), Action("recompute"))
 """Proposed beside what each rank has decided: other ways depend on times, so not all ranks may have them."""
@@ -51,14 +51,14 @@ def share_differences(calls: Sequence[RecordedCall]) -> None:
             call.differs = f"in another rank, {reasons[0]}"
 
 
-def agreed(corrected: Corrected, own: Decision | None) -> Decision | None:
+def agreed(chooser: Chooser, own: Decision | None) -> Decision | None:
     """The decision that all ranks take, by this rank's prices. Each of them has to call; waits for all.
 
     `own`: this rank's decision; None: nothing fits here. Returns None, in all ranks, if nothing fits everywhere.
     """
-    decisions = [own, *map(corrected.prices.uniform, _EVERYWHERE)]
+    decisions = [own, *map(chooser.prices.uniform, _EVERYWHERE)]
     proposals = _gathered([decision.actions for decision in decisions if decision is not None])
-    candidates = [corrected.fitting(actions) for of_rank in proposals for actions in of_rank]
+    candidates = [chooser.fitting(actions) for of_rank in proposals for actions in of_rank]
     seconds_of_ranks = _gathered([math.inf if one is None else one.step_seconds for one in candidates])
     slowest = [max(seconds) for seconds in zip(*seconds_of_ranks, strict=True)]
     best = min(range(len(slowest)), key=slowest.__getitem__)

@@ -24,11 +24,9 @@ from ..hooks.select import Kept, stays_alive
 from ..hooks.thread_hooks import unpack as unpack_kept
 from ..residency.layout import memory_at
 from ..residency.torch_names import TorchDispatchMode, storage_address, top_hooks, tree_leaves
+from .block_state import BlockState, TooMuchError, copied, devices_of, is_managed
 from .call_tree import Storages, Through, storages_among
-from .generators import BufferValues, Generators
 from .guard import LimitReachedError
-from .looking import TooMuchError
-from .module_state import ModuleState, is_managed
 
 TOO_LARGE = "that takes more memory than the limit"
 _COMMUNICATING = {"c10d", "_c10d_functional", "_c10d_functional_autograd", "c10d_functional"}
@@ -129,21 +127,20 @@ class BlockRecording:
         self, recorded: RecordedCall, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         module: nn.Module = call.__self__  # type: ignore[attr-defined]
-        buffers, versions = BufferValues.of(module), _versions_of((args, kwargs))
-        others = [leaf for leaf in tree_leaves((args, kwargs)) if not isinstance(leaf, torch.Tensor)]
+        buffers = {name: copied(buffer) for name, buffer in module.named_buffers()}
+        versions, state = _versions_of((args, kwargs)), None
         try:
-            state = ModuleState(module, others, buffers.names)
+            state = BlockState(module, tree_leaves((args, kwargs)), buffers)
         except TooMuchError as error:
-            state = None
             recorded.differs = str(error)
-        before = Generators.now(_devices_of(module, (args, kwargs)))
         with _collecting(self._storages, module) as first:
             operators = _Operators(self._storages, first)
             with operators:
                 result = call(*args, **kwargs)
         recorded.saved, recorded.operators = first.storages, operators.needed(result)
         recorded.communicates = operators.communicate or any(map(is_managed, module.modules()))
-        recorded.buffers = buffers.changed(module)
+        # Operators may not tell that they change buffers.
+        recorded.buffers = [name for name, old in buffers.items() if not torch.equal(module.get_buffer(name), old)]
         checksums = first.checksums_with(result)
         if state is None:
             return result
@@ -153,20 +150,13 @@ class BlockRecording:
         elif state.changed() is not None:
             recorded.differs = "its forward changes its module, or an argument, in place"
         else:
-            recorded.differs = self._call_again(lambda: call(*args, **kwargs), module, state, before, checksums)
+            recorded.differs = self._call_again(lambda: call(*args, **kwargs), module, state, checksums)
         return result
 
     def _call_again(
-        self,
-        call: Callable[[], Any],
-        module: nn.Module,
-        state: ModuleState,
-        before: Generators,
-        checksums: list[object],
+        self, call: Callable[[], Any], module: nn.Module, state: BlockState, checksums: list[object]
     ) -> str:
-        after = before.again()
         self._tidy()
-        before.restore()
         try:
             with state.restored(), _collecting(self._storages, module) as second:
                 return "" if second.checksums_with(call()) == checksums else "a second call gave other bits"
@@ -174,8 +164,6 @@ class BlockRecording:
             return TOO_LARGE
         except Exception as error:  # noqa: BLE001 - told as the reason why the block stays as it is
             return f"a second call failed: {type(error).__name__}"
-        finally:
-            after.restore()
 
 
 class _Collected:
@@ -297,15 +285,7 @@ def _versions_of(values: Any) -> list[int]:
     return [leaf._version for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor) and not leaf.is_inference()]
 
 
-def _devices_of(*values: Any) -> set[torch.device]:
-    found = set()
-    for value in values:
-        leaves = [*value.parameters(), *value.buffers()] if isinstance(value, nn.Module) else tree_leaves(value)
-        found |= {leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor)}
-    return found | {torch.device("cpu")}
-
-
 def _wait_for_device(values: Any) -> None:
-    for device in _devices_of(values):
+    for device in devices_of(values):
         if device.type not in ("cpu", "meta"):
             torch.accelerator.synchronize(device)

@@ -14,8 +14,8 @@ from torch.utils.hooks import RemovableHandle
 from ..errors import ConfigError, ConfigTypeError
 from ..hooks.in_place import Around, call_plainly, put_around_calls
 from ..residency.torch_names import tree_leaves
+from .block_state import GENERATORS, OF_TORCH, copied, devices_of, remembered
 from .call_tree import Through
-from .generators import Generators, restorers_of
 from .meter import Meter
 
 
@@ -39,7 +39,7 @@ class Steps:
             _refuse_hooks("model", name, parameter)
         self._model, self._run, self._meter = model, run, meter
         self.num_taken = 0
-        self._restorers = restorers_of(model)
+        self._put_back = [_put_back_of(member) for member in model.modules()]
 
     def take(
         self,
@@ -71,16 +71,39 @@ class Steps:
 
     @contextmanager
     def _left_as_found(self) -> Iterator[_Gradients]:
-        parameters, gradients = list(self._model.parameters()), _Gradients()
-        generators = Generators.now({torch.device("cpu"), *(parameter.device for parameter in parameters)})
+        gradients = _Gradients()
+        own = [value for member in self._model.modules() for value in vars(member).values()]
+        restore = remembered(devices_of(self._model), [value for value in own if isinstance(value, GENERATORS)])
         try:
-            gradients.take(parameters)
+            gradients.take(self._model.parameters())
             yield gradients
         finally:
-            generators.restore()
+            restore()
             gradients.put_back()
-            for restore in self._restorers:
-                restore()
+            for put_back in self._put_back:
+                put_back()
+
+
+def _put_back_of(module: nn.Module) -> Callable[[], None]:
+    """A call that puts back what a step may change in a module itself: its mode, attributes, and buffers."""
+    attributes = {name: value for name, value in vars(module).items() if name not in OF_TORCH}
+    buffers = dict(module._buffers)
+    values = {name: copied(buffer) for name, buffer in buffers.items() if buffer is not None}
+
+    @torch.no_grad()
+    def put_back() -> None:
+        now = vars(module)
+        for name in now.keys() - OF_TORCH - attributes.keys():
+            del now[name]
+        now.update(attributes)
+        module._buffers.clear()
+        module._buffers.update(buffers)
+        for name, value in values.items():
+            buffer = module.get_buffer(name)
+            if not torch.equal(buffer, value):
+                buffer.copy_(value)
+
+    return put_back
 
 
 class _Gradients:

@@ -14,8 +14,8 @@ from rich.text import Text
 
 from ..base.config import format_bytes
 from ..errors import ConfigError
-from .choice import Corrected
 from .contents import BlockPlan, Contents
+from .decision import Prices
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -87,7 +87,7 @@ def _what(block: BlockPlan) -> str:
     return f"recompute{held}" + (" in the store" if block.held and block.stores else ", store inputs" * block.stores)
 
 
-def draw_plan(contents: Contents, corrected: Corrected) -> Figure:
+def draw_plan(contents: Contents, prices: Prices) -> Figure:
     """See `MemoryPlan.plot`."""
     if find_spec("matplotlib") is None:
         raise ConfigError("plot", "a figure", "matplotlib is not installed (pip install matplotlib)")
@@ -95,7 +95,7 @@ def draw_plan(contents: Contents, corrected: Corrected) -> Figure:
 
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.add_subplot()
-    points = _curve(contents, corrected)
+    points = _curve(contents, prices)
     (curve,) = axes.plot([x for x, _ in points], [y for _, y in points], marker=".", label="plan, by its limit")
     right = max(contents.limit_bytes, *(each.peak_bytes for each in contents.strategies.values())) / 2**30 * 1.05
     for name, predicted in contents.strategies.items():  # the same step within any limit that it fits into
@@ -113,8 +113,7 @@ def draw_plan(contents: Contents, corrected: Corrected) -> Figure:
     return figure
 
 
-def _curve(contents: Contents, corrected: Corrected) -> list[tuple[float, float]]:
-    prices = corrected.prices
+def _curve(contents: Contents, prices: Prices) -> list[tuple[float, float]]:
     least = prices.decide(None, is_narrow=True)
     if least is None:
         return []

@@ -1,4 +1,4 @@
-"""Compares the steps of a training with what was predicted, and decides again where they differ."""
+"""Compares the steps of a training with what was predicted."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch.autograd import Variable
@@ -19,56 +19,32 @@ from ..hooks.in_place import Around
 from ..residency.torch_names import current_backward, tree_leaves
 from ..returning.advice import stacklevel_of_user
 from ..store.tier_store import TierStore
-from .applied import PlannedCalls
-from .choice import Corrected
-from .decision import Decision
+from .contents import Contents, Predicted
 from .meter import Meter
 from .steps import MeasuredStep
 
 T = TypeVar("T")
 
 _NUM_WATCHED = 3
-"""Steps measured after each decision, beside the first one, in which the store still learns its order."""
-_MOST_CORRECTIONS = 3
-_PEAK_MISS, _TIME_MISS = 0.03, 0.05
-"""Misses of a prediction by more than these shares are corrected."""
+"""Steps measured at first, beside the very first one, in which the store still learns its order."""
 _EVERY = 50
 """Later, one step in so many is measured."""
-
-
-class Expected(NamedTuple):
-    """What a plan has promised. `decision`: what is done; None: the plan came from a file.
-
-    `reserve_bytes`: part of `peak_bytes` that the decision knows nothing of, such as the state of an optimizer.
-    `num_calls`: how often a step calls the model.
-    """
-
-    limit_bytes: int
-    peak_bytes: int
-    step_seconds: float
-    decision: Decision | None
-    reserve_bytes: int = 0
-    num_calls: int = 1
+_MOST_CORRECTIONS = 3
+_PEAK_MISS, _TIME_MISS = 0.03, 0.05
+"""A prediction that has missed by more than these shares is replaced by what was measured."""
 
 
 class StepWatch:
-    """Measures steps of a model to which a plan is applied. `corrected` decides again; None: it cannot be.
+    """Measures steps of a model to which a plan is applied, tells the store, and warns if they exceed the limit.
 
     A step begins with the first forward after a backward. It lasts to the end of its last backward, which is known when
     the next forward begins. Steps that call the model more or less often than the planned one are not compared: those
     of an evaluation with gradients, or of another loss. Nor are those whose result has no tensor to wait for.
     """
 
-    def __init__(
-        self,
-        expected: Expected,
-        calls: dict[str, PlannedCalls],
-        meter: Meter,
-        store: TierStore | None,
-        corrected: Corrected | None,
-    ) -> None:
-        self._expected, self._calls, self._meter = expected, calls, meter
-        self._store, self._corrected = store, corrected
+    def __init__(self, contents: Contents, meter: Meter, store: TierStore | None) -> None:
+        self._contents, self._meter, self._store = contents, meter, store
+        self._predicted = contents.predicted
         self._num_steps = 0
         self._num_corrections = 0
         self._has_warned = False
@@ -93,7 +69,7 @@ class StepWatch:
         """
         if self._is_inside or not torch.is_grad_enabled():
             return compute()
-        most = self._expected.num_calls
+        most = self._contents.num_calls
         if self._now is None or self._now.has_ended:
             self._begin()
         self._is_inside = True
@@ -113,11 +89,12 @@ class StepWatch:
 
     def _begin(self) -> None:
         now = self._now
-        if now is not None and now.measured is not None and now.num_calls == self._expected.num_calls:
+        if now is not None and now.measured is not None and now.num_calls == self._contents.num_calls:
             self._measured.append(now.measured)
             self._tell(now.measured)
         self._drop()
-        self._correct()
+        if len(self._measured) == _NUM_WATCHED:
+            self._compare()
         self._num_steps += 1
         is_measured = 1 < self._num_steps <= 1 + _NUM_WATCHED or self._num_steps % _EVERY == 0
         self._now = _Running(self._meter if is_measured and self._meter.can_reset else None)
@@ -127,60 +104,37 @@ class StepWatch:
         if now is not None:
             now.stop()
 
-    def _correct(self) -> None:
-        """Tell if the steps measured since the last decision have missed the prediction; decide again if they exceed
-        the limit."""
-        corrected, expected, decision = self._corrected, self._expected, self._expected.decision
-        if corrected is None or decision is None or len(self._measured) < _NUM_WATCHED:
-            return
-        peak_bytes = max(measured.peak_bytes for measured in self._measured)
-        seconds = statistics.median_low(measured.seconds for measured in self._measured)
+    def _compare(self) -> None:
+        predicted, limit_bytes = self._predicted, self._contents.limit_bytes
+        found = Predicted(
+            max(measured.peak_bytes for measured in self._measured),
+            statistics.median_low(measured.seconds for measured in self._measured),
+        )
         self._measured.clear()
         is_missed = (
-            abs(seconds / expected.step_seconds - 1) > _TIME_MISS
-            or abs(peak_bytes / expected.peak_bytes - 1) > _PEAK_MISS
+            abs(found.step_seconds / predicted.step_seconds - 1) > _TIME_MISS
+            or abs(found.peak_bytes / predicted.peak_bytes - 1) > _PEAK_MISS
         )
-        if not is_missed or self._num_corrections >= _MOST_CORRECTIONS:
-            return
-        self._num_corrections += 1
-        again: Decision | None = decision
-        if peak_bytes > expected.limit_bytes:
-            corrected.learn_peak(decision, MeasuredStep(seconds, peak_bytes - expected.reserve_bytes))
-            again = corrected.decide()
-            if again is None:
-                self._warn(peak_bytes)
-        if again is not None and not again.does_the_same(decision):
-            for name, option in again.chosen.items():
-                self._calls[name].action = option.action
-            if self._store is not None and self._meter.is_of_host:
-                self._store.plans.keep_within(self, expected.limit_bytes, 0, again.staging_bytes)
-            self._num_steps, seconds = 0, again.step_seconds
-            peak_bytes = min(again.peak_bytes + corrected.offset_bytes + expected.reserve_bytes, expected.limit_bytes)
-        self._expected = expected._replace(
-            peak_bytes=peak_bytes, step_seconds=seconds, decision=decision if again is None else again
-        )
-        self._tell(MeasuredStep(seconds, peak_bytes))
-
-    def _warn(self, peak_bytes: int) -> None:
-        if self._has_warned:
-            return
-        self._has_warned = True
-        limit = format_bytes(self._expected.limit_bytes)
-        warnings.warn(
-            f"a step took {format_bytes(peak_bytes)}, more than the limit of {limit}, "
-            "and the memory plan has no decision that takes less",
-            TierStoreWarning,
-            stacklevel=stacklevel_of_user(),
-        )
+        if is_missed and self._num_corrections < _MOST_CORRECTIONS:
+            self._num_corrections += 1
+            self._predicted = found
+            self._tell(MeasuredStep(found.step_seconds, found.peak_bytes))
+        if found.peak_bytes > limit_bytes and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"a step took {format_bytes(found.peak_bytes)}, more than the memory plan's limit of "
+                f"{format_bytes(limit_bytes)}: plan again, with `reserve` for what the program takes beside the model",
+                TierStoreWarning,
+                stacklevel=stacklevel_of_user(),
+            )
 
     def _tell(self, measured: MeasuredStep | None) -> None:
         if self._store is None:
             return
-        expected = self._expected
         figures = {
-            "limit_bytes": expected.limit_bytes,
-            "predicted_peak_bytes": expected.peak_bytes,
-            "predicted_step_seconds": expected.step_seconds,
+            "limit_bytes": self._contents.limit_bytes,
+            "predicted_peak_bytes": self._predicted.peak_bytes,
+            "predicted_step_seconds": self._predicted.step_seconds,
             "num_corrections": self._num_corrections,
         }
         if measured is not None:

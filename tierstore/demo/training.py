@@ -1,53 +1,28 @@
-"""One training run in a process of its own: `python -m tierstore.demo.worker REQUEST`, as JSON. It writes one JSON
-object per line to standard output: what `Told` describes, and last `{"report": ...}` or `{"error": ...}`."""
+"""One training run of the demo, in a process of its own."""
 
 from __future__ import annotations
 
 import hashlib
-import json
-import os
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import asdict
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..errors import ConfigError, TierStoreError
+from ..errors import ConfigError
 from ..hooks import tiered_offload
 from ..store.tier_store import TierStore
-from .compare import RunReport, Told
+from .compare import RunReport, Say
 from .memory import PeakHostMemory
 from .model import ByteTransformer, ModelShape, choose_vector_kernels, random_batch
 from .settings import HEAD_WIDTH, DemoSettings, load_text
 
 
-def main() -> int:
-    """Run the request in the argument. Returns the exit code: 0 if a report was written."""
-    events = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # other output cannot break the protocol
-
-    def emit(event: dict[str, Any]) -> None:
-        print(json.dumps(event), file=events, flush=True)
-
-    settings, store_path, host_bytes = json.loads(sys.argv[1])
-    try:
-        report = train(DemoSettings(**settings), store_path, host_bytes, emit)
-    except TierStoreError as error:
-        emit({"error": type(error).__name__, "fields": vars(error)})
-        return 1
-    emit({"report": asdict(report)})
-    return 0
-
-
-def train(settings: DemoSettings, store_path: str | None, host_bytes: int, emit: Told) -> RunReport:
+def train(settings: DemoSettings, store_path: str | None, host_bytes: int, say: Say) -> RunReport:
     """Train for the steps asked for, and report. `store_path`: None: plainly, without a store. Raises ConfigError:
     device, text or the store's options cannot be used."""
     device = find_device(settings.device)
-    emit({"started": describe(device)})
     model, optimizer, batches = prepare(settings, device)
     is_on_cpu = device.type == "cpu"
     level_bytes = 0
@@ -62,12 +37,12 @@ def train(settings: DemoSettings, store_path: str | None, host_bytes: int, emit:
         for number in range(1, settings.steps + 1):
             scope = nullcontext() if store is None else tiered_offload(store)
             steps.append(run_step(model, optimizer, next(batches), scope))
-            emit({"step": number, "loss": steps[-1][1]})
+            say(f"step {number} of {settings.steps}: {steps[-1][0]:.2f} s, loss {steps[-1][1]:.3f}")
         stats = None if store is None else store.stats().as_dict()
     step_seconds, losses, digests = zip(*steps, strict=True)
     return RunReport(
         device=describe(device),
-        torch_version=torch.__version__,
+        torch_version=str(torch.__version__),
         step_seconds=step_seconds,
         losses=losses,
         digests=digests,
@@ -149,10 +124,4 @@ def describe(device: torch.device) -> str:
     """The device in words."""
     if device.type == "cuda":
         return f"GPU ({torch.cuda.get_device_name(device)})"
-    if device.type == "cpu":
-        return f"CPU ({torch.get_num_threads()} threads)"
-    return device.type
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return f"CPU ({torch.get_num_threads()} threads)" if device.type == "cpu" else device.type
