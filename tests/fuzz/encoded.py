@@ -165,10 +165,7 @@ def _content_seeds() -> list[bytes]:
 
 _MODULES = (
     "tierstore.disk.codec.codec",
-    "tierstore.disk.codec.bits",
-    "tierstore.disk.codec.constant",
     "tierstore.disk.codec.family",
-    "tierstore.disk.codec.zstd",
     "tierstore.disk.encoded_records",
 )
 

@@ -1,4 +1,4 @@
-"""Chooses the codec of a record under "auto": how codecs did on samples, against the drive. Pure: no clock, no I/O.
+"""Chooses the codec of a record under "auto": how codecs did on samples, against the drive. Pure.
 
 The codec with the least cost wins. Where a figure is missing, nothing is encoded::
 
@@ -42,7 +42,7 @@ _MOST_WAY_GROWTH = 2.0  # by one record
 
 
 class Choice(NamedTuple):
-    """How to write a record. `worst_ratio` and `probe` as in `WriteOrder`."""
+    """How to write a record: as in `WriteOrder`."""
 
     codec: Codec
     worst_ratio: float
@@ -50,8 +50,8 @@ class Choice(NamedTuple):
 
 
 class Load(NamedTuple):
-    """The machine's load of late, without the store's own encoding: the share of time that the disk would be busy if
-    nothing were encoded, and how many cores nobody else used."""
+    """The machine's load of late, without the store's own encoding: `demand` as above, and the cores that nobody else
+    used."""
 
     demand: float
     free_cores: float
@@ -178,16 +178,16 @@ class CodecChooser:
         return self._classes.setdefault((kind, num_bytes.bit_length()), _Class())
 
     def _cheapest(self, found: _Class, load: Load) -> Codec:
-        costs: dict[Codec, float] = {}
+        if "write" not in self._speeds:
+            return NO_CODEC
+        costs = {NO_CODEC: self._cost(found, None, load)}
         least_ratio = _WORST_RATIO
-        for codec in sorted(found.figures, key=_CHEAPEST_FIRST.index):
-            if (figures := found.figures[codec]).ratio < least_ratio:
+        for codec in _CHEAPEST_FIRST:
+            figures = found.figures.get(codec)
+            if figures is not None and figures.ratio < least_ratio:
                 costs[codec] = self._cost(found, figures, load)
                 least_ratio = figures.ratio - _SAME_RATIO
-        if "write" not in self._speeds or not costs:
-            return NO_CODEC
-        costs[NO_CODEC] = self._cost(found, None, load)
-        best = min(costs, key=lambda codec: costs[codec])
+        best = min(costs, key=costs.__getitem__)
         present = found.codec if found.codec in costs else NO_CODEC
         if costs[best] >= _SWITCH_BELOW * costs[present]:
             best = present
@@ -204,7 +204,8 @@ class CodecChooser:
 
     def _cost(self, found: _Class, figures: _Figures | None, load: Load, faster: float = 1) -> float:
         """Seconds of training that it costs to write and read a byte; `faster`: on a disk so many times as fast."""
-        write, read = ((self.disk_seconds(*way) or 0.0) / faster for way in ((1, 0), (0, 1)))
+        write = 1 / self._speeds["write"] / faster
+        read = 1 / self._speeds.get("read", self._speeds["write"]) / faster
         if figures is None:
             return load.demand * (write + read)
         cores = min(max(load.free_cores, _LEAST_CORES), self._num_lanes)
