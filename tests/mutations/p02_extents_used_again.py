@@ -9,7 +9,7 @@ MUTATIONS = {
             "outcomes = await self.submit_all(...)",
             """
             for location in locations.values():
-                self._free(location)
+                self.free(location)
             outcomes = await self.submit_all(...)
             outcomes, locations = outcomes[len(locations):], {}
             """,

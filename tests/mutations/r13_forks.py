@@ -17,9 +17,11 @@ MUTATIONS = {
         ),
     },
     "test_fork_child_that_outlives_a_killed_parent_keeps_no_disk_space": {
-        "a child has no descriptor of an extent": drop("LocalDisk.abandon_after_fork", "*self._space.inodes"),
+        "a child has no descriptor of an extent": drop("LocalDisk.abandon_after_fork", "*self._shelf.space.inodes"),
         "a child has no descriptor of the index": replace(
-            "LocalDisk.abandon_after_fork", "{self._index.inode, *self._space.inodes}", "self._space.inodes"
+            "LocalDisk.abandon_after_fork",
+            "{self._shelf.index.inode, *self._shelf.space.inodes}",
+            "self._shelf.space.inodes",
         ),
         "a child has no mapping of the index": drop("Environment._keep_from_children", "dont_fork(*found)"),
     },

@@ -151,7 +151,7 @@ class IndexEntries(Commits):
         leases = sorted(self._undeleted_leases)
         self._undeleted, self._undeleted_leases = {}, set()
         for key in [key for key, location in locations.items() if not self.is_for(location)]:
-            self._free(locations.pop(key))
+            self.free(locations.pop(key))
         if not locations and not leases:
             return
         self._space.promise()
@@ -162,13 +162,13 @@ class IndexEntries(Commits):
                     self._undeleted_leases.add(number)
             for (key, location), outcome in zip(locations.items(), outcomes[: len(locations)], strict=True):
                 if outcome.error is None:
-                    self._free(location)
+                    self.free(location)
                 else:
                     self._undeleted[key] = location
         finally:
             self._space.settle_promise()
 
-    def _free(self, location: Location) -> None:
+    def free(self, location: Location) -> None:
         if location.segment is None or location.offset is None:
             self._budget.remove_value(location.taken_bytes)
         else:
