@@ -23,7 +23,7 @@ MUTATIONS = {
             "{self._shelf.index.inode, *self._shelf.space.inodes}",
             "self._shelf.space.inodes",
         ),
-        "a child has no mapping of the index": drop("Environment._keep_from_children", "dont_fork(*found)"),
+        "a child has no mapping of the index": drop("Index._keep_from_children", "dont_fork(*found)"),
     },
     "test_segment_is_opened_and_noted_in_one_with_regard_to_forks": {
         "no file is opened while a fork goes on": replace("_open_noted", "with not_while_forking: ...", "if True: ..."),

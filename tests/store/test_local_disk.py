@@ -449,7 +449,7 @@ async def test_failed_open_leaves_nothing(open_disk: OpenDisk, monkeypatch: pyte
         raise OSError(5, "the device is gone")
 
     before = len(descriptors_of())
-    monkeypatch.setattr("tierstore.disk.environment.Environment._keep_from_children", fail)
+    monkeypatch.setattr("tierstore.disk.index.Index._keep_from_children", fail)
     with pytest.raises(StorageIOError, match="the device is gone"):
         await open_disk()
     assert len(descriptors_of()) == before

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 from .allocator import ALIGNMENT_BYTES, round_up
 from .budget import value_charge_bytes
-from .codec.codec import FAMILIES, NO_CODEC
+from .codec.codec import NO_CODEC
+from .codec.family import FAMILIES
 from .location import Location
 
 _MOST_ITEMSIZE_BYTES = 1024  # as in the protocol's `Write`; decoding makes a pass for each byte of it
