@@ -150,11 +150,11 @@ def divided(num_bytes: int, drives: Sequence[QueuedDrive]) -> list[tuple[QueuedD
         if num_bytes * speeds[slowest] >= _LEAST_PART_BYTES * sum(speeds[drive] for drive in chosen):
             break
         chosen.remove(slowest)
-    ends, total_speed = [0], sum(speeds[drive] for drive in chosen)
-    for speed in itertools.accumulate(speeds[drive] for drive in chosen):
-        ends.append(int(num_bytes * speed / total_speed) // ALIGNMENT_BYTES * ALIGNMENT_BYTES)
+    total = sum(speeds[drive] for drive in chosen)
+    shares = (num_bytes * speed / total for speed in itertools.accumulate(speeds[drive] for drive in chosen))
+    ends = [int(end) // ALIGNMENT_BYTES * ALIGNMENT_BYTES for end in shares]
     ends[-1] = num_bytes
-    return [(drive, end - start) for drive, (start, end) in zip(chosen, itertools.pairwise(ends), strict=True)]
+    return [(drive, end - start) for drive, (start, end) in zip(chosen, itertools.pairwise([0, *ends]), strict=True)]
 
 
 def _speeds(drives: Sequence[QueuedDrive]) -> dict[QueuedDrive, float]:

@@ -18,8 +18,7 @@ from .allocator import ALIGNMENT_BYTES, round_up
 from .codec.codec import NO_CODEC
 from .codec.load import Direction
 from .linux import address_of
-from .location import Location
-from .orders import FileRange, ReadReport, WriteOrder, Written
+from .location import FileRange, Location, ReadReport, WriteOrder, Written
 from .raw_records import RawLayout, lay_out, split_at
 from .records import DoesNotFitError, check_head, verify
 
@@ -94,20 +93,10 @@ class NativeTransfers:
         future = self._loop.create_future()
         self._pending[number] = future, memory, direction
         side_bytes = round_up(sum(layout)) - layout.interior_bytes
+        at = place.descriptor, place.offset, address_of(memory), len(memory)
+        lengths = layout.head_bytes, layout.interior_bytes, side_bytes
         try:
-            self._pool.submit(
-                number,
-                direction == "write",
-                place.descriptor,
-                place.offset,
-                address_of(memory),
-                len(memory),
-                layout.head_bytes,
-                layout.interior_bytes,
-                side_bytes,
-                seed is not None,
-                seed or 0,
-            )
+            self._pool.submit(number, direction == "write", *at, *lengths, seed is not None, seed or 0)
         except BaseException:
             del self._pending[number]
             raise

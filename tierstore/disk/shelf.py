@@ -21,9 +21,8 @@ from .extents import Extent, ExtentSpace
 from .home import Home
 from .index import Fetch, Outcome, Put
 from .jobs import run_job
-from .location import Location, record_seed
+from .location import FileRange, Location, WriteOrder, Written, record_seed
 from .native import NativeTransfers
-from .orders import FileRange, WriteOrder, Written
 from .records import DoesNotFitError, decode_small_value, is_record, make_value, read_record, write_record
 from .scratch import ScratchTurns
 from .segments import IoMode

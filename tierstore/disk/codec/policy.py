@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 
 from ...base.config import available_cores
-from ..orders import ReadReport, WriteOrder, Written
+from ..location import ReadReport, WriteOrder, Written
 from ..tier import Kind
 from .choice import SMALLEST_PROBED_BYTES, UNKNOWN_LOAD, CodecChooser
 from .codec import NO_CODEC, Codec
