@@ -1,8 +1,5 @@
-"""Allocates extents on a line of bytes that consists of ranges. Pure.
-
-An extent is taken from the oldest range that has room: the best fit, and among equals the lowest address. So extents
-gather in few ranges, and the others become empty when use falls. Free runs of two ranges are never joined.
-"""
+"""Allocates extents on a line of bytes that consists of ranges. Pure. An extent is the best fit of the oldest range
+that has room, so extents gather in few ranges, and the others become empty when use falls."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""The limits of a tier: the disk budget, of which segments and *values* (records that live in the index) take, and what
-may be written in a day. Pure.
-
-Segments are counted whole, and values at their peak, because LMDB keeps the space of deleted values for later ones.
-"""
+"""The limits of a tier, pure: the disk budget, and what may be written in a day. Of the budget, segments are counted
+whole, and *values* (records that live in the index) at their peak, because LMDB keeps the space of deleted ones."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ def value_charge_bytes(num_bytes: int) -> int:
 
 def map_bytes_for(disk_bytes: int) -> int:
     """The size of a map that records charged against `disk_bytes` cannot fill (on a full map even deletes fail):
-    addresses for twice the budget, because LMDB looks for contiguous pages for values, and for entries of 4 KiB each."""
+    addresses for twice the budget, as LMDB looks for contiguous pages for values, and for entries of 4 KiB each."""
     return min(round_up(2 * disk_bytes + disk_bytes // 4096 * 2 * _ENTRY_BYTES + MAP_SPARE_BYTES), _MOST_MAP_BYTES)
 
 
@@ -38,10 +35,8 @@ _VALUES_SHARE = 2  # a half of the limit: the index never gives back the space t
 
 
 class DiskBudget:
-    """Counts bytes against one limit. Never blocks; not thread-safe (its owner is one loop).
-
-    `segment_bytes`, `value_bytes`: what they take now. `value_peak_bytes`: the most that values ever took.
-    """
+    """Counts bytes against one limit; for one loop. `segment_bytes`, `value_bytes`: what they take now.
+    `value_peak_bytes`: the most that values ever took."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
@@ -66,8 +61,7 @@ class DiskBudget:
         return True
 
     def take_up(self, segment_bytes: int, value_bytes: int, index_bytes: int) -> None:
-        """Count the files that an earlier process left. They may be more than the limit, if that was lowered: then
-        nothing is added until enough is gone."""
+        """Count the files that an earlier process left, which may be more than the limit, if that was lowered."""
         self.segment_bytes = segment_bytes
         self.value_bytes = value_bytes
         self.value_peak_bytes = max(value_bytes, min(index_bytes, self.limit_bytes - segment_bytes))
@@ -89,9 +83,9 @@ DAY_SECONDS = 86_400.0
 
 
 class WriteAllowance:
-    """Bytes that may be written now: writing wears a flash drive out. For one loop; `now`: of any clock that does not go
-    back. The allowance of a day refills evenly over 24 hours and may be spent at once: training comes in bursts, and
-    only the long run counts. It begins full whenever a store or a daemon is opened."""
+    """Bytes that may be written now: writing wears a flash drive out. For one loop. The allowance of a day refills
+    evenly over 24 hours and may be spent at once: only the long run counts. It begins full whenever a store or a daemon
+    is opened."""
 
     def __init__(self, day_bytes: int, now: float) -> None:
         self.day_bytes = day_bytes

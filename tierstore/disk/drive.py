@@ -23,8 +23,7 @@ _LEAST_PART_BYTES = 2**20  # shorter parts cost more in calls than they save
 
 
 class DriveSpeed:
-    """Bytes per second that a drive writes while it has something to write; newer writes weigh more. Pure. Idle time
-    does not count, so a drive that is seldom used is not taken for a slow one."""
+    """Bytes per second that a drive writes while it has something to write; newer writes weigh more. Pure."""
 
     def __init__(self) -> None:
         self.measured_at = 0.0
@@ -55,11 +54,9 @@ class DriveSpeed:
 
 
 class QueuedDrive:
-    """A directory's disk tier, with what has to be known to choose between several. For one loop; does not block it.
-
-    `num_jobs` records of each direction are given to it at once; the others wait here, and take no thread from other
-    drives. `queued_bytes`: of writes that it was given and that have not ended. Errors name the drive.
-    """
+    """A directory's disk tier, with what has to be known to choose between several. For one loop. `num_jobs` records of
+    each direction are given to it at once; the others wait here, and take no thread from other drives. `queued_bytes`:
+    of writes that have not ended. Errors name the drive."""
 
     def __init__(self, name: str, disk: LocalDisk, num_jobs: int, clock: Callable[[], float] = monotonic) -> None:
         self.name, self.disk = name, disk
@@ -138,12 +135,9 @@ def with_least_queue(num_bytes: int, drives: Sequence[QueuedDrive]) -> QueuedDri
 
 
 def divided(num_bytes: int, drives: Sequence[QueuedDrive]) -> list[tuple[QueuedDrive, int]]:
-    """Divide a record as the speeds of the drives are, so that all its parts take equally long; all bytes are given.
-
-    All parts but the last are multiples of 4096 bytes, so each begins at the same address modulo 4096 as the record. A
-    drive whose part would be short gets none. Queues do not count: a record that is divided by them would be read back
-    at the speed of one drive.
-    """
+    """Divide a record as the speeds of the drives are, so that all its parts take equally long. All but the last are
+    multiples of 4096 bytes, so each begins at the same address modulo 4096 as the record. A drive whose part would be
+    short gets none. Queues do not count: it would be read back at the speed of one drive."""
     speeds, chosen = _speeds(drives), list(drives)
     while len(chosen) > 1:
         slowest = min(chosen, key=speeds.__getitem__)

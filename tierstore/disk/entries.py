@@ -21,11 +21,9 @@ _BATCH_OPERATIONS = 4096
 
 
 class Commits:
-    """The only way to an index that is in use. Lives on one loop and never blocks it; `commit_now` is for jobs. One
-    batch is in flight; operations that come meanwhile form the next.
-
-    An operation that fails has its error in its outcome, also where the executor takes no more jobs (RuntimeError).
-    """
+    """The only way to an index that is in use; for one loop, but `commit_now` is for jobs. One batch is in flight;
+    operations that come meanwhile form the next. What fails has its error in its outcome, also where the executor takes
+    no more jobs."""
 
     def __init__(self, index: Index, executor: Executor) -> None:
         self._index = index
@@ -86,10 +84,8 @@ class Commits:
 
 
 class IndexEntries(Commits):
-    """The entries of one tier. An entry that is gone gives back what its record took of `space` and `budget`.
-
-    `has_extents`: records in extents are entered too, for the next process. Else only values are.
-    """
+    """The entries of one tier. One that is gone gives back what its record took of `space` and `budget`. `has_extents`:
+    records in extents are entered too, for the next process. Else only values are."""
 
     def __init__(
         self, index: Index, executor: Executor, space: ExtentSpace, budget: DiskBudget, *, has_extents: bool
@@ -134,11 +130,8 @@ class IndexEntries(Commits):
         await self.delete({})
 
     async def delete(self, locations: dict[int, Location]) -> None:
-        """Remove records from the index and free what they took, once that is committed.
-
-        What the index refuses to delete (a full file system) keeps its space until a later call succeeds: each also
-        tries again what was refused before, records and leases.
-        """
+        """Remove records and free what they took, once that is committed. What the index refuses to delete (a full file
+        system) keeps its space until a later call succeeds, which tries again."""
         pending, self._undeleted = self._undeleted, []
         for key, location in locations.items():
             if self.is_for(location):

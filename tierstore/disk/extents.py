@@ -54,11 +54,9 @@ class _Refusal(NamedTuple):
 
 
 class ExtentSpace:
-    """The segments of one tier. Lives on one loop; only its coroutines wait.
-
-    They are counted against `budget` as they come and go. `executor`: runs the jobs that make and close them.
-    `idle_seconds`: how long an empty segment is kept. `inodes`: of all segments that are open, being opened or closed.
-    """
+    """The segments of one tier; for one loop. They are counted against `budget` as they come and go. `executor`: runs
+    the jobs that make and close them. `idle_seconds`: how long an empty segment is kept. `inodes`: of all segments that
+    are open, being opened or closed."""
 
     def __init__(
         self,

@@ -48,8 +48,7 @@ class LockedFolder:
         return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self._folder)
 
     def sizes(self, name: str) -> tuple[int, int]:
-        """A file's length, and the space that it takes on the drive, without its holes; 0 where there is no plain
-        file."""
+        """A file's length, and the space that it takes on the drive; 0 where there is no plain file."""
         try:
             status = os.stat(name, dir_fd=self._folder, follow_symlinks=False)
         except FileNotFoundError:

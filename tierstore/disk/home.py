@@ -101,11 +101,9 @@ class _Format(msgspec.Struct, frozen=True):
 
 
 class NamedHome:
-    """Files with names, in the folder `tierstore-daemon` of a directory, which survive a kill, not a power loss.
-
-    Nothing is synced. So files from before the last boot are not read, nor files of another version, nor an index whose
-    reading ended the process at two starts in a row. All of these are removed; other files in the folder stay.
-    """
+    """Files with names, in the folder `tierstore-daemon` of a directory, which survive a kill, not a power loss:
+    nothing is synced. So files from before the last boot are removed, not read, as are files of another version, and an
+    index whose reading ended the process at two starts in a row. Other files in the folder stay."""
 
     outlives = True  # so every record must be entered in the index
 

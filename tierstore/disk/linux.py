@@ -38,30 +38,8 @@ _FILE_SYSTEMS = {
 }  # linux/magic.h, and zfs's own
 
 
-class _PyBuffer(ctypes.Structure):
-    """Py_buffer of Python's stable ABI (3.11 and later)."""
-
-    _fields_ = (
-        ("buf", ctypes.c_void_p),
-        ("obj", ctypes.c_void_p),
-        ("len", ctypes.c_ssize_t),
-        ("itemsize", ctypes.c_ssize_t),
-        ("readonly", ctypes.c_int),
-        ("ndim", ctypes.c_int),
-        ("format", ctypes.c_char_p),
-        ("shape", ctypes.c_void_p),
-        ("strides", ctypes.c_void_p),
-        ("suboffsets", ctypes.c_void_p),
-        ("internal", ctypes.c_void_p),
-    )
-
-
-_get_buffer = ctypes.pythonapi.PyObject_GetBuffer
-_get_buffer.argtypes = (ctypes.py_object, ctypes.POINTER(_PyBuffer), ctypes.c_int)
-_release_buffer = ctypes.pythonapi.PyBuffer_Release
-_release_buffer.argtypes = (ctypes.POINTER(_PyBuffer),)
-_release_buffer.restype = None
-_PYBUF_SIMPLE = 0
+_as_read_buffer = ctypes.pythonapi.PyObject_AsReadBuffer  # of the stable ABI
+_as_read_buffer.argtypes = (ctypes.py_object, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_ssize_t))
 
 
 def _refused(call: str, *place: str) -> OSError:
@@ -71,12 +49,9 @@ def _refused(call: str, *place: str) -> OSError:
 
 def address_of(view: memoryview) -> int:
     """Where a contiguous buffer lies in memory; a read-only one too, which `ctypes.from_buffer` refuses."""
-    buffer = _PyBuffer()
-    _get_buffer(view, ctypes.byref(buffer), _PYBUF_SIMPLE)
-    try:
-        return buffer.buf or 0
-    finally:
-        _release_buffer(ctypes.byref(buffer))
+    address, length = ctypes.c_void_p(), ctypes.c_ssize_t()
+    _as_read_buffer(view, ctypes.byref(address), ctypes.byref(length))
+    return address.value or 0
 
 
 def copy_memory(destination: memoryview, source: memoryview) -> None:

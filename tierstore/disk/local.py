@@ -76,10 +76,11 @@ class LocalDisk:
     ) -> None:
         fixed = parse_codec(codec)
         self._directory = check_directory(directory)
-        _refuse_negative("disk_bytes", disk_bytes, "give 0 or more bytes")
-        _refuse_negative("inline_bytes", inline_bytes, "give 0 or more bytes, or None")
-        _refuse_negative("max_write_bytes_per_day", max_write_bytes_per_day, "give 0 or more bytes, or None")
         limit = max_write_bytes_per_day
+        sizes = {"disk_bytes": disk_bytes, "inline_bytes": inline_bytes, "max_write_bytes_per_day": limit}
+        for option, num_bytes in sizes.items():
+            if num_bytes is not None and num_bytes < 0:
+                raise ConfigError(option, num_bytes, "give 0 or more bytes")
         self._allowance = None if limit is None else WriteAllowance(limit, monotonic())
         self.scratch_bytes = 2 * num_at_once * SCRATCH_BYTES
         self._executor = executor
@@ -231,8 +232,3 @@ class LocalDisk:
         await self._shelf.space.close(keep=keep)
         await run_job(self._executor, self._shelf.index.close)
         await run_job(self._executor, partial(self._home.close, keep=keep))
-
-
-def _refuse_negative(option: str, num_bytes: int | None, allowed: str) -> None:
-    if num_bytes is not None and num_bytes < 0:
-        raise ConfigError(option, num_bytes, allowed)

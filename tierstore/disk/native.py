@@ -1,8 +1,5 @@
-"""Threads that transfer records without the interpreter, if the package `tierstore-native` is installed.
-
-They do what `write_record` and `read_record` do with records that are not encoded. Those take the interpreter's lock
-some six times for each record, and most of the time of a short one is spent passing it on (`bench/data_plane.py`).
-"""
+"""Threads that transfer records without the interpreter, if the package `tierstore-native` is installed: they do what
+`write_record` and `read_record` do with records that are not encoded, without passing its lock on six times."""
 
 from __future__ import annotations
 
@@ -47,9 +44,9 @@ class _Ended(NamedTuple):
 
 
 class NativeTransfers:
-    """Writes and reads unencoded records. Lives on one loop; does not block it. Its coroutines must not be cancelled:
-    the threads use the buffers until a transfer has ended. `num_at_once`: how many transfers of each direction are at
-    the drive. `note_speed`: told how many bytes per second it was found to move."""
+    """Writes and reads unencoded records; for one loop. Its coroutines must not be cancelled: the threads use the
+    buffers until a transfer has ended. `num_at_once`: how many transfers of each direction are at the drive.
+    `note_speed`: told how many bytes per second it was found to move."""
 
     def __init__(self, num_at_once: int, note_speed: Callable[[Direction, float], None]) -> None:
         self._pool: Any = Pool(2 * (num_at_once + NUM_BESIDE_DEVICE), num_at_once, NICE, "ts-native")

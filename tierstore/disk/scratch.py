@@ -34,11 +34,9 @@ class Scratch:
 
 
 class ScratchPool:
-    """Lends working memory to jobs, and with it a turn: a limited number of jobs works at once, the others wait.
-
-    A job that has read its record gives the turn back before it verifies the bytes, so the next job is at the device
-    without a gap. Any thread; `lend` blocks. `timed`: makes a context that times an unencoded transfer of that length.
-    """
+    """Lends working memory to jobs (blocks; any thread), and with it a turn: a limited number of jobs works at once. A
+    job that has read gives its turn back before it verifies the bytes, so the next job is at the device without a gap.
+    `timed`: makes a context that times an unencoded transfer of that length."""
 
     def __init__(self, num_turns: int, timed: Timed = nullcontext) -> None:
         self.timed = timed

@@ -75,10 +75,8 @@ def is_out_of_space(error: Exception) -> bool:
 def open_segment(
     files: SegmentFiles, number: int, num_bytes: int, least_bytes: int, mode: IoMode, inodes: set[Inode]
 ) -> Segment:
-    """Make a segment of `num_bytes`; if there is less space, of half as much, and so on down to `least_bytes`.
-
-    Its inode is added to `inodes`. OSError: no space even for that, or the device failed; nothing is left open.
-    """
+    """Make a segment of `num_bytes`; if there is less space, of half as much, and so on down to `least_bytes`. Its
+    inode is added to `inodes`. OSError: no space even for that, or the device failed; nothing is left open."""
     while True:
         segment = Segment(number, _open_noted(lambda: files.make_segment(number), inodes), num_bytes)
         try:

@@ -43,11 +43,9 @@ class _Record(NamedTuple):
 
 
 class RecordShelf:
-    """Puts records into extents and the index and gets them out. Lives on one loop; does not block it.
-
-    Its coroutines must not be cancelled: they own extents and buffers until their jobs have ended. `locations`: where
-    each live record lies. What `home` has kept is taken up; errors are those of `Home.open`.
-    """
+    """Puts records into extents and the index and gets them out; for one loop. Its coroutines must not be cancelled:
+    they own extents and buffers until their jobs have ended. `locations`: where each live record lies. What `home` has
+    kept is taken up; errors are those of its `open`."""
 
     def __init__(
         self,

@@ -20,10 +20,8 @@ Spans = dict[int, dict[int, int]]
 
 def drop_unsound(locations: dict[int, Location], segment_bytes: Mapping[int, int]) -> tuple[Spans, list[int]]:
     """Remove from `locations` all records that cannot be right; returns the ranges of the others, and the keys removed.
-
     Records that overlap are all removed: nobody knows which of them was written last. `segment_bytes`: the length of
-    each segment file that is there, by number.
-    """
+    each segment file that is there, by number."""
     unsound = {key for key, location in locations.items() if not _could_be_right(location, segment_bytes)}
     extents = sorted(
         (location.segment, location.offset, key)

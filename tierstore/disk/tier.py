@@ -122,10 +122,8 @@ class DiskTier(Protocol):
         ...
 
     def confirms(self, key: int, memory: memoryview) -> bool:
-        """Whether `memory` holds the bytes of the record, by its checksum. Any thread; reads memory, no disk.
-
-        False where that cannot be told: the record was encoded, or has no checksum, or is being discarded.
-        """
+        """Whether `memory` holds the bytes of the record, by its checksum; False where that cannot be told: it was
+        encoded, or has no checksum, or is being discarded. Any thread; reads memory, no disk."""
         ...
 
     async def discard(self, keys: Sequence[int]) -> None:

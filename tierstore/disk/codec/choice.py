@@ -81,11 +81,8 @@ class _Figures(NamedTuple):
 
 @dataclass(slots=True)
 class _Class:
-    """Records that are decided on together: of one kind, and within a factor of two in size.
-
-    `way_seconds`: for how long encoded ones were on their way down, per byte of all lanes; fades with each probe,
-    because records that are no longer encoded would never show that waits are over.
-    """
+    """Records of one kind, and within a factor of two in size. `way_seconds`: for how long encoded ones were on their
+    way down, per byte of all lanes; fades with each probe, because no other record would show that waits are over."""
 
     codec: Codec = NO_CODEC
     records_since_probe: int = 0
@@ -116,8 +113,8 @@ def candidates(itemsize_bytes: int) -> tuple[Codec, ...]:
 
 
 class CodecChooser:
-    """Decides and learns. Not thread-safe (its owner is one loop); bounded in memory. `num_lanes`: how many records are
-    written, or read, at once."""
+    """Decides and learns; for one loop; bounded in memory. `num_lanes`: how many records are written, or read, at
+    once."""
 
     def __init__(self, num_lanes: int = 4) -> None:
         self._num_lanes = num_lanes
@@ -150,10 +147,8 @@ class CodecChooser:
         self, kind: Kind, num_bytes: int, codec: Codec, encoded_bytes: int, lane_seconds: float | None = None
     ) -> None:
         """Take in a record for which `codec` was chosen; `encoded_bytes`: its full length if that was in vain.
-
-        `lane_seconds`: from its first byte to its last, while others had their turns too. One that met a stall counts
-        as the time of unencoded bytes at most; only repeated ones count for more.
-        """
+        `lane_seconds`: from its first byte to its last. One that met a stall counts as the time of unencoded bytes at
+        most; only repeated ones count for more."""
         found = self._class_of(kind, num_bytes)
         if (known := found.figures.get(codec)) is not None:
             found.figures[codec] = known._replace(ratio=_blend(known.ratio, encoded_bytes / num_bytes))

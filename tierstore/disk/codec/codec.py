@@ -1,8 +1,7 @@
 """Encodes and decodes records block by block, in constant memory and without any I/O.
 
-An encoded record is a sequence of blocks, each of up to `BLOCK_BYTES` of the record, independent of the others: a
-header, u32 little-endian (bit 31: stored as it is; bits 0-30: length of the payload), and the payload (a zstd frame of
-the bytes or of their byte planes, packed bits, a word that is repeated, or the bytes themselves). So a record can be
+An encoded record is a sequence of blocks of up to `BLOCK_BYTES`, independent of each other: a header, u32 little-endian
+(bit 31: stored as it is; bits 0-30: length of the payload), and the payload, as its family makes it. So it can be
 decoded straight into its destination from chunks of any size, and the encoder can stop at any block.
 """
 

@@ -24,13 +24,9 @@ _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 class TransferClock:
-    """Finds the speed of all transfers of a direction together, from when each begins and ends. Any thread.
-
-    A single transfer says little about a disk that serves four at once. So bytes are counted against the time in which
-    any transfer runs; while writes and reads run together, each direction gets its share of that time.
-
-    `new_speeds`: (direction, bytes per second) that nobody has taken out yet, the oldest first.
-    """
+    """Finds the speed of all transfers of a direction together, because a disk serves several at once. Any thread.
+    Bytes are counted against the time in which any transfer runs; while writes and reads run together, each direction
+    gets its share of it. `new_speeds`: (direction, bytes per second) that nobody has taken out yet."""
 
     def __init__(self) -> None:
         self.new_speeds: deque[tuple[Direction, float]] = deque()
