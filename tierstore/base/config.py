@@ -194,8 +194,9 @@ def memory_cgroup_limits() -> list[tuple[int, int]]:
         1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
         2: ("memory.max", "memory.current", "inactive_file"),
     }
-    found = (_limit_of(folder, *of_version[version]) for folder, version in _cgroups_of_process("memory"))
-    return [each for each in found if each is not None]
+    return [
+        each for folder, version in _cgroups_of_process("memory") for each in _limit_of(folder, *of_version[version])
+    ]
 
 
 def available_cores() -> float:
@@ -232,15 +233,15 @@ def _cgroups_of_process(controller: str) -> Iterator[tuple[Path, int]]:
                     folder = folder.parent
 
 
-def _limit_of(folder: Path, limit_name: str, used_name: str, cache_key: str) -> tuple[int, int] | None:
+def _limit_of(folder: Path, limit_name: str, used_name: str, cache_key: str) -> list[tuple[int, int]]:
     try:
         limit = (folder / limit_name).read_text().strip()
         if not limit.isdecimal() or int(limit) >= _UNLIMITED_BYTES:
-            return None  # "max", or the number that version 1 gives instead
+            return []  # "max", or the number that version 1 gives instead
         used = int((folder / used_name).read_text())
         statistics = (folder / "memory.stat").read_text()
     except (OSError, ValueError):
-        return None  # this level has no memory controller, or may not be read: no limit is known
+        return []  # this level has no memory controller, or may not be read: no limit is known
     statistic = dict(line.partition(" ")[::2] for line in statistics.splitlines())
     idle, in_use = (int(statistic.get(key, 0)) for key in (cache_key, cache_key.replace("inactive", "active")))
-    return int(limit), used - idle - in_use // 2
+    return [(int(limit), used - idle - in_use // 2)]
