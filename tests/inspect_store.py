@@ -264,7 +264,7 @@ class InsideTier:
     def __init__(self, tier: LocalDisk) -> None:
         self._tier = tier
         self.locations = tier._shelf.locations
-        self.index, self.space = tier._index, tier._space
+        self.index, self.space = tier._shelf.index, tier._shelf.space
 
     def pretend_session(self, session: int) -> None:
         """From now on its checksums are those of another session."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from tests.fuzz.target import Target, raises
 from tierstore.disk.codec.codec import BITS, BLOCK_BYTES, CONSTANT, BlockDecoder, Codec, DamagedBytesError
 from tierstore.disk.encoded_records import ChunkWriter, decode_value, encode_record, encode_value, read_encoded
-from tierstore.disk.orders import WriteOrder
+from tierstore.disk.location import FileRange, WriteOrder
 from tierstore.disk.scratch import Scratch
 
 __all__ = ["TARGETS", "small_scratch"]
@@ -81,7 +81,7 @@ def _run_decode(data: bytes) -> None:
     case, bench = _case(data), _bench()
     views = [memoryview(each)[: case.logical_bytes] for each in bench.destinations]
     ways: tuple[Callable[[memoryview], None], ...] = (
-        lambda view: decode_value(memoryview(case.rest), view, case.codec, case.itemsize_bytes, bench.scratch),
+        lambda view: decode_value(memoryview(case.rest), _decoder(case, view, bench.scratch)),
         lambda view: _decode_in_pieces(case, view, bench.scratch),
         lambda view: _decode_file(case, view, bench),
     )
@@ -93,8 +93,12 @@ def _run_decode(data: bytes) -> None:
         assert views[0] == views[1] == views[2]
 
 
+def _decoder(case: _Case, view: memoryview, scratch: Scratch) -> BlockDecoder:
+    return BlockDecoder(view, case.codec, case.itemsize_bytes, scratch.workspace)
+
+
 def _decode_in_pieces(case: _Case, view: memoryview, scratch: Scratch) -> None:
-    decoder = BlockDecoder(view, case.codec, case.itemsize_bytes, scratch.workspace)
+    decoder = _decoder(case, view, scratch)
     step = max(1, case.cuts, len(case.rest) // 64)
     pending = b""
     for start in range(0, len(case.rest), step):
@@ -107,8 +111,8 @@ def _decode_in_pieces(case: _Case, view: memoryview, scratch: Scratch) -> None:
 def _decode_file(case: _Case, view: memoryview, bench: _Bench) -> None:
     os.ftruncate(bench.descriptor, 0)
     os.pwrite(bench.descriptor, case.rest, 0)
-    decoder = BlockDecoder(view, case.codec, case.itemsize_bytes, bench.small.workspace)
-    read_encoded(bench.descriptor, 0, len(case.rest), 1, decoder, None, bench.small)
+    place = FileRange(bench.descriptor, 0, len(case.rest), 1)
+    read_encoded(place, len(case.rest), _decoder(case, view, bench.small), None, bench.small)
 
 
 def _run_round_trip(data: bytes) -> None:
@@ -126,7 +130,7 @@ def _encode(source: bytes, case: _Case, bench: _Bench) -> None:
     value = encode_value(memoryview(source), order, bench.scratch)
     if value is not None:
         assert len(value) < len(source), "a value that did not shrink"
-        decode_value(memoryview(value), found, case.codec, case.itemsize_bytes, bench.scratch)
+        decode_value(memoryview(value), _decoder(case, found, bench.scratch))
         assert found == source
     os.ftruncate(bench.descriptor, 0)
     writer = ChunkWriter(bench.descriptor, 0, bench.middling, None)
@@ -134,8 +138,8 @@ def _encode(source: bytes, case: _Case, bench: _Bench) -> None:
         encoded_bytes = writer.encoded_bytes
         writer.finish()
         found[:] = bytes(len(found))
-        decoder = BlockDecoder(found, case.codec, case.itemsize_bytes, bench.middling.workspace)
-        read_encoded(bench.descriptor, 0, encoded_bytes, 1, decoder, None, bench.middling)
+        place = FileRange(bench.descriptor, 0, encoded_bytes, 1)
+        read_encoded(place, encoded_bytes, _decoder(case, found, bench.middling), None, bench.middling)
         assert found == source
 
 

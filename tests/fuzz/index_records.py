@@ -20,8 +20,7 @@ from tierstore.disk.budget import map_bytes_for, value_charge_bytes
 from tierstore.disk.codec.codec import DamagedBytesError
 from tierstore.disk.home import FOLDER_NAME, NamedHome
 from tierstore.disk.index import Index
-from tierstore.disk.location import Location, record_seed
-from tierstore.disk.orders import FileRange
+from tierstore.disk.location import FileRange, Location, record_seed
 from tierstore.disk.records import decode_small_value, read_record
 from tierstore.disk.scratch import ScratchPool
 from tierstore.disk.segments import IoMode, close_segments

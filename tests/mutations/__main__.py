@@ -12,7 +12,6 @@ Each rule has a file beside this one, like `r01_in_place.py`; `rules.py` says wh
 """
 
 import argparse
-import ast
 import os
 import shutil
 import signal
@@ -27,10 +26,8 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from .changes import UnfitChangeError
-from .noticing import node_id
-from .places import PRODUCT, ROOT
-from .rules import Mutation, read_rules
+from .changes import PRODUCT, ROOT, UnfitChangeError
+from .rules import Mutation, node_id, read_rules
 
 _LIMIT_SECONDS = 240
 """For the tests of one mutation; each test has a limit of its own, which pytest enforces."""
@@ -38,49 +35,42 @@ _COPIED = (*PRODUCT, "tests", "examples", "pyproject.toml")
 
 
 class Verdict(NamedTuple):
-    """What became of a mutation.
-
-    Attributes:
-        caught: the tests noticed it.
-        told: by which one, or what happened instead.
-    """
+    """Whether the tests noticed a mutation, and which one, or what happened instead."""
 
     caught: bool
     told: str
 
 
-def _copy(destination: Path) -> None:
-    for name in _COPIED:
-        source = ROOT / name
-        if source.is_dir():
-            shutil.copytree(source, destination / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(source, destination / name)
-
-
-def _write(copy: Path, path: Path, tree: ast.Module) -> None:
-    (copy / path).write_text(ast.unparse(tree), encoding="utf-8")
-
-
-def _run(copy: Path, tests: list[str], *options: str) -> subprocess.CompletedProcess[str] | None:
-    """Run tests of a copy; None: they did not end in time."""
+def _run_copy(tests: list[str], *options: str, changed: tuple[Path, str] | None = None) -> tuple[int | None, str]:
+    """The exit code and output of tests of a copy of the project, in which one file may be changed; None: they did not
+    end in time."""
     command = [sys.executable, "-m", "pytest", "-q", "-m", "not many", "--timeout", "30", "-p", "no:cacheprovider"]
-    process = subprocess.Popen(
-        [*command, *options, *(f"tests/{test}" for test in tests)],
-        cwd=copy,
-        env=os.environ | {"PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=_LIMIT_SECONDS)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)  # what it has started too
-        process.communicate()
-        return None
-    return subprocess.CompletedProcess(command, process.returncode, output)
+    with tempfile.TemporaryDirectory(prefix="mutation-") as copy:
+        for name in _COPIED:
+            source = ROOT / name
+            if source.is_dir():
+                ignored = shutil.ignore_patterns("__pycache__")
+                shutil.copytree(source, Path(copy, name), symlinks=True, ignore=ignored)
+            else:
+                shutil.copy(source, Path(copy, name))
+        if changed is not None:
+            Path(copy, changed[0]).write_text(changed[1], encoding="utf-8")
+        process = subprocess.Popen(
+            [*command, *options, *(f"tests/{test}" for test in tests)],
+            cwd=copy,
+            env=os.environ | {"PYTHONPATH": copy, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            output, _ = process.communicate(timeout=_LIMIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # what it has started too
+            process.communicate()
+            return None, "it does not end"
+    return process.returncode, output
 
 
 def _judge(mutation: Mutation) -> Verdict:
@@ -88,31 +78,17 @@ def _judge(mutation: Mutation) -> Verdict:
         changed = mutation.change.made()
     except UnfitChangeError as error:
         return Verdict(False, f"DOES NOT APPLY: {error}")
-    with tempfile.TemporaryDirectory(prefix="mutation-") as scratch:
-        copy = Path(scratch)
-        _copy(copy)
-        _write(copy, changed.path, changed.after)
-        done = _run(copy, [node_id(test) for test in mutation.tests], "-x")
-    if done is None:
+    code, output = _run_copy([node_id(test) for test in mutation.tests], "-x", changed=changed)
+    if code is None:
         return Verdict(True, "the tests do not end")
-    if done.returncode == pytest.ExitCode.OK:
+    if code == pytest.ExitCode.OK:
         return Verdict(False, "SURVIVED")
-    if done.returncode < 0:
-        return Verdict(True, f"the process is ended by signal {-done.returncode}")
-    if done.returncode != pytest.ExitCode.TESTS_FAILED:
-        return Verdict(False, f"DOES NOT RUN: {done.stdout.strip().splitlines()[-1]}")
-    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED tests/", "ERROR tests/"))]
+    if code < 0:
+        return Verdict(True, f"the process is ended by signal {-code}")
+    if code != pytest.ExitCode.TESTS_FAILED:
+        return Verdict(False, f"DOES NOT RUN: {output.strip().splitlines()[-1]}")
+    failed = [line for line in output.splitlines() if line.startswith(("FAILED tests/", "ERROR tests/"))]
     return Verdict(True, failed[0].split(" ")[1].removeprefix("tests/") if failed else "a test does not end")
-
-
-def _write_unchanged(copy: Path, mutations: list[Mutation]) -> None:
-    """Write the files that are changed later as they would be then, but for the change: without comments."""
-    for mutation in mutations:
-        try:
-            changed = mutation.change.made()
-        except UnfitChangeError:
-            continue  # which its verdict tells
-        _write(copy, changed.path, changed.before)
 
 
 def _pass_unbroken(mutations: list[Mutation]) -> bool:
@@ -120,14 +96,11 @@ def _pass_unbroken(mutations: list[Mutation]) -> bool:
     tests = sorted({node_id(test) for mutation in mutations for test in mutation.tests})
     passed = True
     for file in sorted({test.split("::")[0] for test in tests}):
-        with tempfile.TemporaryDirectory(prefix="mutation-") as scratch:
-            _copy(Path(scratch))
-            _write_unchanged(Path(scratch), mutations)
-            of_file = [test for test in tests if test.split("::")[0] == file]
-            done = _run(Path(scratch), [file] if file in of_file else of_file)
-        if done is None or done.returncode != pytest.ExitCode.OK:
+        of_file = [test for test in tests if test.split("::")[0] == file]
+        code, output = _run_copy([file] if file in of_file else of_file)
+        if code != pytest.ExitCode.OK:
             passed = False
-            print(f"fails already where nothing was changed: {file}\n{done.stdout if done else 'it does not end'}")
+            print(f"fails already where nothing was changed: {file}\n{output}")
     return passed
 
 

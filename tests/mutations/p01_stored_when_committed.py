@@ -15,11 +15,11 @@ MUTATIONS = {
         ),
         "a write returns when the index has its extent": replace(
             "RecordShelf._fill_and_enter",
-            "return _Filled(written, self.entries.commit_now(...))",
+            "return (written, self.entries.commit_now(...))",
             """
             arguments = ...,
             __import__("threading").Thread(target=self.entries.commit_now, args=arguments).start()
-            return _Filled(written, Outcome(None))
+            return written, Outcome(None)
             """,
         ),
     },

@@ -8,10 +8,10 @@ MUTATIONS = {
             "IndexEntries.delete",
             "outcomes = await self.submit_all(...)",
             """
-            for location in locations.values():
-                self._free(location)
+            for _, location in pending:
+                location is None or self.free(location)
             outcomes = await self.submit_all(...)
-            outcomes, locations = outcomes[len(locations):], {}
+            pending = [(operation, None) for operation, _ in pending]
             """,
         ),
     },

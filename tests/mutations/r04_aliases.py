@@ -15,15 +15,8 @@ MUTATIONS = {
     "test_saved_edited_and_saved_again_second_graph_not_refused": {
         "they join only at the same version": drop("records_over", "record.version == version"),
     },
-    "test_figures_asked_for_inside_a_mode_same_bits_from_disk": {
-        "whoever asks for figures inside a mode changes nothing": never("whole.call", "is_inside_modes()"),
-    },
-    "test_backward_under_fake_tensors_and_then_without_same_bits": {
-        "what is handed out inside a mode is the tensor itself": drop("is_inside_modes", "num_dispatch_modes() > 0"),
-    },
     "test_mode_that_calls_the_store_throughout_a_step_same_bits": {
         "a function mode does not run under the lock": drop("outside_of_modes", "DisableTorchFunction()"),
-        "nor does it when a pack has to make room": drop("Residency._relieve", "unseen_by_modes"),
     },
     "test_restored_bytes_that_a_function_changed_are_saved_as_they_are": {
         "restored bytes join only if they are confirmed": never(

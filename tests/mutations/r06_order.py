@@ -3,11 +3,6 @@
 from .changes import always, drop, replace
 
 MUTATIONS = {
-    "test_known_graph_that_begins_with_restored_bytes_is_known_from_there_on": {
-        "what was seen is known when a graph begins with restored bytes": replace(
-            "Residency.save", "not log.nodes", "log.nodes"
-        ),
-    },
     "test_reverse_topological_takes_nodes_backwards_and_their_tensors_forwards": {
         "a node's tensors come in the order of packing": replace(
             "reverse_topological", "sorted(...)", "list(reversed(range(len(nodes))))"
@@ -53,11 +48,6 @@ MUTATIONS = {
     "test_what_is_asked_for_is_read_before_what_lies_ahead_of_it": {
         "what is asked for is read before what lies ahead of it": drop(
             "Rules.ask_for", "if record.state is State.DISK: ..."
-        ),
-        "what is asked for is counted as it was found": replace(
-            "Rules.ask_for",
-            "self._count_request(record)\nif record.state is State.DISK: ...",
-            "if record.state is State.DISK: ...\nself._count_request(record)",
         ),
     },
     "test_read_ahead_that_has_failed_is_not_told_to_get": {

@@ -31,13 +31,9 @@ MUTATIONS = {
             "ModuleScope._stays_out", "is_in_checkpoint()"
         ),
         "it stores the region's inputs": drop("ModuleScope._stays_out", "pack_inputs(pack)"),
-        "a region's inputs are packed once": never("pack_inputs", "hasattr(frame, _ARE_PACKED)"),
     },
     "test_callers_reentrant_checkpoint_nothing_of_the_region_is_stored": {
         "a reentrant region that is computed again stores nothing": never("is_in_checkpoint", "_computes_again()"),
-    },
-    "test_checkpoint_within_a_scope_its_inputs_are_stored_once": {
-        "inputs that an outer scope has stay its own": replace("_outermost_frame", "removed[-1][0]", "removed[0][0]"),
     },
     "test_layers_that_checkpoint_themselves_store_their_inputs": {
         "the scope of a module is around its own checkpoint": replace("_looking_call", "around is None", "True"),

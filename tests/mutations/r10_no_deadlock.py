@@ -38,11 +38,6 @@ MUTATIONS = {
             "Down._queue_spill", "self.windows.charge(record, self.windows.staging)"
         ),
     },
-    "test_prefetch_takes_staging_then_host_and_never_overdraws": {
-        "what is fetched ahead has its own room": replace(
-            "HostWindows.window_for_prefetch", "return None", "return self.staging"
-        ),
-    },
     "test_allocate_beyond_the_slab_gives_a_mapping_of_its_own": {
         "a fragmented slab takes a one-off slot": replace(
             "Slab.allocate",

@@ -6,9 +6,6 @@ MUTATIONS = {
     "test_get_every_dtype_returns_the_same_bits": {
         "files have no name": replace("open_unnamed", "os.open(...)", "tempfile.mkstemp(dir=directory)[0]"),
     },
-    "test_segment_without_o_tmpfile_has_no_name_either": {
-        "files have no name where O_TMPFILE is unknown": drop("open_unnamed", "os.unlink(name)"),
-    },
     "test_store_unreferenced_without_close_ends_by_itself": {
         "the last reference ends the store": drop("Core._start_engine", "user=store"),
     },
@@ -34,17 +31,6 @@ MUTATIONS = {
     "test_last_reference_ends_the_thread": {
         "a store that nobody refers to ends the thread that returns memory": replace(
             "Core._store_died", '("returner", "traces")', '("traces",)'
-        ),
-    },
-    "test_training_that_fails_leaves_nothing_and_can_be_begun_again": {
-        "a training that fails closes its store": drop("Training.__exit__", "self.close(ended_by=error)"),
-    },
-    "test_fit_that_fails_leaves_nothing_and_can_be_begun_again": {
-        "so does one of Lightning's": drop("TierStoreCallback.on_exception", "self._end(trainer, exception)"),
-    },
-    "test_fit_again_opens_a_store_of_its_own": {
-        "a strategy is as it was after a training": drop(
-            "TierStoreCallback._end", 'trainer.strategy.__dict__.pop("training_step", None)'
         ),
     },
     "test_killed_client_is_cleaned_up_after_the_grace_period": {

@@ -35,44 +35,8 @@ MUTATIONS = {
         "a kept tensor of a subclass comes back itself": always(
             "Kept.__init__", "not tensor.is_leaf or may_become_an_output(tensor)"
         ),
-        "a kept tensor without gradient comes back itself": replace(
-            "Kept.__init__",
-            "tensor.is_leaf",
-            "tensor.is_leaf and tensor.requires_grad",
-            inside="tensor if ... else ...",
-        ),
         "a tensor whose attributes would be lost is not stored": never(
             "OffloadScope.pack", "attributes_of(tensor) is not None and not tensor.requires_grad"
-        ),
-    },
-    "test_attribute_of_a_result_set_after_packing_as_without_hooks_of_ours": {
-        "what a subclass makes of its detach is asked when backward begins": replace(
-            "Kept.unpack", "tensor if itself is None else ...", "tensor"
-        ),
-    },
-    "test_subclass_that_answers_nobody_is_not_asked": {
-        "a subclass is not asked by the hooks": replace(
-            "Kept.__init__", "with DisableTorchFunction(): ...", "if True: ..."
-        ),
-    },
-    "test_only_attributes_that_would_come_back_keep_a_tensor_in_memory": {
-        "attributes that autograd drops keep nothing in memory": replace(
-            "OffloadScope.pack",
-            "attributes_of(tensor) is not None and not tensor.requires_grad",
-            "attributes_of(tensor) is not None",
-        ),
-    },
-    "test_stored_tensor_is_not_asked_for_attributes_by_making_it_a_dict": {
-        "asking for attributes makes no dict": replace(
-            "attributes_of", "object.__getstate__", "lambda tensor: tensor.__dict__ or None"
-        ),
-    },
-    "test_without_an_attribute_comes_back_with_its_class_and_one_set_later": {
-        "a stored tensor that lives is handed out itself": always("SavedTensor.unpack", "itself is None"),
-    },
-    "test_view_is_gone_its_base_is_not_taken_for_it": {
-        "the base of a saved view is not handed out": always(
-            "OffloadScope.pack", "base is None", inside="itself = ..."
         ),
     },
 }

@@ -8,24 +8,22 @@ R1 to R15 keep gradients right (`ARCHITECTURE.md`). P1 to P6 are the rules of th
 `sidecar/messages.py` numbers them. All other code is sampled at random: `make mutants`.
 """
 
+import re
+from collections import defaultdict
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
-from .changes import Change
+from .changes import ROOT, Change
 
-__all__ = ["Mutation", "Rule", "read_rules"]
+__all__ = ["Mutation", "Rule", "node_id", "read_rules"]
+
+_DEFINITION = re.compile(r"^(?:class (?P<group>\w+)|(?P<method> +)?(?:async )?def (?P<test>test_\w+)\()", re.MULTILINE)
 
 
 class Mutation(NamedTuple):
-    """One clause of a rule, and how to break it.
-
-    Attributes:
-        rule: its name.
-        clause: in words.
-        change: what breaks it.
-        tests: that have to notice, as `node_id` takes them.
-    """
+    """One clause of a rule, how to break it, and the tests that have to notice, as `node_id` takes them."""
 
     rule: str
     clause: str
@@ -56,3 +54,31 @@ def _read(file: str) -> Rule:
         for clause, change in clauses.items()
     )
     return Rule(name, sentence, mutations, getattr(module, "UNSHOWN", {}))
+
+
+def node_id(name: str) -> str:
+    """The file or node id, below `tests/`, of a test: `test_one`, with its parameters in brackets where it should be
+    one case; `test_file.py`, a whole file; or `test_file.py::test_one`, where several files have a test of that name.
+    LookupError: no test is called so, or several are."""
+    name, bracket, parameters = name.partition("[")
+    path, _, test = (name, "", "") if name.endswith(".py") else name.rpartition("::")
+    found = [node for node in _nodes()[test] if f"/{node.partition('::')[0]}".endswith(f"/{path}" if path else "")]
+    if len(found) != 1:
+        raise LookupError(f"{name}: {len(found)} tests are called so: {', '.join(found)}")
+    return f"{found[0]}{bracket}{parameters}"
+
+
+@cache
+def _nodes() -> dict[str, list[str]]:
+    """Node ids by the name of the test. That of a whole file is empty."""
+    found = defaultdict(list)
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        file = path.relative_to(ROOT / "tests").as_posix()
+        found[""].append(file)
+        group = ""
+        for match in _DEFINITION.finditer(path.read_text(encoding="utf-8")):
+            if match["group"] is not None:
+                group = match["group"]
+            else:
+                found[match["test"]].append("::".join([file, *([group] if match["method"] else []), match["test"]]))
+    return found

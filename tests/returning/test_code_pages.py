@@ -6,11 +6,8 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the pages of a process are looked up in /proc")
-ROOT = Path(__file__).parents[2]
-
-RESTS = """
-import re, torch
+PROGRAM = """
+import ctypes, mmap, re, torch
 from pathlib import Path
 from tierstore.returning.code_pages import let_go_of_code
 
@@ -22,12 +19,6 @@ before = of_files()
 let_go_of_code(Path(torch.__file__).resolve().parent)
 after = of_files()
 print(before - after >= before // 3, torch.eye(3).inverse().sum().item())
-"""
-
-CHANGED = """
-import ctypes, mmap, re
-from pathlib import Path
-from tierstore.returning.code_pages import let_go_of_code
 
 library = ctypes.CDLL("libm.so.6")
 place = ctypes.cast(library.j0, ctypes.c_void_p).value
@@ -43,15 +34,9 @@ print(ctypes.string_at(place, 1).hex())
 """
 
 
-def run(program: str) -> str:
-    result = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    return result.stdout
-
-
-def test_code_that_rests_is_let_go_of_and_runs_again() -> None:
-    assert run(RESTS) == "3.0\nTrue 3.0\n"
-
-
-def test_code_that_somebody_has_changed_stays() -> None:
-    assert run(CHANGED) == "c3\n"
+@pytest.mark.skipif(sys.platform != "linux", reason="the pages of a process are looked up in /proc")
+def test_code_that_rests_is_let_go_of_and_runs_again_and_what_somebody_has_changed_stays() -> None:
+    command = [sys.executable, "-c", PROGRAM]
+    result = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout == "3.0\nTrue 3.0\nc3\n"

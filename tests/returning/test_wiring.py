@@ -15,7 +15,7 @@ from tierstore.returning.allocator import allocator_of_process
 MIB = 2**20
 
 
-@pytest.mark.parametrize("value", ["sometimes", "", "Auto", True, None, 3])
+@pytest.mark.parametrize("value", ["sometimes", "Auto", True, None])
 def test_anything_else_is_refused_and_nothing_is_opened(store_directory: Path, value: object) -> None:
     with pytest.raises(ConfigError, match=r"return_memory.*'auto', 'always', 'never'") as caught:
         TierStore(store_directory, return_memory=value)  # type: ignore[arg-type]

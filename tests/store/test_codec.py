@@ -21,7 +21,7 @@ from tierstore.disk.codec.codec import (
     is_shrinking,
     parse_codec,
 )
-from tierstore.disk.codec.zstd import join_planes, split_planes
+from tierstore.disk.codec.family import join_planes, split_planes
 from tierstore.errors import ConfigError
 
 CODECS = [

@@ -9,7 +9,7 @@ from tierstore.disk.codec.choice import Sample
 from tierstore.disk.codec.codec import NO_CODEC, Codec
 from tierstore.disk.codec.load import Readings
 from tierstore.disk.codec.policy import CodecPolicy
-from tierstore.disk.orders import ReadReport, WriteOrder, Written
+from tierstore.disk.location import ReadReport, WriteOrder, Written
 from tierstore.disk.tier import Kind
 
 KIND = Kind("float32", 4, "ReluBackward0", "many zeros")

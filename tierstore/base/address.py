@@ -1,14 +1,10 @@
 """Where a daemon of this host listens, where its clients look for it if nobody names an address, and who could replace
 it.
 
-A daemon of root listens at `SYSTEM_ADDRESS`. A daemon of another user listens at `tierstore/tierstore.sock` in the
-directory that `XDG_RUNTIME_DIR` names; if that is not set, does not exist, or could be changed by others, at
-`/tmp/tierstore-UID/tierstore.sock`. Clients and daemon use the variable `TIERSTORE_SOCKET` if it is set. Otherwise
-clients look where a daemon of their own user listens, and then at `SYSTEM_ADDRESS`.
-
-Everybody can make a folder in /tmp. So the folder there counts only if it belongs to the user and only the user can
-write to it: somebody else's daemon must not get the tensors. Whose daemon it is that answers is checked at each
-connection (`sidecar/peer.py`).
+A daemon of root listens at `SYSTEM_ADDRESS`, that of another user at `tierstore/tierstore.sock` in the directory that
+`XDG_RUNTIME_DIR` names; where others could change that, or it does not exist, at `/tmp/tierstore-UID/tierstore.sock`,
+if that folder is the user's alone: somebody else's daemon must not get the tensors. `TIERSTORE_SOCKET` comes before
+all. Whose daemon answers is checked at each connection (`sidecar/peer.py`).
 """
 
 from __future__ import annotations
@@ -58,11 +54,9 @@ def find_address() -> str:
     for place in places:
         if _may_be_used(Path(place).parent) and _exists(place):
             return place
-    folder = Path(places[0]).parent
-    if not _may_be_used(folder):
+    reason = f"there is no socket. Start one with: {start_line(places[0])}"
+    if not _may_be_used(folder := Path(places[0]).parent):
         reason = f"{folder} does not belong to this user, or others can write to it"
-    else:
-        reason = f"there is no socket. Start one with: {start_line(places[0])}"
     raise DaemonUnavailableError(" or ".join(places), 0.0, reason, "")
 
 
@@ -90,8 +84,7 @@ def trusted_uid(daemon_uid: int | None) -> int | None:
 
 
 def check_folder(folder: Path) -> None:
-    """Check that nobody but this user and root can replace a socket in a folder. ConfigError: somebody could, or the
-    folder does not exist. Clients would not use the one in /tmp either if it is not this user's alone."""
+    """ConfigError: somebody beside this user and root could replace a socket in this folder, or it does not exist."""
     if not _may_be_used(folder):
         allowed = "it belongs to another user, or others can write to it: remove it, or give another address"
         raise ConfigError("socket", str(folder), allowed)
@@ -100,12 +93,9 @@ def check_folder(folder: Path) -> None:
     except OSError as error:
         raise ConfigError("socket", str(folder), f"its folder cannot be examined: {error}") from error
     if way:
-        allowed = (
-            f"{way}, so the socket could be replaced: every folder up to / has to belong to this user ({os.geteuid()}) "
-            "or to root, and others may write to none but a sticky one like /tmp: change owner or mode, or give "
-            "another address"
-        )
-        raise ConfigError("socket", str(folder), allowed)
+        whose = f"every folder up to / has to belong to this user ({os.geteuid()}) or to root"
+        others = "others may write to none but a sticky one like /tmp: change owner or mode, or give another address"
+        raise ConfigError("socket", str(folder), f"{way}, so the socket could be replaced: {whose}, and {others}")
 
 
 def _may_be_used(folder: Path) -> bool:
@@ -139,12 +129,12 @@ def _exists(address: str) -> bool:
 
 
 def who_could_replace(folder: Path) -> str:
-    """How another user could replace what this user has in `folder`, in words; "" if only root could.
+    """How another user could replace what this user has in `folder`, in words; "" if only root could. OSError: a folder
+    on the way does not exist, or may not be looked at.
 
     As sshd does for its keys, it looks at every folder and link from / on. Each has to belong to this user or to root.
-    Others may write to none of them, unless it is sticky, like /tmp: there only the owner of what is in it, or of the
-    folder itself, can replace it. In a user namespace root of the host is trusted, which looks like others there.
-    OSError: one of them does not exist, or may not be looked at.
+    Others may write to none but a sticky one, like /tmp. In a user namespace root of the host, which looks like others
+    there, is trusted.
     """
     trusted = {0, os.geteuid()} | unknown_owners()
     for place, status in _way_to(folder):

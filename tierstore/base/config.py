@@ -68,12 +68,10 @@ def parse_io_depth(value: int) -> int:
 
 def parse_return_memory(value: str) -> Mode:
     """Check when freed memory is to be returned. Raises ConfigError if the value is none of `MODES`."""
-    allowed = f"give one of {', '.join(map(repr, MODES))}"
-    if not isinstance(value, str):
-        raise ConfigTypeError("return_memory", value, allowed)
-    if value not in MODES:
-        raise ConfigError("return_memory", value, allowed)
-    return value
+    if value in MODES:
+        return value
+    kind = ConfigError if isinstance(value, str) else ConfigTypeError
+    raise kind("return_memory", value, f"give one of {', '.join(map(repr, MODES))}")
 
 
 def format_bytes(nbytes: float) -> str:
@@ -125,10 +123,7 @@ def check_directories(path: object) -> tuple[Path, ...]:
 def free_bytes_of_each(directories: Sequence[Path]) -> list[int]:
     """Like `free_disk_bytes` for each directory; those on one file system have equal shares of what is free there."""
     devices = [directory.stat().st_dev for directory in directories]
-    return [
-        free_disk_bytes(directory) // devices.count(device)
-        for directory, device in zip(directories, devices, strict=True)
-    ]
+    return [free_disk_bytes(each) // devices.count(device) for each, device in zip(directories, devices, strict=True)]
 
 
 def free_disk_bytes(directory: Path) -> int:
@@ -195,13 +190,13 @@ def available_host_bytes() -> int:
 def memory_cgroup_limits() -> list[tuple[int, int]]:
     """(limit, use) in bytes of every memory cgroup above this process. Inactive page cache counts as free, active page
     cache by half, much as in the kernel's MemAvailable (mm/show_mem.c)."""
-    limits = []
-    for folder, version in _cgroups_of_process("memory"):
-        if version == 2:
-            limits += _limit_of(folder, "memory.max", "memory.current", "inactive_file")
-        else:
-            limits += _limit_of(folder, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-    return limits
+    of_version = {
+        1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        2: ("memory.max", "memory.current", "inactive_file"),
+    }
+    return [
+        each for folder, version in _cgroups_of_process("memory") for each in _limit_of(folder, *of_version[version])
+    ]
 
 
 def available_cores() -> float:

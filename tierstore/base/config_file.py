@@ -89,13 +89,9 @@ class FileOptions:
 
 
 def store_options(config: ConfigSource, changes: Mapping[str, Any]) -> FileOptions:
-    """The arguments for a store. Blocks for the file.
-
-    `changes` replace arguments of the file; `path` replaces the file's `connect` too, and the reverse.
-
-    ConfigError: the file cannot be read, has an unknown key or a value of the wrong type, or does not give exactly one
-    of `path` and `connect`. Nothing was opened.
-    """
+    """The arguments for a store. Blocks for the file. `changes` replace arguments of the file; `path` replaces its
+    `connect` too, and the reverse. ConfigError: the file cannot be read, has an unknown key or a value of the wrong
+    type, or does not give exactly one of `path` and `connect`."""
     document, source = _read(config)
     found = _given(document.store)
     if "path" in changes or "connect" in changes:
@@ -126,17 +122,12 @@ def _read(config: ConfigSource) -> tuple[_Document, str]:
     return typed(_with_text_paths(config), _Document, _NAME_OF_MAPPING), _NAME_OF_MAPPING
 
 
-def _with_text_paths(config: Mapping[str, Any]) -> dict[str, Any]:
+def _with_text_paths(value: object) -> Any:
     """The mapping with strings for path objects, which `path` and `connect` may be here but not in TOML."""
-    values = dict(config)
-    if isinstance(store := values.get("store"), Mapping):
-        values["store"] = {name: _text_path(value) for name, value in store.items()}
-    return values
-
-
-def _text_path(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {name: _with_text_paths(each) for name, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_text_path(each) for each in value]
+        return [_with_text_paths(each) for each in value]
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 

@@ -1,9 +1,6 @@
-"""Interrupts between two of our own lines: Ctrl-C, and any other exception of a signal handler.
-
-CPython runs signal handlers on the main thread between any two instructions, even in the middle of a change of the
-store's books, and their exceptions pass through our code like errors of our own. This module tells the two apart, and
-whether a change was left half done.
-"""
+"""Tells an interrupt between two of our own lines (Ctrl-C, any other exception of a signal handler, which CPython may
+run between any two instructions on the main thread) from an error of our own, and whether it left a change of the
+store's books half done."""
 
 from __future__ import annotations
 

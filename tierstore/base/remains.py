@@ -25,11 +25,9 @@ T = TypeVar("T")
 
 
 class Remains(weakref.ref[T]):
-    """A weak reference that goes into a queue when its object dies, with the data for the work that follows.
-
-    Unlike other weak references it is compared by identity. `note_death` is called with the remains; it must be a
-    function of C, like `deque.append`: see NOTE [No finalizers].
-    """
+    """A weak reference that goes into a queue when its object dies, with the data for the work that follows. It is
+    compared by identity. `note_death` is called with the remains; it must be a function of C, like `deque.append`: see
+    NOTE [No finalizers]."""
 
     __slots__ = ()
 

@@ -1,6 +1,4 @@
-"""The start of every thread of a store, and the I/O threads that run the jobs of the engine's loop. Their owner ends
-them (in `TierStore.close`, after the last reference to a store has gone, or at interpreter exit).
-`concurrent.futures.ThreadPoolExecutor` would refuse work once the interpreter begins to exit, when backward may run."""
+"""The start of every thread of a store, and the I/O threads that run the jobs of the engine's loop."""
 
 from __future__ import annotations
 
@@ -36,15 +34,13 @@ class _StoreThread(threading.Thread): ...
 
 
 def is_thread_of_store() -> bool:
-    """Whether the caller runs on a thread that a store has started: it must not wait for the end of a store, which
-    could be its own. A finalizer may run there, because garbage may be collected on any thread."""
+    """Whether a store has started this thread: it must not wait for the end of a store, which could be its own."""
     return isinstance(threading.current_thread(), _StoreThread)
 
 
 def refuse_to_wait(store: str) -> None:
-    """Raise StoreBusyError if this thread may not wait for what `store` does, or for whoever uses it: a store's own
-    thread may not, because the bytes or the room could have to come from this very thread, or from another store's that
-    waits for it."""
+    """Raise StoreBusyError on a store's own thread: it must not wait for what `store` does, because the bytes or the
+    room could have to come from this very thread, or from another store's that waits for it."""
     if is_thread_of_store():
         raise StoreBusyError(store, "on a thread of a store, which must not wait for one")
 
@@ -55,11 +51,9 @@ def refuse_green_threads() -> None:
     for what, found in (("threading", threading.get_ident), ("queue", queue.SimpleQueue)):
         module = found.__module__
         if module.partition(".")[0] not in sys.stdlib_module_names:
-            allowed = (
-                "a store needs the system's own threads; exclude them from monkey patching (gevent: "
-                "patch_all(thread=False, queue=False), eventlet: monkey_patch(thread=False)), or use another process"
-            )
-            raise ConfigError(what, module, allowed)
+            how = "gevent: patch_all(thread=False, queue=False), eventlet: monkey_patch(thread=False)"
+            needs = "a store needs the system's own threads; exclude them from monkey patching"
+            raise ConfigError(what, module, f"{needs} ({how}), or use another process")
 
 
 def start_thread(target: Callable[[], None], name: str, *, nice: int = NICE) -> threading.Thread:
@@ -87,11 +81,11 @@ def start_thread(target: Callable[[], None], name: str, *, nice: int = NICE) -> 
 
 class IoThreads(Executor):
     """A fixed number of threads that run blocking jobs, first come first served, for the coroutines of one loop.
-    OSError: not all can be started; those that were have ended.
+    OSError: not all can be started; those that were have ended. (A `ThreadPoolExecutor` would refuse work at exit, when
+    backward may run.)
 
     The loop gets the results in batches: one wake-up takes all that are ready by then. So `submit` returns a future of
-    the loop, not of `concurrent.futures`, whose locks would cost more than many jobs do. It is still an `Executor`, for
-    `loop.run_in_executor`: `asyncio.wrap_future` returns a future of the loop unchanged.
+    the loop, whose locks cost nothing; `loop.run_in_executor` takes that as it is.
     """
 
     def __init__(self, num_threads: int, name: str) -> None:

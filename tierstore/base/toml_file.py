@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import tomllib
@@ -35,19 +36,16 @@ def read_toml(file: Path, option: str) -> dict[str, Any]:
 
 
 def typed(values: Mapping[str, Any], kind: type[T], source: str) -> T:
-    """Convert `values`, as `read_toml` returns them, to a record of type `kind`.
-
-    `kind` should have `forbid_unknown_fields`, so that a misspelt key is refused. `source`: the file's name.
+    """Convert `values`, as `read_toml` returns them, to a record of type `kind`, which should forbid unknown fields.
     ConfigError: a key is missing, unknown, or has a value of another type or range; its `option` is "source: key", such
-    as "hw.toml: drive.writes[2].depth".
-    """
+    as "hw.toml: drive.writes[2].depth"."""
     try:
         return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
         raise _error_of(str(error), values, kind, source) from None
 
 
-def _error_of(complaint: str, values: Mapping[str, Any], kind: type[msgspec.Struct], source: str) -> ConfigError:
+def _error_of(complaint: str, values: Any, kind: type[msgspec.Struct], source: str) -> ConfigError:
     match = _COMPLAINT.fullmatch(complaint)
     what, where = (match["what"], match["where"] or "") if match else (complaint, "")
     steps = [int(index) if index else name for name, index in _STEP.findall(where)]
@@ -57,7 +55,8 @@ def _error_of(complaint: str, values: Mapping[str, Any], kind: type[msgspec.Stru
         where = f"{where}.{unknown[1]}" if where else unknown[1]
     else:
         allowed = what[0].lower() + what[1:]
-    return ConfigError(f"{source}: {where}" if where else source, _value_at(values, steps), allowed)
+    given = functools.reduce(lambda found, step: found[step], steps, values)
+    return ConfigError(f"{source}: {where}" if where else source, given, allowed)
 
 
 def _keys_at(kind: object, steps: list[str | int]) -> tuple[str, ...]:
@@ -70,15 +69,6 @@ def _keys_at(kind: object, steps: list[str | int]) -> tuple[str, ...]:
         if isinstance(info, msgspec.inspect.UnionType):
             info = next(each for each in info.types if isinstance(each, msgspec.inspect.StructType))
     return tuple(field.encode_name for field in info.fields)
-
-
-def _value_at(values: Any, steps: list[str | int]) -> object:
-    for step in steps:
-        values = values[step]
-    return values
-
-
-# --- writing ----------------------------------------------------------------------------------------------------------
 
 
 def toml_text(values: Mapping[str, Any], above: str = "") -> str:

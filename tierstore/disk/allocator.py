@@ -1,8 +1,5 @@
-"""Allocates extents on a line of bytes that consists of ranges. Pure bookkeeping, no files.
-
-An extent is taken from the oldest range that has room: the best fit, and among equals the lowest address. So extents
-gather in few ranges, and the others become empty when use falls. Free runs of two ranges are never joined.
-"""
+"""Allocates extents on a line of bytes that consists of ranges. Pure. An extent is the best fit of the oldest range
+that has room, so extents gather in few ranges, and the others become empty when use falls."""
 
 from __future__ import annotations
 
@@ -33,10 +30,8 @@ class _Range(FreeRuns):
 
 
 class ExtentAllocator:
-    """Hands out and takes back aligned extents. Never blocks; not thread-safe (its owner is one loop).
-
-    `total_bytes`: the sum of all ranges; `free_bytes`: those among them that are not handed out.
-    """
+    """Hands out and takes back aligned extents; for one loop. `total_bytes`: the sum of all ranges; `free_bytes`: those
+    among them that are not handed out."""
 
     def __init__(self) -> None:
         self.total_bytes = 0
@@ -69,10 +64,7 @@ class ExtentAllocator:
 
     def add_range(self, start: int, num_bytes: int, taken: Iterable[tuple[int, int]] = ()) -> None:
         """Make [start, start + num_bytes) available, except for the extents that are `taken`: (start, length), by
-        address.
-
-        ValueError: it overlaps or touches a range that is there, or an extent overlaps another or the range's end.
-        """
+        address. ValueError: it touches a range that is there, or an extent overlaps another or the range's end."""
         _check_aligned(num_bytes)
         end = start + num_bytes
         place = bisect_left(self._ranges, start, key=attrgetter("start"))

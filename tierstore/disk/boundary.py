@@ -32,16 +32,9 @@ def means_full(error: Exception) -> bool:
 def translated(
     operation: str, place: str, data: str, *, key: int = 0, num_bytes: int = 0, usage: Usage = (0, 0)
 ) -> Iterator[None]:
-    """Around a block: raise this package's errors in place of those of files and of LMDB.
-
-    `operation`: "write", "open", ...; `place`, and `data` (where the record's bytes are if it fails): in words; the
-    rest: the record's, and for `StoreFullError`.
-
-    Raises:
-        CorruptDataError: the bytes are not those that were written.
-        StoreFullError: the file system or LMDB's map is full.
-        StorageIOError: anything else that the device, the file system or LMDB said.
-    """
+    """Around a block: CorruptDataError (not the bytes that were written), StoreFullError (the file system or LMDB's map
+    is full) or StorageIOError in place of the errors of files and of LMDB. `operation`: "write", "open", ...; `place`,
+    and `data` (where the record's bytes are if it fails): in words."""
     try:
         yield
     except DamagedBytesError as error:
@@ -53,8 +46,7 @@ def translated(
 
 
 def naming_the_limit(full: StoreFullError, directory: Path) -> StoreFullError:
-    """The same error; if the drive, a quota on it or `ulimit -v` is the limit, not a budget (its cause tells), it says
-    so. Blocks. `directory`: on the drive."""
+    """The same error; if the drive, a quota on it or `ulimit -v` is the limit, not a budget, it says so. Blocks."""
     cause = full.__cause__
     number = getattr(cause, "errno", None) or getattr(cause, "code", None)
     advice = "free space there, use another drive, or raise host_bytes"

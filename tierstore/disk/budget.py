@@ -1,8 +1,5 @@
-"""The limits of a tier: the disk budget, of which segments and *values* (records that live in the index) take, and what
-may be written in a day. Pure.
-
-Segments are counted whole, and values at their peak, because LMDB keeps the space of deleted values for later ones.
-"""
+"""The limits of a tier, pure: the disk budget, and what may be written in a day. Of the budget, segments are counted
+whole, and *values* (records that live in the index) at their peak, because LMDB keeps the space of deleted ones."""
 
 from __future__ import annotations
 
@@ -29,11 +26,8 @@ def value_charge_bytes(num_bytes: int) -> int:
 
 
 def map_bytes_for(disk_bytes: int) -> int:
-    """The size of a map that records charged against `disk_bytes` cannot fill. (On a full map even deletes fail.)
-
-    Address space, not memory or disk: twice the budget, because LMDB looks for contiguous pages for values, and the
-    entries if all of the budget is extents of 4 KiB.
-    """
+    """The size of a map that records charged against `disk_bytes` cannot fill (on a full map even deletes fail):
+    addresses for twice the budget, as LMDB looks for contiguous pages for values, and for entries of 4 KiB each."""
     return min(round_up(2 * disk_bytes + disk_bytes // 4096 * 2 * _ENTRY_BYTES + MAP_SPARE_BYTES), _MOST_MAP_BYTES)
 
 
@@ -41,10 +35,8 @@ _VALUES_SHARE = 2  # a half of the limit: the index never gives back the space t
 
 
 class DiskBudget:
-    """Counts bytes against one limit. Never blocks; not thread-safe (its owner is one loop).
-
-    `segment_bytes`, `value_bytes`: what they take now. `value_peak_bytes`: the most that values ever took.
-    """
+    """Counts bytes against one limit; for one loop. `segment_bytes`, `value_bytes`: what they take now.
+    `value_peak_bytes`: the most that values ever took."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
@@ -69,8 +61,7 @@ class DiskBudget:
         return True
 
     def take_up(self, segment_bytes: int, value_bytes: int, index_bytes: int) -> None:
-        """Count the files that an earlier process left. They may be more than the limit, if that was lowered: then
-        nothing is added until enough is gone."""
+        """Count the files that an earlier process left, which may be more than the limit, if that was lowered."""
         self.segment_bytes = segment_bytes
         self.value_bytes = value_bytes
         self.value_peak_bytes = max(value_bytes, min(index_bytes, self.limit_bytes - segment_bytes))
@@ -92,12 +83,9 @@ DAY_SECONDS = 86_400.0
 
 
 class WriteAllowance:
-    """Bytes that may be written now: writing wears a flash drive out. As `DiskBudget`; the time is passed in (`now`, of
-    any clock that does not go back).
-
-    The allowance of a day refills evenly over 24 hours and may be spent at once: training comes in bursts, and only the
-    long run counts. It begins full whenever a store or a daemon is opened.
-    """
+    """Bytes that may be written now: writing wears a flash drive out. For one loop. The allowance of a day refills
+    evenly over 24 hours and may be spent at once: only the long run counts. It begins full whenever a store or a daemon
+    is opened."""
 
     def __init__(self, day_bytes: int, now: float) -> None:
         self.day_bytes = day_bytes
@@ -124,17 +112,14 @@ class WriteAllowance:
         missing_bytes = num_bytes - self._refilled(now)
         if missing_bytes <= 0:
             return 0.0
-        if num_bytes > self.day_bytes:
-            return math.inf
-        return missing_bytes * DAY_SECONDS / self.day_bytes
+        return math.inf if num_bytes > self.day_bytes else missing_bytes * DAY_SECONDS / self.day_bytes
 
     def refusal(self, num_bytes: int, now: float) -> str:
-        spent = f"the write allowance of {self.day_bytes} bytes a day is spent"
         seconds = self.seconds_until(num_bytes, now)
-        if math.isinf(seconds):
-            return f"{spent}: {num_bytes} bytes are more than a day's"
-        left_bytes = self.left_bytes(now)
-        return f"{spent}: {left_bytes} bytes of it are left, and {num_bytes} will be in {math.ceil(seconds)} s"
+        found = f"{num_bytes} bytes are more than a day's"
+        if not math.isinf(seconds):
+            found = f"{self.left_bytes(now)} bytes of it are left, and {num_bytes} will be in {math.ceil(seconds)} s"
+        return f"the write allowance of {self.day_bytes} bytes a day is spent: {found}"
 
     def _refilled(self, now: float) -> float:
         grown_bytes = (now - self._known_at) * self.day_bytes / DAY_SECONDS

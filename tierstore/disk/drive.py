@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic
 
@@ -20,12 +20,10 @@ _MOST_SILENT_SECONDS = 5.0
 _FULL_SECONDS = 1.0  # others may give space back on the file system
 _FIRST_FAILED_SECONDS, _MOST_FAILED_SECONDS = 10.0, 640.0
 _LEAST_PART_BYTES = 2**20  # shorter parts cost more in calls than they save
-_SPARE_BYTES = 2**20  # of a drive's room, for its index and for rounding
 
 
 class DriveSpeed:
-    """Bytes per second that a drive writes while it has something to write; newer writes weigh more. Pure. Idle time
-    does not count, so a drive that is seldom used is not taken for a slow one."""
+    """Bytes per second that a drive writes while it has something to write; newer writes weigh more. Pure."""
 
     def __init__(self) -> None:
         self.measured_at = 0.0
@@ -56,11 +54,9 @@ class DriveSpeed:
 
 
 class QueuedDrive:
-    """A directory's disk tier, with what has to be known to choose between several. For one loop; does not block it.
-
-    `num_jobs` records of each direction are given to it at once; the others wait here, and take no thread from other
-    drives. `queued_bytes`: of writes that it was given and that have not ended. Errors name the drive.
-    """
+    """A directory's disk tier, with what has to be known to choose between several. For one loop. `num_jobs` records of
+    each direction are given to it at once; the others wait here, and take no thread from other drives. `queued_bytes`:
+    of writes that have not ended. Errors name the drive."""
 
     def __init__(self, name: str, disk: LocalDisk, num_jobs: int, clock: Callable[[], float] = monotonic) -> None:
         self.name, self.disk = name, disk
@@ -86,8 +82,8 @@ class QueuedDrive:
         self.queued_bytes += num_bytes
         try:
             async with self._writes:
-                with self._naming_errors():
-                    stored = await self._timed_write(key, source, kind)
+                with self._naming_errors(), self._timed(num_bytes):
+                    stored = await self.disk.write(key, source, kind)
         except StoreFullError:
             self._full_until = self._clock() + _FULL_SECONDS
             raise
@@ -109,17 +105,18 @@ class QueuedDrive:
         await self.disk.discard(keys)
         self._full_until = 0.0
 
-    async def _timed_write(self, key: int, source: memoryview, kind: Kind) -> Stored:
-        if len(source) < _LEAST_MEASURED_BYTES:
-            return await self.disk.write(key, source, kind)
+    @contextmanager
+    def _timed(self, num_bytes: int) -> Iterator[None]:
+        if num_bytes < _LEAST_MEASURED_BYTES:
+            yield
+            return
         written_bytes = 0
         self.speed.begin(self._clock())
         try:
-            stored = await self.disk.write(key, source, kind)
-            written_bytes = len(source)
+            yield
+            written_bytes = num_bytes
         finally:
             self.speed.end(written_bytes, self._clock())
-        return stored
 
     @contextmanager
     def _naming_errors(self) -> Iterator[None]:
@@ -138,46 +135,25 @@ def with_least_queue(num_bytes: int, drives: Sequence[QueuedDrive]) -> QueuedDri
 
 
 def divided(num_bytes: int, drives: Sequence[QueuedDrive]) -> list[tuple[QueuedDrive, int]]:
-    """Divide a record as the speeds of the drives are, so that all its parts take equally long; all bytes are given.
-
-    All parts but the last are multiples of 4096 bytes, so each begins at the same address modulo 4096 as the record. A
-    drive whose part would be short gets none; one without room gets what fits, if the others have room for the rest.
-    Queues do not count: a record that is divided by them would be read back at the speed of one drive.
-    """
+    """Divide a record as the speeds of the drives are, so that all its parts take equally long. All but the last are
+    multiples of 4096 bytes, so each begins at the same address modulo 4096 as the record. A drive whose part would be
+    short gets none. Queues do not count: it would be read back at the speed of one drive."""
     speeds, chosen = _speeds(drives), list(drives)
     while len(chosen) > 1:
         slowest = min(chosen, key=speeds.__getitem__)
         if num_bytes * speeds[slowest] >= _LEAST_PART_BYTES * sum(speeds[drive] for drive in chosen):
             break
         chosen.remove(slowest)
-    lengths = _within_rooms(num_bytes, {drive: speeds[drive] for drive in chosen})
-    ends = [int(end) // ALIGNMENT_BYTES * ALIGNMENT_BYTES for end in itertools.accumulate(lengths.values())]
+    total = sum(speeds[drive] for drive in chosen)
+    shares = (num_bytes * speed / total for speed in itertools.accumulate(speeds[drive] for drive in chosen))
+    ends = [int(end) // ALIGNMENT_BYTES * ALIGNMENT_BYTES for end in shares]
     ends[-1] = num_bytes
-    return [(drive, end - start) for drive, (start, end) in zip(lengths, itertools.pairwise([0, *ends]), strict=True)]
-
-
-def _within_rooms(num_bytes: int, speeds: Mapping[QueuedDrive, float]) -> dict[QueuedDrive, float]:
-    """Lengths as the speeds are, but no more than fits on each drive, if all of them together have room."""
-    rooms = {drive: max(0, drive.room_bytes() - _SPARE_BYTES) for drive in speeds}
-    lengths: dict[QueuedDrive, float] = dict.fromkeys(speeds, 0.0)
-    open_speeds, left_bytes = dict(speeds), float(num_bytes)
-    while len(open_speeds) > 1 and sum(rooms.values()) >= num_bytes:
-        per_speed = left_bytes / sum(open_speeds.values())
-        full = [drive for drive, speed in open_speeds.items() if per_speed * speed > rooms[drive]]
-        if not full:
-            break
-        for drive in full:
-            lengths[drive] = float(rooms[drive])
-            left_bytes -= rooms[drive]
-            del open_speeds[drive]
-    per_speed = left_bytes / sum(open_speeds.values())
-    return lengths | {drive: per_speed * speed for drive, speed in open_speeds.items()}
+    return [(drive, end - start) for drive, (start, end) in zip(chosen, itertools.pairwise([0, *ends]), strict=True)]
 
 
 def _speeds(drives: Sequence[QueuedDrive]) -> dict[QueuedDrive, float]:
-    """The speed of each. One of which nothing is known is taken for the fastest, and so is soon measured. What is known
-    is forgotten when others were measured for some seconds and it was not: else a slow one would be passed over for
-    ever."""
+    """One of which nothing is known is taken for the fastest, and so is soon measured. What is known is forgotten when
+    others were measured for some seconds and it was not: else a slow one would be passed over for ever."""
     newest = max(drive.speed.measured_at for drive in drives)
     for drive in drives:
         if not drive.queued_bytes and drive.speed.measured_at < newest - _MOST_SILENT_SECONDS:

@@ -39,6 +39,10 @@ Parts = tuple[Part, ...]
 """All parts of a record, in the order of their bytes; each is on another drive."""
 
 
+_LEAST_DIVIDED_BYTES = 8 * 2**20
+_FIRST_PART_KEY = 1 << 62  # parts have keys of their own, so that no key is used twice on a drive
+
+
 def _length_of(parts: Parts) -> int:
     return sum(part.num_bytes for part in parts)
 
@@ -59,45 +63,18 @@ async def free(parts: Iterable[Part]) -> None:
     await asyncio.gather(*(drive.discard(keys) for drive, keys in by_drive.items()))
 
 
-async def is_sound(part: Part) -> bool:
-    """Whether its bytes are not damaged, as far as they can be read."""
-    try:
-        await part.drive.read(part.key, memoryview(bytearray(part.num_bytes)))
-    except (CorruptDataError, MemoryError, OverflowError):  # the latter two: the length is damaged
-        return False
-    except StorageIOError:
-        pass  # it may be asked for again
-    return True
-
-
 def results_of(outcomes: Sequence[_T | BaseException]) -> list[_T]:
     """The results of calls that all have ended, or what the first of them raised; CorruptDataError before all others,
     because it says that the record is lost."""
-    errors = [each for each in outcomes if isinstance(each, BaseException)]
-    if errors:
-        raise next((each for each in errors if isinstance(each, CorruptDataError)), errors[0])
+    if errors := [each for each in outcomes if isinstance(each, BaseException)]:
+        raise min(errors, key=lambda each: not isinstance(each, CorruptDataError))
     return [each for each in outcomes if not isinstance(each, BaseException)]
 
 
-def stored(receipts: Sequence[Stored]) -> Stored:
-    """The receipt of a record, from those of its parts. Its codec is that of the part which takes most room."""
-    return Stored(
-        sum(receipt.stored_bytes for receipt in receipts),
-        max(receipts, key=lambda receipt: receipt.stored_bytes).codec,
-        receipts[0].kind,
-        checksum=None,
-        drive_seconds=_longest(receipt.drive_seconds for receipt in receipts),
-        cpu_seconds=sum(receipt.cpu_seconds or 0.0 for receipt in receipts),
-    )
-
-
-def _longest(seconds: Iterable[float | None]) -> float | None:
-    """The drives work at the same time, so their times do not add up."""
-    return max((each for each in seconds if each is not None), default=None)
-
-
-_LEAST_DIVIDED_BYTES = 8 * 2**20
-_FIRST_PART_KEY = 1 << 62  # parts have keys of their own, so that no key is used twice on a drive
+def _times(receipts: Sequence[Stored] | Sequence[Loaded]) -> tuple[float | None, float]:
+    """Drive and CPU seconds of all parts. The drives work at the same time, so their times do not add up."""
+    drive_seconds = max((each.drive_seconds for each in receipts if each.drive_seconds is not None), default=None)
+    return drive_seconds, sum(each.cpu_seconds or 0.0 for each in receipts)
 
 
 class _RefusedError(Exception):
@@ -111,11 +88,11 @@ class _RefusedError(Exception):
 class Drives:
     """Keeps records on several drives. A `DiskTier`, and what the daemon needs of a `LocalDisk` beside that.
 
-    All coroutines belong to one loop and do not block it. Opened by `Drives.open`. A record goes to the drive on which
-    it ends first, by the bytes that are queued there and the drive's measured speed; a large one is divided over all.
-    Drives without room, or that rest, are passed over while another one takes it: after it was full, a drive rests for
-    a second; after a write that failed, for 10 seconds, twice as long after each further failure. A refused write is
-    made again on the other drives before it is told as failed.
+    All coroutines belong to one loop and do not block it. A record goes to the drive on which it ends first, by the
+    bytes that are queued there and the drive's measured speed; a large one is divided over all. Drives without room, or
+    that rest, are passed over while another one takes it: after it was full, a drive rests for a second; after a write
+    that failed, for 10 seconds, twice as long after each further failure. A refused write is made again on the other
+    drives before it is told as failed.
 
     `divides`: divide large records. A daemon does not: after a kill an index that has only some parts of a record could
     not be told from a whole one. `leases`: as the first drive, which alone keeps leases, had them when it was opened.
@@ -176,11 +153,7 @@ class Drives:
             reads = (part.drive.read(part.key, piece) for part, piece in pieces(parts, destination))
             outcomes = await asyncio.gather(*reads, return_exceptions=True)  # ends when all have, even if cancelled
             receipts = results_of(outcomes)
-            return Loaded(
-                sum(receipt.read_bytes for receipt in receipts),
-                drive_seconds=_longest(receipt.drive_seconds for receipt in receipts),
-                cpu_seconds=sum(receipt.cpu_seconds or 0.0 for receipt in receipts),
-            )
+            return Loaded(sum(each.read_bytes for each in receipts), *_times(receipts))
         except CorruptDataError as error:
             raise CorruptDataError(key, error.place, error.expected, error.found) from error
 
@@ -235,16 +208,12 @@ class Drives:
     # --- for the daemon -------------------------------------------------------------------------------------------
 
     def drives(self) -> list[DriveUsage]:
-        return [
-            replace(
-                usage,
-                place=drive.name,
-                write_bytes_per_second=drive.speed.bytes_per_second,
-                is_resting=drive.is_resting(),
-            )
-            for drive in self._drives
-            for usage in drive.disk.drives()
-        ]
+        found = []
+        for drive in self._drives:
+            (usage,) = drive.disk.drives()
+            speed, is_resting = drive.speed.bytes_per_second, drive.is_resting()
+            found.append(replace(usage, place=drive.name, write_bytes_per_second=speed, is_resting=is_resting))
+        return found
 
     @property
     def damaged_indexes(self) -> Mapping[str, Exception]:
@@ -255,9 +224,7 @@ class Drives:
         return all(drive.disk.is_empty for drive in self._drives)
 
     def found_locations(self) -> dict[int, Location]:
-        return {
-            key: location for drive in reversed(self._drives) for key, location in drive.disk.found_locations().items()
-        }
+        return {key: location for drive in self._drives for key, location in drive.disk.found_locations().items()}
 
     async def put_lease(self, number: int, blob: bytes) -> None:
         await self._first.put_lease(number, blob)
@@ -266,19 +233,17 @@ class Drives:
         await self._first.delete_lease(number)
 
     async def _take_up(self) -> None:
-        """Note where the records lie that were found. One found on two drives is kept on the first that can read it: a
-        damaged index can claim a record of another drive. Leases on another drive than the first are deleted."""
+        """Note where the records lie that were found. One found on two drives, as a damaged index can claim it, is kept
+        on the first: its checksum is wrong if it is not there. Leases on another drive than the first are deleted."""
         for drive in self._drives:
             if drive.disk is not self._first:
                 for number in drive.disk.leases:
                     await drive.disk.delete_lease(number)
             for key, location in drive.disk.found_locations().items():
-                part = Part(drive, key, location.logical_bytes)
-                (kept,) = self._parts_of.setdefault(key, (part,))
-                if kept is not part:
-                    kept, other = (kept, part) if await is_sound(kept) else (part, kept)
-                    self._parts_of[key] = (kept,)
-                    await free([other])
+                if key in self._parts_of:
+                    await drive.discard([key])
+                else:
+                    self._parts_of[key] = (Part(drive, key, location.logical_bytes),)
 
     # --- writing --------------------------------------------------------------------------------------------------
 
@@ -310,7 +275,10 @@ class Drives:
         outcomes = await asyncio.gather(*writes, return_exceptions=True)
         failed = {part.drive: each for part, each in zip(parts, outcomes, strict=True) if isinstance(each, Exception)}
         if not failed:
-            return stored(results_of(outcomes))
+            receipts = results_of(outcomes)
+            codec = max(receipts, key=lambda each: each.stored_bytes).codec
+            num_bytes = sum(each.stored_bytes for each in receipts)
+            return Stored(num_bytes, codec, receipts[0].kind, None, *_times(receipts))
         await free(part for part in parts if part.drive not in failed)
         refusals = {drive: each for drive, each in failed.items() if isinstance(each, (StoreFullError, StorageIOError))}
         if len(refusals) < len(failed):
@@ -319,17 +287,16 @@ class Drives:
 
     def _error_of(self, num_bytes: int, errors: list[StoreFullError | StorageIOError]) -> Exception:
         """What to raise when no drive took the record. One that failed is told of first, even if others are full."""
-        for error in errors:
-            if isinstance(error, StorageIOError):
-                told: Exception = StorageIOError(error.operation, error.place, error.reason, error.data)
-                told.__cause__ = error
-                return told
-        full = [error for error in errors if isinstance(error, StoreFullError)]
-        usage = self.usage()
-        reason = "; ".join(error.reason for error in full)
-        advice = "; or ".join(dict.fromkeys(error.advice for error in full))
-        told = StoreFullError(num_bytes, usage.disk_bytes, usage.budget_bytes, reason=reason, advice=advice)
-        told.__cause__ = full[0]
+        cause = min(errors, key=lambda each: not isinstance(each, StorageIOError))
+        if isinstance(cause, StorageIOError):
+            told: Exception = replace(cause)
+        else:
+            full = [error for error in errors if isinstance(error, StoreFullError)]
+            usage = self.usage()
+            reason = "; ".join(error.reason for error in full)
+            advice = "; or ".join(dict.fromkeys(error.advice for error in full))
+            told = StoreFullError(num_bytes, usage.disk_bytes, usage.budget_bytes, reason=reason, advice=advice)
+        told.__cause__ = cause
         return told
 
     def _check_open(self) -> None:

@@ -7,10 +7,10 @@ import time
 import xxhash
 
 from .allocator import ALIGNMENT_BYTES, round_up
-from .codec.codec import ENCODED_BLOCK_BYTES, BlockDecoder, Codec, blocks_of, encode_block, is_shrinking
+from .codec.codec import ENCODED_BLOCK_BYTES, BlockDecoder, blocks_of, encode_block, is_shrinking
 from .codec.family import DamagedBytesError
 from .linux import copy_memory
-from .orders import WriteOrder
+from .location import FileRange, WriteOrder
 from .scratch import Scratch
 from .transfer import read_all, write_all
 
@@ -94,36 +94,24 @@ def _is_worth_it(encoded_bytes: int, raw_bytes: int, order: WriteOrder) -> bool:
     return is_shrinking(encoded_bytes, raw_bytes) and encoded_bytes <= order.worst_ratio * raw_bytes
 
 
-def decode_value(
-    value: memoryview, destination: memoryview, codec: Codec, itemsize_bytes: int, scratch: Scratch
-) -> None:
-    """Decode what `encode_value` made. DamagedBytesError: these are not its bytes; `destination` holds garbage."""
-    decoder = BlockDecoder(destination, codec, itemsize_bytes, scratch.workspace)
+def decode_value(value: memoryview, decoder: BlockDecoder) -> None:
+    """Decode what `encode_value` made. DamagedBytesError: these are not its bytes; the destination holds garbage."""
     used = decoder.feed(value)
     if not decoder.is_complete or used != len(value):
-        raise DamagedBytesError(f"{len(destination)} decoded bytes", f"{used} of {len(value)} bytes made sense")
+        raise DamagedBytesError("a whole record", f"{used} of {len(value)} bytes made sense")
 
 
 def read_encoded(
-    descriptor: int,
-    offset: int,
-    encoded_bytes: int,
-    alignment_bytes: int,
-    decoder: BlockDecoder,
-    hasher: xxhash.xxh3_64 | None,
-    scratch: Scratch,
+    place: FileRange, encoded_bytes: int, decoder: BlockDecoder, hasher: xxhash.xxh3_64 | None, scratch: Scratch
 ) -> float:
-    """Read, checksum and decode a record chunk by chunk; returns the seconds spent in the device.
-
-    `descriptor` is O_DIRECT unless `alignment_bytes`, to which lengths of reads are rounded up, is 1; `offset` is a
-    multiple of it. `hasher` takes every encoded byte in order. Raises as `read_record`.
-    """
+    """Read, checksum and decode a record chunk by chunk; returns the seconds spent in the device. `hasher` takes every
+    encoded byte in order. Raises as `read_record`."""
     chunk, carried_bytes, done, seconds = scratch.chunk, 0, 0, 0.0
     while done < encoded_bytes:
         wanted = min(encoded_bytes - done, len(chunk) - _CARRY_BYTES)
         start = time.perf_counter()
-        read_bytes = min(round_up(wanted, alignment_bytes), len(chunk) - _CARRY_BYTES)
-        read_all(descriptor, [chunk[_CARRY_BYTES : _CARRY_BYTES + read_bytes]], offset + done)
+        read_bytes = min(round_up(wanted, place.alignment_bytes), len(chunk) - _CARRY_BYTES)
+        read_all(place.descriptor, [chunk[_CARRY_BYTES : _CARRY_BYTES + read_bytes]], place.offset + done)
         seconds += time.perf_counter() - start
         if hasher is not None:
             hasher.update(chunk[_CARRY_BYTES : _CARRY_BYTES + wanted])

@@ -1,8 +1,5 @@
-"""The entries of a tier in its index: made and removed in batches, and tried again when the index refuses.
-
-An index refuses changes while the file system is full, deletions included. Empty segments may fill it, or space that is
-just being freed, so a refused change is tried again when there is news.
-"""
+"""The entries of a tier in its index: made and removed in batches. An index refuses changes while the file system is
+full, deletions included: what it refused is tried again when there is news of space."""
 
 from __future__ import annotations
 
@@ -24,11 +21,9 @@ _BATCH_OPERATIONS = 4096
 
 
 class Commits:
-    """The only way to an index that is in use. Lives on one loop and never blocks it; `commit_now` is for jobs. One
-    batch is in flight; operations that come meanwhile form the next.
-
-    An operation that fails has its error in its outcome, also where the executor takes no more jobs (RuntimeError).
-    """
+    """The only way to an index that is in use; for one loop, but `commit_now` is for jobs. One batch is in flight;
+    operations that come meanwhile form the next. What fails has its error in its outcome, also where the executor takes
+    no more jobs."""
 
     def __init__(self, index: Index, executor: Executor) -> None:
         self._index = index
@@ -42,16 +37,16 @@ class Commits:
         return self._do((operation,))[0]
 
     async def submit(self, operation: Operation) -> Outcome:
-        return (await self.submit_all((operation,)))[0]
+        (outcome,) = await self.submit_all((operation,))
+        return outcome
 
     async def submit_all(self, operations: Iterable[Operation]) -> list[Outcome]:
         loop = asyncio.get_running_loop()
-        operations = list(operations)
-        futures = [loop.create_future() for _ in operations]
-        self._queue.extend(zip(operations, futures, strict=True))
+        waiting: list[tuple[Operation, asyncio.Future[Outcome]]] = [(each, loop.create_future()) for each in operations]
+        self._queue.extend(waiting)
         if self._flight is None:
             self._flight = loop.create_task(self._fly())
-        return await asyncio.gather(*futures) if len(futures) > 1 else [await future for future in futures]
+        return await asyncio.gather(*(future for _, future in waiting))
 
     async def settle(self) -> None:
         while self._flight is not None:
@@ -60,18 +55,15 @@ class Commits:
     async def _fly(self) -> None:
         try:
             while batch := self._next_batch():
-                await self._apply(batch)
+                try:
+                    outcomes = await run_job(self._executor, self._do, [operation for operation, _ in batch])
+                except Exception as error:  # noqa: BLE001  (handed to everybody who waits for this batch)
+                    outcomes = [Outcome(error)] * len(batch)
+                for (_, future), outcome in zip(batch, outcomes, strict=True):
+                    if not future.done():  # else cancelled
+                        future.set_result(outcome)
         finally:
             self._flight = None
-
-    async def _apply(self, batch: list[tuple[Operation, asyncio.Future[Outcome]]]) -> None:
-        try:
-            outcomes = await run_job(self._executor, self._do, [operation for operation, _ in batch])
-        except Exception as error:  # noqa: BLE001  (handed to everybody who waits for this batch)
-            outcomes = [Outcome(error)] * len(batch)
-        for (_, future), outcome in zip(batch, outcomes, strict=True):
-            if not future.done():  # else cancelled
-                future.set_result(outcome)
 
     def _do(self, operations: Sequence[Operation]) -> list[Outcome]:
         with self._one_at_a_time:
@@ -92,10 +84,8 @@ class Commits:
 
 
 class IndexEntries(Commits):
-    """The entries of one tier. An entry that is gone gives back what its record took of `space` and `budget`.
-
-    `has_extents`: records in extents are entered too, for the next process. Else only values are.
-    """
+    """The entries of one tier. One that is gone gives back what its record took of `space` and `budget`. `has_extents`:
+    records in extents are entered too, for the next process. Else only values are."""
 
     def __init__(
         self, index: Index, executor: Executor, space: ExtentSpace, budget: DiskBudget, *, has_extents: bool
@@ -104,21 +94,19 @@ class IndexEntries(Commits):
         self._space = space
         self._budget = budget
         self._has_extents = has_extents
-        self._undeleted: dict[int, Location] = {}  # discarded, but the index refused: the next `delete` tries again
-        self._undeleted_leases: set[int] = set()  # likewise
+        self._undeleted: list[tuple[Delete | DeleteLease, Location | None]] = []  # the next `delete` tries again
 
     @property
     def has_undeleted(self) -> bool:
         """Whether the index has refused to delete something, which it still holds."""
-        return bool(self._undeleted or self._undeleted_leases)
+        return bool(self._undeleted)
 
     def is_for(self, location: Location) -> bool:
         return location.segment is None or self._has_extents
 
     async def put(self, put: Put | PutLease, outcome: Outcome | None = None) -> Outcome:
-        """Enter a record or a lease; returns the outcome, with an error only if that failed for good. If empty
-        segments, or one that is being made, fill the file system, it waits until they give space back. `outcome`: of a
-        first try."""
+        """Enter a record or a lease; returns the outcome, with an error only if that failed for good: where empty
+        segments fill the file system, it waits until they give space back. `outcome`: of a first try."""
         if outcome is None:
             outcome = await self.submit(put)
         is_last_try = False
@@ -138,37 +126,32 @@ class IndexEntries(Commits):
 
     async def delete_lease(self, number: int) -> None:
         """Returns when it is committed; if the index refuses, a later `delete` tries again."""
-        self._undeleted_leases.add(number)
+        self._undeleted.append((DeleteLease(number), None))
         await self.delete({})
 
     async def delete(self, locations: dict[int, Location]) -> None:
-        """Remove records from the index and free what they took, once that is committed.
-
-        A record that the index refuses to delete (a full file system) keeps its space until a later call succeeds: each
-        also tries again what was refused before, records and leases.
-        """
-        locations = self._undeleted | locations
-        leases = sorted(self._undeleted_leases)
-        self._undeleted, self._undeleted_leases = {}, set()
-        for key in [key for key, location in locations.items() if not self.is_for(location)]:
-            self._free(locations.pop(key))
-        if not locations and not leases:
+        """Remove records and free what they took, once that is committed. What the index refuses to delete (a full file
+        system) keeps its space until a later call succeeds, which tries again."""
+        pending, self._undeleted = self._undeleted, []
+        for key, location in locations.items():
+            if self.is_for(location):
+                pending.append((Delete(key), location))
+            else:
+                self.free(location)
+        if not pending:
             return
         self._space.promise()
         try:
-            outcomes = await self.submit_all([*map(Delete, locations), *map(DeleteLease, leases)])
-            for number, outcome in zip(leases, outcomes[len(locations) :], strict=True):
+            outcomes = await self.submit_all([operation for operation, _ in pending])
+            for (operation, freed), outcome in zip(pending, outcomes, strict=True):
                 if outcome.error is not None:
-                    self._undeleted_leases.add(number)
-            for (key, location), outcome in zip(locations.items(), outcomes[: len(locations)], strict=True):
-                if outcome.error is None:
-                    self._free(location)
-                else:
-                    self._undeleted[key] = location
+                    self._undeleted.append((operation, freed))
+                elif freed is not None:
+                    self.free(freed)
         finally:
             self._space.settle_promise()
 
-    def _free(self, location: Location) -> None:
+    def free(self, location: Location) -> None:
         if location.segment is None or location.offset is None:
             self._budget.remove_value(location.taken_bytes)
         else:

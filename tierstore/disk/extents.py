@@ -2,8 +2,8 @@
 
 Segments have about 1 GiB: growing one file under direct writes stalls, and preallocating all of a drive would take
 space from others. The next one is allocated off the loop before the current ones are full. The first write to a segment
-runs at half the speed, because the file system converts blocks that were only reserved. So empty segments are kept. All
-but one are closed when they have been empty for minutes, or at once where their space is needed.
+runs at half the speed, so empty segments are kept. All but one are closed when they have been empty for minutes, or at
+once where their space is needed.
 """
 
 from __future__ import annotations
@@ -54,11 +54,9 @@ class _Refusal(NamedTuple):
 
 
 class ExtentSpace:
-    """The segments of one tier. Lives on one loop; only its coroutines wait.
-
-    They are counted against `budget` as they come and go. `executor`: runs the jobs that make and close them.
-    `idle_seconds`: how long an empty segment is kept. `inodes`: of all segments that are open, being opened or closed.
-    """
+    """The segments of one tier; for one loop. They are counted against `budget` as they come and go. `executor`: runs
+    the jobs that make and close them. `idle_seconds`: how long an empty segment is kept. `inodes`: of all segments that
+    are open, being opened or closed."""
 
     def __init__(
         self,
@@ -103,11 +101,8 @@ class ExtentSpace:
         return self._closing is not None
 
     def take_up(self, segments: Iterable[Segment], extents: Mapping[int, Mapping[int, int]]) -> None:
-        """Continue with segments that hold records, which this space closes. Once, before any `take`; the caller counts
-        the budget.
-
-        `extents`: those in use, by segment: offset -> length. Raises ValueError if they overlap, or lie outside.
-        """
+        """Continue with segments that hold records, which this space closes; the caller counts the budget. `extents`:
+        those in use, by segment: offset -> length. ValueError: they overlap, or lie outside."""
         for segment in segments:
             start = segment.number * _SEGMENT_STRIDE
             taken = sorted(extents[segment.number].items())
@@ -125,11 +120,11 @@ class ExtentSpace:
 
     async def take(self, num_bytes: int) -> Extent:
         """Take an extent of `num_bytes`, rounded up to 4096. StoreFullError: neither the budget nor the file system has
-        room, not even after all promised space has come back. OSError: the device failed. In both cases nothing was
-        taken."""
+        room, not even after all promised space has come back. OSError: the device failed. Nothing was taken then."""
         num_bytes = max(round_up(num_bytes), ALIGNMENT_BYTES)
         while (start := self._allocator.allocate(num_bytes)) is None:
-            if self._may_grow_for(num_bytes):
+            refused = self._refusal is not None and num_bytes >= self._refusal.least_bytes
+            if self._growth is None and not refused and self._budget.room_bytes >= num_bytes:
                 self._start_growth(self._segment_bytes_for(num_bytes), num_bytes)
             elif not self.free_budget_for(num_bytes) and not self._is_news_coming():
                 raise self._refuse(num_bytes)
@@ -178,7 +173,8 @@ class ExtentSpace:
 
     async def close(self, *, keep: bool = False) -> None:
         """With `keep`, files that have a name stay. No extent may be in use by a job. Idempotent."""
-        self._stop_idle_timer()
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
         while pending := [task for task in (self._growth, self._closing) if task is not None]:
             await asyncio.wait(pending)
         segments = list(self._segments.values())
@@ -189,10 +185,6 @@ class ExtentSpace:
             await run_job(self._executor, close_segments, segments, self.inodes)
         elif segments:
             await run_job(self._executor, remove_segments, self._segment_files, segments, self.inodes)
-
-    def _may_grow_for(self, num_bytes: int) -> bool:
-        refused = self._refusal is not None and num_bytes >= self._refusal.least_bytes
-        return self._growth is None and not refused and self._budget.room_bytes >= num_bytes
 
     def _segment_bytes_for(self, num_bytes: int) -> int:
         usual = min(SEGMENT_BYTES, round_up(self._budget.limit_bytes // 4))
@@ -213,16 +205,8 @@ class ExtentSpace:
         taken_bytes = 0
         try:
             number = self._num_opened
-            segment = await run_job(
-                self._executor,
-                open_segment,
-                self._segment_files,
-                number,
-                num_bytes,
-                least_bytes,
-                self._mode,
-                self.inodes,
-            )
+            how = self._segment_files, number, num_bytes, least_bytes, self._mode, self.inodes
+            segment = await run_job(self._executor, open_segment, *how)
             taken_bytes = segment.num_bytes
             self._segments[number] = segment
             self._allocator.add_range(number * _SEGMENT_STRIDE, taken_bytes)
@@ -259,16 +243,17 @@ class ExtentSpace:
         return self._allocator.is_unused(number * _SEGMENT_STRIDE, self._segments[number].num_bytes)
 
     def _note_empty(self, number: int) -> None:
-        loop = asyncio.get_running_loop()
-        self._empty_since[number] = loop.time()
+        self._empty_since[number] = asyncio.get_running_loop().time()
+        self._set_idle_timer()
+
+    def _set_idle_timer(self) -> None:
         if self._idle_timer is None and len(self._empty_segments()) > 1:
-            self._idle_timer = loop.call_later(self._idle_seconds, self._close_idle)
+            self._idle_timer = asyncio.get_running_loop().call_later(self._idle_seconds, self._close_idle)
 
     def _close_idle(self) -> None:
-        self._stop_idle_timer()
+        self._idle_timer = None
         self._start_closing(self._idle_segments)
-        if len(self._empty_segments()) > 1:
-            self._idle_timer = asyncio.get_running_loop().call_later(self._idle_seconds, self._close_idle)
+        self._set_idle_timer()
 
     def _idle_segments(self) -> list[int]:
         """The segments to close: those that have long been empty. If that holds for all empty ones, one is kept."""
@@ -276,11 +261,6 @@ class ExtentSpace:
         latest = asyncio.get_running_loop().time() - self._idle_seconds
         idle = [number for number in empty if self._empty_since[number] <= latest]
         return idle[1:] if len(idle) == len(empty) else idle
-
-    def _stop_idle_timer(self) -> None:
-        if self._idle_timer is not None:
-            self._idle_timer.cancel()
-            self._idle_timer = None
 
     def _start_closing(self, which: Callable[[], list[int]]) -> None:
         if self._closing is None:

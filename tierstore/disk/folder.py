@@ -9,7 +9,6 @@ import os
 import stat
 from contextlib import suppress
 from pathlib import Path
-from typing import cast
 
 from ..errors import ConfigError
 from .forking import Inode, inode_of
@@ -25,7 +24,6 @@ class LockedFolder:
 
     All files are reached through the folder's descriptor, so a user who may rename the folder cannot redirect them. The
     kernel releases the lock when the last thread of a killed process has ended: no write of that process comes later.
-    All methods raise OSError if the system refuses.
     """
 
     def __init__(self, parent: Path, name: str) -> None:
@@ -49,31 +47,29 @@ class LockedFolder:
         """Open a file in it, never through a link; a new one has mode 0600. Returns the descriptor, close-on-exec."""
         return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self._folder)
 
-    def num_bytes(self, name: str) -> int:
-        """A file's length; 0 for a file that is not there, or is no plain file."""
-        status = self._status(name)
-        return 0 if status is None or not stat.S_ISREG(status.st_mode) else status.st_size
-
-    def taken_bytes(self, name: str) -> int:
-        """The space that a file takes on the drive, without its holes; 0 for a file that is not there."""
-        status = self._status(name)
-        return 0 if status is None else status.st_blocks * _BLOCK_BYTES
+    def sizes(self, name: str) -> tuple[int, int]:
+        """A file's length, and the space that it takes on the drive; 0 where there is no plain file."""
+        try:
+            status = os.stat(name, dir_fd=self._folder, follow_symlinks=False)
+        except FileNotFoundError:
+            return 0, 0
+        return (status.st_size, status.st_blocks * _BLOCK_BYTES) if stat.S_ISREG(status.st_mode) else (0, 0)
 
     def read(self, name: str, most_bytes: int) -> bytes | None:
         try:
-            with self._opened(name, "rb", os.O_RDONLY | os.O_NONBLOCK) as file:
+            with io.FileIO(self.open(name, os.O_RDONLY | os.O_NONBLOCK)) as file:
                 return file.read(most_bytes)
         except FileNotFoundError:
             return None
 
     def write(self, name: str, content: bytes) -> None:
         """Make a small file, in place of one of that name. If it fails, it may hold a part of the content."""
-        with self._opened(name, "wb", os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as file:
+        with io.FileIO(self.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "w") as file:
             file.write(content)
 
     def lengthen(self, name: str) -> None:
         """Make a file one byte longer, or make it; the byte is a hole, so a full file system has room for it too."""
-        with self._opened(name, "wb", os.O_WRONLY | os.O_CREAT) as file:
+        with io.FileIO(self.open(name, os.O_WRONLY | os.O_CREAT), "w") as file:
             os.ftruncate(file.fileno(), os.fstat(file.fileno()).st_size + 1)
 
     def remove(self, name: str) -> None:
@@ -93,15 +89,6 @@ class LockedFolder:
             os.close(self._folder)
             os.close(self._lock)
             self._folder = self._lock = -1
-
-    def _opened(self, name: str, mode: str, flags: int) -> io.FileIO:
-        return cast(io.FileIO, open(name, mode, buffering=0, opener=lambda name, _: self.open(name, flags)))
-
-    def _status(self, name: str) -> os.stat_result | None:
-        try:
-            return os.stat(name, dir_fd=self._folder, follow_symlinks=False)
-        except FileNotFoundError:
-            return None
 
     def _remove_folder(self) -> None:
         """Remove the folder that is open, wherever it is by now: another one may have its path."""

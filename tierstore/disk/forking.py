@@ -37,11 +37,8 @@ def descriptors_of(inodes: Collection[Inode]) -> list[int]:
 
 
 def let_go_of(inodes: Collection[Inode]) -> None:
-    """In a forked child: give up its copies of the files' descriptors; the parent does not notice.
-
-    They are turned to /dev/null rather than closed: the code that has opened them (LMDB, a half-closed file object)
-    will close those numbers one day, and they must not belong to another file by then.
-    """
+    """In a forked child: give up its copies of the files' descriptors. They are turned to /dev/null rather than closed:
+    the code that has opened them will close those numbers one day, and they must not belong to another file by then."""
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for descriptor in descriptors_of(inodes):
         os.dup2(null, descriptor, inheritable=False)

@@ -69,7 +69,7 @@ class Contents:
 
 
 class UnnamedHome:
-    """Files without names: nobody sees them, and no kill leaves them behind. Its calls are those of `NamedHome`."""
+    """Files without names: nobody sees them, and no kill leaves them behind."""
 
     outlives = False  # the next process does not find the files again
 
@@ -101,21 +101,16 @@ class _Format(msgspec.Struct, frozen=True):
 
 
 class NamedHome:
-    """Files with names, in the folder `tierstore-daemon` of a directory, which survive a kill, not a power loss.
-
-    Nothing is synced. So files from before the last boot are not read, nor files of another version, nor an index whose
-    reading ended the process at two starts in a row. All of these are removed; other files in the folder stay.
-    """
+    """Files with names, in the folder `tierstore-daemon` of a directory, which survive a kill, not a power loss:
+    nothing is synced. So files from before the last boot are removed, not read, as are files of another version, and an
+    index whose reading ended the process at two starts in a row. Other files in the folder stay."""
 
     outlives = True  # so every record must be entered in the index
 
     def __init__(self, directory: Path, new_seed: int | None = None) -> None:
-        """Lock the folder; make it, if it is not there. Reads nothing yet. ConfigError: the directory or the folder
-        cannot be used, or another process uses it. OSError: it cannot be made or opened. In both cases nothing was
-        changed.
-
-        `new_seed`: of 63 bits, for the checksums, if no files are kept that have one; None: a random one.
-        """
+        """Lock the folder; make it, if it is not there. ConfigError: the directory or the folder cannot be used, or
+        another process uses it. OSError: it cannot be made or opened. In both cases nothing was changed. `new_seed`: of
+        63 bits, for the checksums, if no files are kept that have one; None: a random one."""
         self._folder = LockedFolder(check_directory(directory), FOLDER_NAME)
         self.directory = self._folder.path
         self._new_seed = secrets.randbits(63) if new_seed is None else new_seed
@@ -128,14 +123,11 @@ class NamedHome:
     @property
     def taken_bytes(self) -> int:
         """The space of its files on the drive; before `open`, of those that it will find or clear."""
-        return sum(self._folder.taken_bytes(name) for name in self._own_names())
+        return sum(self._folder.sizes(name)[1] for name in self._own_names())
 
     def open(self, disk_bytes: int, mode: IoMode) -> Contents:
         """Open the files that are there, or make new ones; those that must not or cannot be read are cleared first.
-        Called once. `disk_bytes`: the tier's budget.
-
-        On lmdb.Error and OSError nothing is left open, and the files are as they were.
-        """
+        Called once. On lmdb.Error and OSError nothing is left open, and the files are as they were."""
         format_ = self._read_format()
         reason = self._reason_to_clear(format_)
         if format_ is not None and reason is None:
@@ -186,9 +178,9 @@ class NamedHome:
             return "written before the last boot"
         if found.alignment_bytes != ALIGNMENT_BYTES:
             return f"written with an alignment of {found.alignment_bytes} bytes, not {ALIGNMENT_BYTES}"
-        if self._folder.num_bytes(_INDEX) == 0:
+        if self._folder.sizes(_INDEX)[0] == 0:
             return "it has no index"
-        if (deaths := self._folder.num_bytes(_OPENING)) >= _MOST_DEATHS:
+        if (deaths := self._folder.sizes(_OPENING)[0]) >= _MOST_DEATHS:
             return f"{deaths} starts in a row ended while they read the index"
         return None
 
@@ -214,19 +206,24 @@ class NamedHome:
     def _take_up(self, seed: int, disk_bytes: int, mode: IoMode) -> Contents:
         contents = _empty(seed, self._open_index(disk_bytes))
         try:
-            locations, leases, unreadable = contents.index.entries()
-            lengths = {number: self._folder.num_bytes(name) for number, name in self._segment_names()}
-            lengths = {number: num_bytes // ALIGNMENT_BYTES * ALIGNMENT_BYTES for number, num_bytes in lengths.items()}
+            locations, leases, damaged = contents.index.entries()
+            lengths = {number: self._folder.sizes(name)[0] for number, name in self._segment_names()}
             spans, unsound = drop_unsound(locations, lengths)
-            self._open_segments(spans, mode, contents)
-            self._forget(contents.index, unreadable + unsound)
+            damaged += unsound
+            for number, name in self._segment_names():
+                if number in spans:
+                    opener = partial(self._folder.open, name, os.O_RDWR)
+                    contents.segments.append(reopen_segment(number, opener, mode))
+                else:
+                    self._folder.remove(name)
+            self._forget(contents.index, damaged)
         except BaseException:
             close_segments(contents.segments, set())
             contents.index.close()
             raise
         self.found = f"taken up: {len(locations)} records"
-        if num_dropped := len(unreadable) + len(unsound):
-            self.found += f"; {num_dropped} damaged ones were dropped"
+        if damaged:
+            self.found += f"; {len(damaged)} damaged ones were dropped"
         return replace(contents, locations=locations, leases=leases, spans=spans)
 
     def _forget(self, index: Index, keys: list[int]) -> None:
@@ -241,14 +238,6 @@ class NamedHome:
             if outcome.error is not None:
                 raise outcome.error
 
-    def _open_segments(self, spans: Spans, mode: IoMode, contents: Contents) -> None:
-        for number, name in self._segment_names():
-            if number not in spans:
-                self._folder.remove(name)
-                continue
-            opener = partial(self._folder.open, name, os.O_RDWR)
-            contents.segments.append(reopen_segment(number, opener, mode, set()))
-
     def _segment_names(self) -> list[tuple[int, str]]:
         names = [name for name in self._folder.names() if name.startswith("segment-") and _OWN_NAMES.fullmatch(name)]
         return [(int(name.partition("-")[2]), name) for name in names]
@@ -256,7 +245,7 @@ class NamedHome:
     def _open_index(self, disk_bytes: int) -> Index:
         """Open the index; its map has room for the entries that are there, even if the budget was lowered."""
         file = io.FileIO(self._folder.open(_INDEX, os.O_RDWR | os.O_CREAT), "r+")
-        return Index(file, map_bytes_for(max(disk_bytes, self._folder.num_bytes(_INDEX))))
+        return Index(file, map_bytes_for(max(disk_bytes, self._folder.sizes(_INDEX)[0])))
 
     def _clear(self) -> bool:
         names = self._own_names()

@@ -3,6 +3,10 @@
 Three tables: `locations` (key → `Location`, msgpack), `values` (key → encoded bytes, for records without an extent) and
 `leases` (number → bytes, whose meaning is the owner's). With `lock=False` a write transaction of LMDB may reuse pages
 that a reader still uses (lmdb.h, MDB_NOLOCK), so calls must not overlap; the owner of an index makes one at a time.
+
+LMDB's map begins small and grows, because a map for all of the disk budget breaks `ulimit -v`. Forked children do not
+get it. `writemap` is never used: on a full disk it ends the process with SIGBUS. With `sync=False` a commit survives
+the process: its pages go to the page cache, the one that makes it valid last. It does not survive a power loss.
 """
 
 from __future__ import annotations
@@ -18,9 +22,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 import lmdb
 import msgspec
 
+from .allocator import round_up
+from .budget import MAP_SPARE_BYTES
 from .codec.family import DamagedBytesError
-from .environment import Environment
-from .linux import address_of, open_unnamed
+from .forking import descriptors_of, inode_of
+from .linux import address_of, dont_fork, has_addresses_for, mapping_around, open_unnamed
 from .location import Location
 
 
@@ -62,11 +68,9 @@ Operation = Put | Delete | Fetch | PutLease | DeleteLease
 
 
 class Outcome(NamedTuple):
-    """The outcome of an operation. `error`: if not None, nothing of it was done.
-
-    `value_offset`: where a large value that was put lies in the index's file, for good (LMDB does not move overflow
-    pages). Reads from there run at the disk's speed; through cold pages of the map they ran at 0.04-0.5 GB/s.
-    """
+    """`error`: if not None, nothing of the operation was done. `value_offset`: where a large value that was put lies in
+    the index's file, for good. Reads from there run at the disk's speed; through cold pages of the map they ran at
+    0.04-0.5 GB/s."""
 
     error: Exception | None = None
     value_offset: int | None = None
@@ -87,34 +91,78 @@ if TYPE_CHECKING:
     _Transaction = lmdb.Transaction[Any]
 
 
+_FORMAT = b"tierstore 1"
+_FIRST_MAP_BYTES = 64 * 2**20
+_ROOM_TO_DELETE_BYTES = 2 * 2**20
 _LARGE_VALUE_BYTES = 64 * 2**10
 _ROOM_FOR_A_COMMIT_BYTES = 2**20
 _MOST_TRIES = 8  # of a commit that finds the drive full though it shows room: others fill and free it meanwhile
 _KEY_BYTES = 8
 
 
-class Index(Environment):
+class Index:
     """Three tables in one LMDB environment. Every method blocks; no two calls may overlap.
 
-    The index closes `file`, from which large values are read where they lie. `allocated_bytes`: the space that it takes
-    on disk, as of the last `apply` or the opening. Errors as `Environment`'s.
+    It closes `file`, from which large values are read where they lie, and which may have no name (LMDB reaches it
+    through /proc/self/fd). `map_bytes`: the most address space that the map may take.
+
+    Attributes:
+        allocated_bytes: the space that it takes on disk, as of the last `apply` or the opening.
+        map_start: the address at which the map begins; None: it could not be found out.
+        damage: LMDB's error about damaged pages, or about the loss of its map: after it, changes fail as long as the
+            file is used.
+
+    Raises:
+        lmdb.Error, DamagedBytesError: the file is damaged, or the map cannot be made.
+        OSError: the system refuses. In all cases `file` is closed.
     """
 
     def __init__(self, file: io.FileIO, map_bytes: int) -> None:
-        super().__init__(file, map_bytes, (b"locations", b"values", b"leases"))
-        self._locations, self._values, self._leases = self.tables
-        self.allocated_bytes = 0
-        self._note_allocated()
+        self.damage: lmdb.Error | None = None
+        self.file = file
+        self.inode = inode_of(file.fileno())
+        self._most_map_bytes = map_bytes
+        try:
+            first_bytes = max(_FIRST_MAP_BYTES, 2 * round_up(os.fstat(file.fileno()).st_size))
+            self._lmdb = lmdb.open(
+                f"/proc/self/fd/{file.fileno()}",
+                map_size=min(first_bytes, map_bytes),
+                subdir=False,
+                lock=False,
+                sync=False,
+                readahead=True,
+                mode=0o600,
+                max_dbs=3,
+            )
+        except BaseException:
+            file.close()
+            raise
+        try:
+            self.begin = self._lmdb.begin
+            self._cover_pages()
+            tables = (b"locations", b"values", b"leases")
+            self._locations, self._values, self._leases = map(self._lmdb.open_db, tables)
+            self.map_start = self._keep_from_children()
+            for descriptor in self.descriptors():
+                os.set_inheritable(descriptor, False)  # LMDB leaves its first one open across exec
+            self._note_allocated()
+        except BaseException:
+            self.close()
+            raise
 
     @classmethod
     def without_name(cls, directory: Path, map_bytes: int) -> Index:
         return cls(io.FileIO(open_unnamed(directory), "r+"), map_bytes)
 
-    def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """Do all operations: fetches first, then every change in one transaction; returns an outcome for each.
+    def descriptors(self) -> list[int]:
+        return descriptors_of({self.inode})
 
-        A transaction that fails is tried again operation by operation, so one record too many does not fail the others.
-        """
+    def close(self) -> None:
+        self._lmdb.close()
+        self.file.close()
+
+    def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
+        """Do all operations: fetches first, then every change in one transaction, or each alone if that fails."""
         outcomes = [Outcome()] * len(operations)
         changes = []
         for place, operation in enumerate(operations):
@@ -145,6 +193,61 @@ class Index(Environment):
         with self.begin(buffers=True) as looking:
             unreadable |= self._check_values(looking, locations)
         return Entries(locations, leases, sorted(unreadable))
+
+    @property
+    def map_bytes(self) -> int:
+        return int(self._lmdb.info()["map_size"])
+
+    def try_to_write(self) -> None:
+        """Commit an empty change, which takes pages from the list of free ones. If it raises, nothing changed."""
+        with self.begin(write=True) as transaction:
+            transaction.put(b"format", _FORMAT)
+
+    def _grow(self, *, frees: bool) -> bool:
+        """Make the map longer; False: it has room for all of the budget already. `frees`: the change only deletes; it
+        may take the last addresses, which other changes leave free. lmdb.Error: the process has no addresses for it;
+        the map is as it was. OSError: it has grown, and forked children will have it too."""
+        map_bytes = self.map_bytes
+        if map_bytes >= self._most_map_bytes:
+            return False
+        for more_bytes in (map_bytes, MAP_SPARE_BYTES, *([_ROOM_TO_DELETE_BYTES] if frees else [])):
+            longer_bytes = min(map_bytes + more_bytes, self._most_map_bytes)
+            # LMDB unmaps its map before it asks for the longer one, and has none if that is refused.
+            if has_addresses_for(longer_bytes - map_bytes if frees else longer_bytes):
+                self._lengthen_map(longer_bytes)
+                return True
+        needed = f"the index needs {MAP_SPARE_BYTES} more bytes of addresses than the process may have"
+        raise lmdb.MapFullError(f"{needed}; raise `ulimit -v`")
+
+    def _cover_pages(self) -> None:
+        """Make the file as long as the pages it claims: a page of zeros is an error, a page beyond the end a SIGBUS."""
+        claimed_bytes = (self._lmdb.info()["last_pgno"] + 1) * self._lmdb.stat()["psize"]
+        if claimed_bytes > self._most_map_bytes:
+            raise DamagedBytesError(f"at most {self._most_map_bytes} bytes", f"{claimed_bytes}")
+        if os.fstat(self.file.fileno()).st_size < claimed_bytes:
+            os.ftruncate(self.file.fileno(), claimed_bytes)
+
+    def _keep_from_children(self) -> int | None:
+        """Leave the map out of forked children; returns where it starts, None if that cannot be found out."""
+        with self.begin() as transaction:
+            is_new = transaction.get(b"format") is None
+        if is_new:
+            self.try_to_write()
+        with self.begin(buffers=True) as transaction:
+            found = mapping_around(address_of(memoryview(transaction.get(b"format", b""))))
+        if found is None:
+            return None
+        dont_fork(*found)
+        return found[0]
+
+    def _lengthen_map(self, map_bytes: int) -> None:
+        try:
+            self._lmdb.set_mapsize(map_bytes)
+        except lmdb.Error as error:  # others took the addresses meanwhile: LMDB would read unmapped ones
+            self.damage = error
+            self._lmdb.close()
+            raise
+        self.map_start = self._keep_from_children()
 
     def _note_allocated(self) -> None:
         self.allocated_bytes = os.fstat(self.file.fileno()).st_blocks * 512
@@ -199,7 +302,7 @@ class Index(Environment):
         error = self._try_to_commit(operations)
         try:
             while isinstance(error, lmdb.MapFullError):
-                if not self.grow(frees=not any(isinstance(each, Put) for each in operations)):
+                if not self._grow(frees=not any(isinstance(each, Put) for each in operations)):
                     break
                 error = self._try_to_commit(operations)
         except (lmdb.Error, OSError) as refusal:
@@ -232,20 +335,18 @@ class Index(Environment):
         return status.f_bavail * status.f_frsize > len(value or b"") + _ROOM_FOR_A_COMMIT_BYTES
 
     def _do(self, transaction: lmdb.Transaction, operation: Operation) -> None:
-        if isinstance(operation, PutLease):
-            transaction.put(_key(operation.number), operation.blob, db=self._leases)
-            return
-        if isinstance(operation, DeleteLease):
-            transaction.delete(_key(operation.number), db=self._leases)
-            return
-        key = _key(operation.key)
-        if isinstance(operation, Put):
-            transaction.put(key, msgspec.msgpack.encode(operation.location), db=self._locations)
-            if operation.value is not None:
-                transaction.put(key, operation.value, db=self._values)
-        else:
-            transaction.delete(key, db=self._locations)
-            transaction.delete(key, db=self._values)
+        match operation:
+            case Put(key, location, value):
+                transaction.put(_key(key), msgspec.msgpack.encode(location), db=self._locations)
+                if value is not None:
+                    transaction.put(_key(key), value, db=self._values)
+            case Delete(key):
+                transaction.delete(_key(key), db=self._locations)
+                transaction.delete(_key(key), db=self._values)
+            case PutLease(number, blob):
+                transaction.put(_key(number), blob, db=self._leases)
+            case DeleteLease(number):
+                transaction.delete(_key(number), db=self._leases)
 
     def _find_large_values(self, operations: Sequence[Operation], outcomes: list[Outcome]) -> None:
         if self.map_start is None:
@@ -260,11 +361,8 @@ class Index(Environment):
 
 
 def may_be_short_write(error: Exception) -> bool:
-    """Whether LMDB's error may mean that the drive took only a part of a write. The index is not damaged by that.
-
-    LMDB says EIO for a short write, which is the first sign of a file system that fills up. (Where not even LMDB's last
-    page could be written, it says EIO for every later change too, and that is damage.)
-    """
+    """Whether LMDB's error may mean that the drive took only a part of a write: it says EIO then, the first sign of a
+    file system that fills up. The index is not damaged by that."""
     return getattr(error, "code", None) == errno.EIO
 
 

@@ -27,10 +27,7 @@ async def run_job(executor: Executor, job: Callable[_P, _T], *arguments: _P.args
 
 async def to_the_end(work: Coroutine[Any, Any, _T], undo: Callable[[], Awaitable[object]] | None = None) -> _T:
     """Await `work` to its end, as a task of its own, even if the caller is cancelled: its buffers are in use until
-    then.
-
-    `undo`: called if `work` succeeded but the caller was cancelled (then CancelledError), and so never gets the result.
-    """
+    then. `undo`: called if `work` succeeded but the caller was cancelled (then CancelledError)."""
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():

@@ -38,30 +38,8 @@ _FILE_SYSTEMS = {
 }  # linux/magic.h, and zfs's own
 
 
-class _PyBuffer(ctypes.Structure):
-    """Py_buffer of Python's stable ABI (3.11 and later)."""
-
-    _fields_ = (
-        ("buf", ctypes.c_void_p),
-        ("obj", ctypes.c_void_p),
-        ("len", ctypes.c_ssize_t),
-        ("itemsize", ctypes.c_ssize_t),
-        ("readonly", ctypes.c_int),
-        ("ndim", ctypes.c_int),
-        ("format", ctypes.c_char_p),
-        ("shape", ctypes.c_void_p),
-        ("strides", ctypes.c_void_p),
-        ("suboffsets", ctypes.c_void_p),
-        ("internal", ctypes.c_void_p),
-    )
-
-
-_get_buffer = ctypes.pythonapi.PyObject_GetBuffer
-_get_buffer.argtypes = (ctypes.py_object, ctypes.POINTER(_PyBuffer), ctypes.c_int)
-_release_buffer = ctypes.pythonapi.PyBuffer_Release
-_release_buffer.argtypes = (ctypes.POINTER(_PyBuffer),)
-_release_buffer.restype = None
-_PYBUF_SIMPLE = 0
+_as_read_buffer = ctypes.pythonapi.PyObject_AsReadBuffer  # of the stable ABI
+_as_read_buffer.argtypes = (ctypes.py_object, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_ssize_t))
 
 
 def _refused(call: str, *place: str) -> OSError:
@@ -70,13 +48,10 @@ def _refused(call: str, *place: str) -> OSError:
 
 
 def address_of(view: memoryview) -> int:
-    """Where a contiguous buffer lies in memory; read-only ones too, which `ctypes.from_buffer` refuses."""
-    buffer = _PyBuffer()
-    _get_buffer(view, ctypes.byref(buffer), _PYBUF_SIMPLE)
-    try:
-        return buffer.buf or 0
-    finally:
-        _release_buffer(ctypes.byref(buffer))
+    """Where a contiguous buffer lies in memory; a read-only one too, which `ctypes.from_buffer` refuses."""
+    address, length = ctypes.c_void_p(), ctypes.c_ssize_t()
+    _as_read_buffer(view, ctypes.byref(address), ctypes.byref(length))
+    return address.value or 0
 
 
 def copy_memory(destination: memoryview, source: memoryview) -> None:
@@ -88,10 +63,8 @@ def copy_memory(destination: memoryview, source: memoryview) -> None:
 
 
 def reserve(descriptor: int, num_bytes: int) -> None:
-    """Give an empty file `num_bytes` of blocks and that length; only the length where fallocate is unknown.
-
-    `os.posix_fallocate` is not used: where the file system cannot, the C library writes every block instead.
-    """
+    """Give an empty file `num_bytes` of blocks and that length; only the length where fallocate is unknown. (There
+    `os.posix_fallocate` would write every block instead.)"""
     while _libc.fallocate(descriptor, 0, 0, num_bytes) != 0:
         number = ctypes.get_errno()
         if number in (errno.EOPNOTSUPP, errno.ENOSYS):
@@ -103,18 +76,19 @@ def reserve(descriptor: int, num_bytes: int) -> None:
 
 def file_system_of(directory: Path) -> str:
     """The kind of file system, if it is one that O_DIRECT does not serve; "" for all others."""
-    buffer = ctypes.create_string_buffer(_STATFS_BYTES)
-    if _libc.statfs(os.fsencode(directory), buffer) != 0:
-        raise _refused("statfs", str(directory))
-    return _FILE_SYSTEMS.get(ctypes.c_ulong.from_buffer(buffer).value & 0xFFFFFFFF, "")
+    return _FILE_SYSTEMS.get(_magic_by("statfs", os.fsencode(directory), str(directory)), "")
 
 
 def is_tmpfs(descriptor: int) -> bool:
     """Whether a file is in a tmpfs, as a memfd is unless it has huge pages of its own (MFD_HUGETLB)."""
+    return _magic_by("fstatfs", descriptor) == _TMPFS
+
+
+def _magic_by(call: str, of: bytes | int, *place: str) -> int:
     buffer = ctypes.create_string_buffer(_STATFS_BYTES)
-    if _libc.fstatfs(descriptor, buffer) != 0:
-        raise _refused("fstatfs")
-    return ctypes.c_ulong.from_buffer(buffer).value & 0xFFFFFFFF == _TMPFS
+    if getattr(_libc, call)(of, buffer) != 0:
+        raise _refused(call, *place)
+    return ctypes.c_ulong.from_buffer(buffer).value & 0xFFFFFFFF
 
 
 def open_unnamed(directory: Path) -> int:
@@ -156,21 +130,19 @@ def has_addresses_for(num_bytes: int) -> bool:
 
 
 def populate(memory: memoryview) -> None:
-    """Give memory that is about to be filled its pages now, instead of at the first access to each. Releases the
-    interpreter's lock. A hint: kernels before 5.14 do not know it (madvise(2), MADV_POPULATE_WRITE)."""
+    """Give memory that is about to be filled its pages now. Releases the interpreter's lock. A hint: kernels before
+    5.14 do not know it (madvise(2), MADV_POPULATE_WRITE)."""
     address = address_of(memory)
     first = address - address % mmap.PAGESIZE
     _libc.madvise(first, address + len(memory) - first, _MADV_POPULATE_WRITE)
 
 
 def move_pages(source: int, destination: int, num_bytes: int) -> None:
-    """Move the pages of private anonymous memory to another address; the source stays mapped, without pages. Costs some
-    10 µs for 2 MiB in one huge page; each of the two ranges may become a mapping of its own, of which a process has
-    65,530.
+    """Move the pages of private anonymous memory to another address; the source stays mapped, without pages. Each range
+    may become a mapping of its own, of which a process has 65,530.
 
     OSError: the kernel refused (before Linux 5.7 it does). The source is as it was. The destination must not be touched
-    any more: mremap unmaps it before it counts addresses, data or locked memory against their limits (mm/mremap.c). It
-    is then reserved if possible.
+    any more: mremap unmaps it before it counts memory against its limits (mm/mremap.c). It is reserved if possible.
     """
     moved = _libc.mremap(source, num_bytes, num_bytes, _MREMAP_MAYMOVE_FIXED_DONTUNMAP, destination)
     if moved != destination:
@@ -188,19 +160,16 @@ def is_new_memory_locked() -> bool:
 
 
 def give_back_locked(address: int, num_bytes: int) -> None:
-    """Give pages of private anonymous memory back to the kernel though they are locked (madvise(2), mlockall(2)).
-    Before Linux 5.18 it refuses; the pages are as they were."""
+    """Give pages of private anonymous memory back though they are locked (mlockall(2)). Before Linux 5.18 the kernel
+    refuses; the pages are as they were."""
     if _libc.madvise(address, num_bytes, _MADV_DONTNEED_LOCKED) != 0:
         raise _refused("madvise")
 
 
 def make_pages_huge(descriptor: int, num_bytes: int) -> None:
     """Gather the pages of a memfd into huge ones, as far as the kernel has any; some 0.5 ms for each MiB. On OSError
-    they stay as they are.
-
-    In most kernels' settings shared memory gets none by itself (shmem_enabled: never), but does when asked for it like
-    this (madvise(2), MADV_COLLAPSE; Linux 6.1). O_DIRECT was 1.5 times as fast in writing, and twice in reading, from
-    huge ones.
+    they stay as they are. Most kernels give shared memory none by itself (shmem_enabled: never), but do when asked
+    (madvise(2), MADV_COLLAPSE; Linux 6.1). O_DIRECT reads twice as fast into huge ones, and writes 1.5 times as fast.
     """
     with mmap.mmap(-1, num_bytes + _HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as place:
         start = -(-address_of(memoryview(place)) // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES
@@ -211,8 +180,8 @@ def make_pages_huge(descriptor: int, num_bytes: int) -> None:
 
 
 def map_over(start: int, descriptor: int, num_bytes: int, *, populate: bool) -> None:
-    """Map a file at an address where a mapping is, in its place at once. Shared, writable, and not for forked children.
-    `populate`: give it all its pages now."""
+    """Map a file in the place of a mapping: shared, writable, not for forked children. `populate`: with all its pages
+    now."""
     flags = mmap.MAP_SHARED | _MAP_FIXED | (mmap.MAP_POPULATE if populate else 0)
     if _libc.mmap(start, num_bytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, descriptor, 0) != start:
         raise _refused("mmap")

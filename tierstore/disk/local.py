@@ -22,19 +22,16 @@ from ..base.config import check_directory
 from ..base.defaults import NUM_AT_ONCE
 from ..base.threads import IoThreads
 from ..errors import ConfigError, StoreClosedError, StoreFullError
-from .allocator import round_up
 from .boundary import naming_the_limit, translated
-from .budget import DiskBudget, WriteAllowance
+from .budget import WriteAllowance
 from .codec.codec import parse_codec
 from .codec.policy import CodecPolicy
-from .entries import IndexEntries
-from .extents import ExtentSpace
 from .forking import let_go_of
-from .home import Contents, Home, UnnamedHome
+from .home import Home, UnnamedHome
 from .jobs import run_job, to_the_end
 from .location import Location
 from .native import NativeTransfers, is_native
-from .scratch import SCRATCH_BYTES, ScratchTurns
+from .scratch import SCRATCH_BYTES
 from .segments import detect_io_mode
 from .shelf import RecordShelf
 from .tier import DiskUsage, DriveUsage, Kind, Loaded, Stored
@@ -60,8 +57,7 @@ class LocalDisk:
     Raises:
         ConfigError: an option is not usable.
         StorageIOError, StoreFullError: nothing can be opened there. In both cases nothing is left open but `home`,
-            which
-            the caller closes; the records in it are still there.
+            which the caller closes; the records in it are still there.
     """
 
     def __init__(
@@ -80,10 +76,11 @@ class LocalDisk:
     ) -> None:
         fixed = parse_codec(codec)
         self._directory = check_directory(directory)
-        _refuse_negative("disk_bytes", disk_bytes, "give 0 or more bytes")
-        _refuse_negative("inline_bytes", inline_bytes, "give 0 or more bytes, or None")
-        _refuse_negative("max_write_bytes_per_day", max_write_bytes_per_day, "give 0 or more bytes, or None")
         limit = max_write_bytes_per_day
+        sizes = {"disk_bytes": disk_bytes, "inline_bytes": inline_bytes, "max_write_bytes_per_day": limit}
+        for option, num_bytes in sizes.items():
+            if num_bytes is not None and num_bytes < 0:
+                raise ConfigError(option, num_bytes, "give 0 or more bytes")
         self._allowance = None if limit is None else WriteAllowance(limit, monotonic())
         self.scratch_bytes = 2 * num_at_once * SCRATCH_BYTES
         self._executor = executor
@@ -97,41 +94,29 @@ class LocalDisk:
             uses_native = isinstance(executor, IoThreads) and is_native()
             self._native = NativeTransfers(num_at_once, self._policy.note_speed) if uses_native else None
             try:
-                found = self._home.open(disk_bytes, self._mode)
+                self._shelf = RecordShelf(
+                    self._home,
+                    self._mode,
+                    self._policy,
+                    executor,
+                    self._native,
+                    disk_bytes=disk_bytes,
+                    inline_bytes=inline_bytes,
+                    num_at_once=num_at_once,
+                    has_checksums=checksum,
+                )
             except BaseException:
                 if self._native is not None:
                     self._native.stop()
                     self._native.close()  # no thread has started yet
                 raise
-        self.session = found.session
-        self.leases = found.leases
-        self._index = found.index
-        self._budget = _budget_with(disk_bytes, found)
-        self._space = ExtentSpace(self._home, self._budget, self._mode, executor)
-        self._space.take_up(found.segments, found.spans)
-        self._entries = IndexEntries(self._index, executor, self._space, self._budget, has_extents=self._home.outlives)
-        self._shelf = RecordShelf(
-            found.locations,
-            self._index,
-            self._entries,
-            self._space,
-            self._budget,
-            self._policy,
-            executor,
-            inline_bytes=inline_bytes,
-            session=found.session,
-            has_checksums=checksum,
-            turns=ScratchTurns(num_at_once, self._policy.clock),
-            native=self._native,
-        )
+        self.session, self.leases = self._shelf.session, self._shelf.leases
 
     async def write(self, key: int, source: memoryview, kind: Kind) -> Stored:
         self._check_open()
         if key in self._shelf.locations:
             raise ValueError(f"key {key} is in use")
-        stored = await to_the_end(self._write_or_name_the_limit(key, source, kind), undo=partial(self.discard, (key,)))
-        self._written_bytes += stored.stored_bytes
-        return stored
+        return await to_the_end(self._write(key, source, kind), undo=partial(self.discard, (key,)))
 
     async def read(self, key: int, destination: memoryview) -> Loaded:
         self._check_open()
@@ -150,13 +135,13 @@ class LocalDisk:
         locations = {key: self._shelf.locations[key] for key in keys}
         for key in locations:
             del self._shelf.locations[key]
-        await to_the_end(self._entries.delete(locations))
+        await to_the_end(self._shelf.entries.delete(locations))
 
     def usage(self) -> DiskUsage:
-        disk_bytes, budget_bytes = self._space.usage()
+        disk_bytes, budget_bytes = self._shelf.space.usage()
         return DiskUsage(
             disk_bytes=disk_bytes,
-            allocated_bytes=self._budget.segment_bytes + self._index.allocated_bytes,
+            allocated_bytes=self._shelf.budget.segment_bytes + self._shelf.index.allocated_bytes,
             budget_bytes=budget_bytes,
             num_records=len(self._shelf.locations),
             io_mode=self._mode.description,
@@ -171,12 +156,13 @@ class LocalDisk:
     def damaged_indexes(self) -> Mapping[str, Exception]:
         """By directory, the damage that a change has found in the index: after it, changes may fail, but records in
         extents can be read."""
-        return {} if self._index.damage is None else {str(self._directory): self._index.damage}
+        damage = self._shelf.index.damage
+        return {} if damage is None else {str(self._directory): damage}
 
     @property
     def is_empty(self) -> bool:
         """Whether it holds no record, and its index has refused no deletion that is still to be done."""
-        return not (self._shelf.locations or self._entries.has_undeleted)
+        return not (self._shelf.locations or self._shelf.entries.has_undeleted)
 
     def found_locations(self) -> dict[int, Location]:
         """A copy of where each record lies, by key."""
@@ -186,12 +172,12 @@ class LocalDisk:
         """Keep a few bytes under a number; returns when they are committed. On StoreFullError, StorageIOError and
         StoreClosedError, what was there still is."""
         self._check_open()
-        await to_the_end(self._entries.put_lease(number, blob))
+        await to_the_end(self._shelf.entries.put_lease(number, blob))
 
     async def delete_lease(self, number: int) -> None:
         """Returns when it is committed; where the index refuses, it is tried again with the next discard or write."""
         self._check_open()
-        await to_the_end(self._entries.delete_lease(number))
+        await to_the_end(self._shelf.entries.delete_lease(number))
 
     async def close(self, *, keep: bool = False) -> None:
         """As `DiskTier.close`. `keep`: leave named files for the next process, unless the index is damaged."""
@@ -204,38 +190,33 @@ class LocalDisk:
 
     def descriptors(self) -> list[int]:
         """Every descriptor that keeps space on disk, LMDB's own included."""
-        return [file.fileno() for file in self._space.files()] + self._index.descriptors()
+        return [file.fileno() for file in self._shelf.space.files()] + self._shelf.index.descriptors()
 
     def abandon_after_fork(self) -> None:
         self._closed_because = "it belongs to the process that this one was forked from"
-        let_go_of({self._index.inode, *self._space.inodes})
+        let_go_of({self._shelf.index.inode, *self._shelf.space.inodes})
         let_go_of(self._home.inodes)
         if self._native is not None:
             self._native.abandon_after_fork()
 
-    async def _write_or_name_the_limit(self, key: int, source: memoryview, kind: Kind) -> Stored:
+    async def _write(self, key: int, source: memoryview, kind: Kind) -> Stored:
+        """The allowance must have room for the whole record as if it were not encoded."""
+        allowance, num_bytes = self._allowance, len(source)
+        if allowance is not None and not allowance.take(num_bytes, now := monotonic()):
+            reason = allowance.refusal(num_bytes, now)
+            raise StoreFullError(num_bytes, *self._shelf.space.usage(), reason=reason, advice=_ADVICE_ON_ALLOWANCE)
         try:
-            return await self._write(key, source, kind)
+            stored = await self._shelf.write(key, source, kind)
         except StoreFullError as error:
+            if allowance is not None:
+                allowance.give_back(num_bytes)
             if error.__cause__ is None:
                 raise
             told = await run_job(self._executor, naming_the_limit, error, self._directory)
             raise told from told.__cause__
-
-    async def _write(self, key: int, source: memoryview, kind: Kind) -> Stored:
-        """Within the allowance, which must have room for the whole record as if it were not encoded."""
-        allowance, num_bytes = self._allowance, len(source)
-        if allowance is None:
-            return await self._shelf.write(key, source, kind)
-        if not allowance.take(num_bytes, now := monotonic()):
-            reason = allowance.refusal(num_bytes, now)
-            raise StoreFullError(num_bytes, *self._space.usage(), reason=reason, advice=_ADVICE_ON_ALLOWANCE)
-        try:
-            stored = await self._shelf.write(key, source, kind)
-        except StoreFullError:
-            allowance.give_back(num_bytes)
-            raise
-        allowance.give_back(num_bytes - stored.stored_bytes)
+        if allowance is not None:
+            allowance.give_back(num_bytes - stored.stored_bytes)
+        self._written_bytes += stored.stored_bytes
         return stored
 
     def _check_open(self) -> None:
@@ -243,24 +224,11 @@ class LocalDisk:
             raise StoreClosedError(str(self._directory), self._closed_because)
 
     async def _close(self, keep: bool) -> None:
-        await self._entries.settle()
+        await self._shelf.entries.settle()
         self._shelf.locations.clear()
         if self._native is not None:
             self._native.stop()
             await run_job(self._executor, self._native.close)
-        await self._space.close(keep=keep)
-        await run_job(self._executor, self._index.close)
+        await self._shelf.space.close(keep=keep)
+        await run_job(self._executor, self._shelf.index.close)
         await run_job(self._executor, partial(self._home.close, keep=keep))
-
-
-def _refuse_negative(option: str, num_bytes: int | None, allowed: str) -> None:
-    if num_bytes is not None and num_bytes < 0:
-        raise ConfigError(option, num_bytes, allowed)
-
-
-def _budget_with(disk_bytes: int, found: Contents) -> DiskBudget:
-    budget = DiskBudget(round_up(disk_bytes))
-    extent_bytes = sum(segment.num_bytes for segment in found.segments)
-    value_bytes = sum(each.taken_bytes for each in found.locations.values() if each.segment is None)
-    budget.take_up(extent_bytes, value_bytes, found.index.allocated_bytes)
-    return budget

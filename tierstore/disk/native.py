@@ -1,8 +1,5 @@
-"""Threads that transfer records without the interpreter, if the package `tierstore-native` is installed.
-
-They do what `write_record` and `read_record` do with records that are not encoded. Those take the interpreter's lock
-some six times for each record, and most of the time of a short one is spent passing it on (`bench/data_plane.py`).
-"""
+"""Threads that transfer records without the interpreter, if the package `tierstore-native` is installed: they do what
+`write_record` and `read_record` do with records that are not encoded, without passing its lock on six times."""
 
 from __future__ import annotations
 
@@ -18,8 +15,7 @@ from .allocator import ALIGNMENT_BYTES, round_up
 from .codec.codec import NO_CODEC
 from .codec.load import Direction
 from .linux import address_of
-from .location import Location
-from .orders import FileRange, ReadReport, WriteOrder, Written
+from .location import FileRange, Location, ReadReport, WriteOrder, Written
 from .raw_records import RawLayout, lay_out, split_at
 from .records import DoesNotFitError, check_head, verify
 
@@ -48,9 +44,9 @@ class _Ended(NamedTuple):
 
 
 class NativeTransfers:
-    """Writes and reads unencoded records. Lives on one loop; does not block it. Its coroutines must not be cancelled:
-    the threads use the buffers until a transfer has ended. `num_at_once`: how many transfers of each direction are at
-    the drive. `note_speed`: told how many bytes per second it was found to move."""
+    """Writes and reads unencoded records; for one loop. Its coroutines must not be cancelled: the threads use the
+    buffers until a transfer has ended. `num_at_once`: how many transfers of each direction are at the drive.
+    `note_speed`: told how many bytes per second it was found to move."""
 
     def __init__(self, num_at_once: int, note_speed: Callable[[Direction, float], None]) -> None:
         self._pool: Any = Pool(2 * (num_at_once + NUM_BESIDE_DEVICE), num_at_once, NICE, "ts-native")
@@ -94,20 +90,10 @@ class NativeTransfers:
         future = self._loop.create_future()
         self._pending[number] = future, memory, direction
         side_bytes = round_up(sum(layout)) - layout.interior_bytes
+        at = place.descriptor, place.offset, address_of(memory), len(memory)
+        lengths = layout.head_bytes, layout.interior_bytes, side_bytes
         try:
-            self._pool.submit(
-                number,
-                direction == "write",
-                place.descriptor,
-                place.offset,
-                address_of(memory),
-                len(memory),
-                layout.head_bytes,
-                layout.interior_bytes,
-                side_bytes,
-                seed is not None,
-                seed or 0,
-            )
+            self._pool.submit(number, direction == "write", *at, *lengths, seed is not None, seed or 0)
         except BaseException:
             del self._pending[number]
             raise

@@ -45,11 +45,10 @@ def write_raw(descriptor: int, offset: int, source: memoryview, alignment_bytes:
     length. `alignment_bytes`: what the descriptor asks of memory: 4096 (O_DIRECT), or 1 (buffered). On OSError the
     caller still owns the bytes."""
     layout = lay_out(address_of(source), len(source), alignment_bytes)
-    tail = source[len(source) - layout.tail_bytes :]
-    side = _side_block(layout, alignment_bytes, scratch)
-    side[: layout.head_bytes] = source[: layout.head_bytes]
-    side[layout.head_bytes : layout.head_bytes + layout.tail_bytes] = tail
-    write_all(descriptor, [_interior(source, layout), side], offset)
+    head, interior, tail, side = _cut(source, layout, alignment_bytes, scratch)
+    side[: len(head)] = head
+    side[len(head) : len(head) + len(tail)] = tail
+    write_all(descriptor, [interior, side], offset)
     return layout.head_bytes
 
 
@@ -64,28 +63,21 @@ def read_raw(
     """Read a record that `write_raw` wrote with this head and alignment. OSError: it is still there; `destination`
     holds garbage."""
     layout = split_at(head_bytes, len(destination), alignment_bytes)
-    interior = _interior(destination, layout)
-    side = _side_block(layout, alignment_bytes, scratch)
+    head, interior, tail, side = _cut(destination, layout, alignment_bytes, scratch)
     if not interior or address_of(interior) % alignment_bytes == 0:
         read_all(descriptor, [interior, side], offset)
     else:
         _read_through(descriptor, offset, interior, scratch)
-        read_all(descriptor, [side], offset + layout.interior_bytes)
-    destination[: layout.head_bytes] = side[: layout.head_bytes]
-    tail = side[layout.head_bytes : layout.head_bytes + layout.tail_bytes]
-    destination[len(destination) - layout.tail_bytes :] = tail
+        read_all(descriptor, [side], offset + len(interior))
+    head[:] = side[: len(head)]
+    tail[:] = side[len(head) : len(head) + len(tail)]
 
 
-def _interior(memory: memoryview, layout: RawLayout) -> memoryview:
-    return memory[layout.head_bytes : layout.head_bytes + layout.interior_bytes]
-
-
-def _side_block(layout: RawLayout, alignment_bytes: int, scratch: Scratch) -> memoryview:
-    """Room for head and tail, padded so that a write ends on a block: ext4 is slow otherwise."""
-    num_bytes = sum(layout)
-    if alignment_bytes == 1:
-        return scratch.side[:0]
-    return scratch.side[: round_up(num_bytes) - layout.interior_bytes]
+def _cut(memory: memoryview, layout: RawLayout, alignment_bytes: int, scratch: Scratch) -> tuple[memoryview, ...]:
+    """Head, interior, tail, and room for head and tail, padded so that a write ends on a block: ext4 is slow else."""
+    begin, end = layout.head_bytes, layout.head_bytes + layout.interior_bytes
+    side_bytes = 0 if alignment_bytes == 1 else round_up(len(memory)) - layout.interior_bytes
+    return memory[:begin], memory[begin:end], memory[end:], scratch.side[:side_bytes]
 
 
 def _read_through(descriptor: int, offset: int, interior: memoryview, scratch: Scratch) -> None:

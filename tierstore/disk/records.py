@@ -12,13 +12,20 @@ from .codec.family import DamagedBytesError
 from .codec.probing import probe
 from .encoded_records import ChunkWriter, decode_value, encode_record, encode_value, read_encoded
 from .linux import copy_memory, populate
-from .location import Location, encoded_seed, record_checksum, record_hasher
-from .orders import FileRange, ReadReport, WriteOrder, Written
+from .location import (
+    FileRange,
+    Location,
+    ReadReport,
+    WriteOrder,
+    Written,
+    encoded_seed,
+    record_checksum,
+    record_hasher,
+)
 from .raw_records import read_raw, write_raw
 from .scratch import Scratch, ScratchPool
 
-_POPULATED_BYTES = 2**20
-"""Shorter destinations are not populated: their pages come as fast by themselves as by asking the kernel."""
+_POPULATED_BYTES = 2**20  # pages of shorter destinations come as fast by themselves as by asking the kernel
 
 
 class DoesNotFitError(Exception):
@@ -102,7 +109,11 @@ def read_record(
     cpu_started = time.thread_time()
     if location.codec != NO_CODEC.family:
         with pool.lend() as scratch:
-            read_seconds = _read_encoded(place, location, seed, destination, scratch)
+            seed = _seed_of(location.codec, location.itemsize_bytes, location.logical_bytes, seed)
+            hasher = None if seed is None else record_hasher(seed)
+            decoder = _decoder_of(location, destination, scratch)
+            read_seconds = read_encoded(place, location.encoded_bytes, decoder, hasher, scratch)
+        verify(location, seed, None if hasher is None else hasher.intdigest())
         return ReadReport(read_seconds, time.thread_time() - cpu_started)
     if len(destination) >= _POPULATED_BYTES:
         populate(destination)  # before the turn, so that page faults take no time at the device
@@ -115,40 +126,21 @@ def read_record(
     return ReadReport(read_seconds, time.thread_time() - cpu_started)
 
 
-def _read_encoded(
-    place: FileRange, location: Location, seed: int | None, destination: memoryview, scratch: Scratch
-) -> float:
-    seed = _seed_of(location.codec, location.itemsize_bytes, location.logical_bytes, seed)
-    hasher = None if seed is None else record_hasher(seed)
-    decoder = BlockDecoder(destination, _codec_of(location), location.itemsize_bytes, scratch.workspace)
-    read_seconds = read_encoded(
-        place.descriptor,
-        place.offset,
-        location.encoded_bytes,
-        place.alignment_bytes,
-        decoder,
-        hasher,
-        scratch,
-    )
-    verify(location, seed, None if hasher is None else hasher.intdigest())
-    return read_seconds
-
-
 def decode_small_value(
     value: memoryview, location: Location, seed: int | None, destination: memoryview, pool: ScratchPool
 ) -> None:
     """Verify and decode a value of the index; arguments and errors as `read_record`'s."""
-    if len(value) != location.encoded_bytes:
-        raise DamagedBytesError(f"{location.encoded_bytes} bytes", f"{len(value)} bytes")
-    if location.codec == NO_CODEC.family and len(value) != len(destination):
-        raise DamagedBytesError(f"{len(destination)} bytes", f"{len(value)} bytes")
+    is_encoded = location.codec != NO_CODEC.family
+    if len(value) != location.encoded_bytes or not (is_encoded or len(value) == len(destination)):
+        expected = f"{location.encoded_bytes} bytes for a record of {len(destination)}"
+        raise DamagedBytesError(expected, f"{len(value)} bytes")
     seed = _seed_of(location.codec, location.itemsize_bytes, location.logical_bytes, seed)
     verify(location, seed, _checksum(value, seed))
-    if location.codec == NO_CODEC.family:
+    if not is_encoded:
         copy_memory(destination, value)
         return
     with pool.lend() as scratch:
-        decode_value(value, destination, _codec_of(location), location.itemsize_bytes, scratch)
+        decode_value(value, _decoder_of(location, destination, scratch))
 
 
 def is_record(location: Location, seed: int, memory: memoryview) -> bool:
@@ -158,8 +150,9 @@ def is_record(location: Location, seed: int, memory: memoryview) -> bool:
     return _checksum(memory, seed) == location.checksum
 
 
-def _codec_of(location: Location) -> Codec:
-    return Codec(location.codec, location.level)
+def _decoder_of(location: Location, destination: memoryview, scratch: Scratch) -> BlockDecoder:
+    codec = Codec(location.codec, location.level)
+    return BlockDecoder(destination, codec, location.itemsize_bytes, scratch.workspace)
 
 
 def _seed_of(family: str, itemsize_bytes: int, logical_bytes: int, seed: int | None) -> int | None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from queue import SimpleQueue
 
 from .codec.family import BLOCK_BYTES, Workspace
 from .codec.load import TransferClock
-from .linux import address_of
 
 SCRATCH_BYTES = 2 * 2**20
 """Working memory of one job."""
@@ -26,23 +25,18 @@ class Scratch:
 
     def __init__(self) -> None:
         memory = mmap.mmap(-1, SCRATCH_BYTES)
-        try:
+        with suppress(OSError):  # a kernel without huge pages: only slower
             memory.madvise(mmap.MADV_HUGEPAGE)
-        except OSError:
-            pass  # a kernel without huge pages: only slower
         whole = memoryview(memory)
         self.workspace = Workspace(whole[:BLOCK_BYTES])
         self.side = whole[BLOCK_BYTES : BLOCK_BYTES + _SIDE_BYTES]
         self.chunk = whole[BLOCK_BYTES + _SIDE_BYTES :]
-        self.chunk_address = address_of(self.chunk)
 
 
 class ScratchPool:
-    """Lends working memory to jobs, and with it a turn: a limited number of jobs works at once, the others wait.
-
-    A job that has read its record gives the turn back before it verifies the bytes, so the next job is at the device
-    without a gap. Any thread; `lend` blocks. `timed`: makes a context that times an unencoded transfer of that length.
-    """
+    """Lends working memory to jobs (blocks; any thread), and with it a turn: a limited number of jobs works at once. A
+    job that has read gives its turn back before it verifies the bytes, so the next job is at the device without a gap.
+    `timed`: makes a context that times an unencoded transfer of that length."""
 
     def __init__(self, num_turns: int, timed: Timed = nullcontext) -> None:
         self.timed = timed

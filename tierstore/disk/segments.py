@@ -25,41 +25,28 @@ class IoMode(NamedTuple):
 
 
 def detect_io_mode(directory: Path) -> IoMode:
-    """Try a small unnamed file under `directory`. Blocks for a small write. OSError: nothing can be created there.
-
-    tmpfs accepts O_DIRECT without any effect; on NFS, ZFS and FUSE it is slower than the page cache or refused at the
-    first odd request. They are known by their type and not tried.
-    """
+    """Try a small unnamed file under `directory`. OSError: nothing can be created there. Where O_DIRECT has no effect
+    (tmpfs), or is slower than the page cache or refused at odd requests (NFS, ZFS, FUSE), it is not tried."""
     if name := file_system_of(directory):
         return IoMode(False, f"buffered ({name})")
     descriptor = open_unnamed(directory)
     try:
-        set_direct(descriptor)
-        if _accepts_a_block(descriptor):
-            return IoMode(True, "O_DIRECT")
+        with mmap.mmap(-1, ALIGNMENT_BYTES) as block:
+            set_direct(descriptor)
+            os.pwritev(descriptor, [block], 0)
     except OSError as error:
-        if error.errno != errno.EINVAL:
+        if error.errno == errno.EINVAL:
+            return IoMode(False, "buffered (the file system refuses O_DIRECT)")
+        if not is_out_of_space(error):  # a full disk must not prevent opening: O_DIRECT is assumed then
             raise
     finally:
         os.close(descriptor)
-    return IoMode(False, "buffered (the file system refuses O_DIRECT)")
+    return IoMode(True, "O_DIRECT")
 
 
 def set_direct(descriptor: int) -> None:
     """Switch O_DIRECT on for an open file. Raises OSError: EINVAL where the file system refuses."""
     fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_DIRECT)
-
-
-def _accepts_a_block(descriptor: int) -> bool:
-    with mmap.mmap(-1, ALIGNMENT_BYTES) as block:
-        try:
-            os.pwritev(descriptor, [block], 0)
-        except OSError as error:
-            # A full disk must not prevent opening; that O_DIRECT works is assumed then.
-            if error.errno not in (errno.EINVAL, errno.ENOSPC, errno.EDQUOT):
-                raise
-            return error.errno != errno.EINVAL
-    return True
 
 
 _SMALLEST_HALF_BYTES = 64 * 2**20
@@ -74,12 +61,9 @@ class Segment(NamedTuple):
 
 
 class SegmentFiles(Protocol):
-    """Makes and removes segment files, with names or without."""
+    """Makes (an open descriptor, close-on-exec) and removes segment files, with names or without."""
 
-    def make_segment(self, number: int) -> int:
-        """Open a new file for reading and writing, close-on-exec; returns its descriptor."""
-        ...
-
+    def make_segment(self, number: int) -> int: ...
     def remove_segment(self, number: int) -> None: ...
 
 
@@ -91,32 +75,35 @@ def is_out_of_space(error: Exception) -> bool:
 def open_segment(
     files: SegmentFiles, number: int, num_bytes: int, least_bytes: int, mode: IoMode, inodes: set[Inode]
 ) -> Segment:
-    """Make a segment of `num_bytes`; if there is less space, of half as much, and so on down to `least_bytes`.
-
-    Its inode is added to `inodes`. OSError: no space even for that, or the device failed; nothing is left open.
-    """
+    """Make a segment of `num_bytes`; if there is less space, of half as much, and so on down to `least_bytes`. Its
+    inode is added to `inodes`. OSError: no space even for that, or the device failed; nothing is left open."""
     while True:
+        segment = Segment(number, _open_noted(lambda: files.make_segment(number), inodes), num_bytes)
         try:
-            return _open_segment(files, number, num_bytes, mode, inodes)
-        except OSError as error:
-            if not is_out_of_space(error) or num_bytes <= least_bytes:
+            SYSTEM_CALLS.get().fallocate(segment.file.fileno(), num_bytes)
+            if mode.direct:
+                set_direct(segment.file.fileno())
+        except BaseException as error:
+            remove_segments(files, [segment], inodes)
+            if not (isinstance(error, OSError) and is_out_of_space(error)) or num_bytes <= least_bytes:
                 raise
+        else:
+            return segment
         half = round_up(num_bytes // 2)
         num_bytes = least_bytes if half < _SMALLEST_HALF_BYTES else max(half, least_bytes)
 
 
-def reopen_segment(number: int, opener: Callable[[], int], mode: IoMode, inodes: set[Inode]) -> Segment:
-    """Open a segment that an earlier process has made, by calling `opener`. Its inode is added to `inodes`. On OSError
-    nothing is left open."""
-    segment = Segment(number, _open_noted(opener, inodes), 0)
+def reopen_segment(number: int, opener: Callable[[], int], mode: IoMode) -> Segment:
+    """Open a segment that an earlier process has made, by calling `opener`. On OSError nothing is left open."""
+    file = _open_noted(opener, set())
     try:
         if mode.direct:
-            set_direct(segment.file.fileno())
-        file_bytes = os.fstat(segment.file.fileno()).st_size
+            set_direct(file.fileno())
+        file_bytes = os.fstat(file.fileno()).st_size
     except BaseException:
-        close_segments([segment], inodes)
+        file.close()
         raise
-    return segment._replace(num_bytes=file_bytes // ALIGNMENT_BYTES * ALIGNMENT_BYTES)
+    return Segment(number, file, file_bytes // ALIGNMENT_BYTES * ALIGNMENT_BYTES)
 
 
 def close_segments(segments: Iterable[Segment], inodes: set[Inode]) -> None:
@@ -132,18 +119,6 @@ def remove_segments(files: SegmentFiles, segments: Iterable[Segment], inodes: se
     for segment in segments:
         files.remove_segment(segment.number)
         close_segments([segment], inodes)
-
-
-def _open_segment(files: SegmentFiles, number: int, num_bytes: int, mode: IoMode, inodes: set[Inode]) -> Segment:
-    segment = Segment(number, _open_noted(lambda: files.make_segment(number), inodes), num_bytes)
-    try:
-        SYSTEM_CALLS.get().fallocate(segment.file.fileno(), num_bytes)
-        if mode.direct:
-            set_direct(segment.file.fileno())
-    except BaseException:
-        remove_segments(files, [segment], inodes)
-        raise
-    return segment
 
 
 def _open_noted(opener: Callable[[], int], inodes: set[Inode]) -> io.FileIO:

@@ -8,11 +8,8 @@ from typing import NamedTuple, Protocol
 
 
 class Kind(NamedTuple):
-    """The kind of a record, known before its bytes are read; records of one kind compress alike.
-
-    `dtype`, such as "bfloat16", and `origin`, the autograd node that made the tensor, are "" where unknown. `content`
-    is filled in by the tier: the result of a look at the bytes, such as "many zeros".
-    """
+    """The kind of a record: those of one kind compress alike. `dtype`, such as "bfloat16", and `origin`, the autograd
+    node that made the tensor, are "" where unknown. `content`, such as "many zeros", is filled in by the tier."""
 
     dtype: str = ""
     itemsize_bytes: int = 1
@@ -68,7 +65,7 @@ class DiskUsage:
 
 @dataclass(frozen=True, slots=True)
 class DriveUsage:
-    """A snapshot of one drive of a disk tier, for those who watch it.
+    """A snapshot of one drive of a disk tier.
 
     Attributes:
         written_bytes, read_bytes: moved since it was opened, as they are on disk.
@@ -125,10 +122,8 @@ class DiskTier(Protocol):
         ...
 
     def confirms(self, key: int, memory: memoryview) -> bool:
-        """Whether `memory` holds the bytes of the record, by its checksum. Any thread; reads memory, no disk.
-
-        False where that cannot be told: the record was encoded, or has no checksum, or is being discarded.
-        """
+        """Whether `memory` holds the bytes of the record, by its checksum; False where that cannot be told: it was
+        encoded, or has no checksum, or is being discarded. Any thread; reads memory, no disk."""
         ...
 
     async def discard(self, keys: Sequence[int]) -> None:

@@ -1,5 +1,5 @@
-"""Whole reads and writes, and the system calls that they are made of, in whose place `tierstore.testing` puts failing
-ones. Short calls are continued, and none asks for more than the kernel moves at once."""
+"""Whole reads and writes: short calls are continued, and none asks for more than the kernel moves at once. In the place
+of the system calls `tierstore.testing` puts failing ones."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ _Call = Callable[[int, list[memoryview], int], int]
 
 
 def write_all(descriptor: int, buffers: Sequence[memoryview], offset: int) -> None:
-    """Write the buffers one after the other, from `offset` on. Blocks. OSError: some of it may have been written."""
+    """Write the buffers one after the other, from `offset` on. OSError: some of it may have been written."""
     _move_all(SYSTEM_CALLS.get().pwritev, descriptor, buffers, offset)
 
 
 def read_all(descriptor: int, buffers: Sequence[memoryview], offset: int) -> None:
-    """Fill the buffers one after the other, from `offset` on. Blocks. OSError: the device failed, or the file ends too
-    early (EIO); the buffers hold garbage."""
+    """Fill the buffers one after the other, from `offset` on. OSError: the device failed, or the file ends too early
+    (EIO); the buffers hold garbage."""
     _move_all(SYSTEM_CALLS.get().preadv, descriptor, buffers, offset)
 
 

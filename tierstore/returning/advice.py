@@ -26,9 +26,8 @@ def why_memory_stays(
     away_bytes: int, free_bytes: int | None, mode: Mode, left_alone: str, mapped_bytes: int = 0
 ) -> str | None:
     """The sentence; None: memory fell, or there is too little of it to speak of, or the user wants it so. `away_bytes`:
-    of saved tensors that are on disk now. `free_bytes`: what the allocator keeps of what was freed; None: it does not
-    tell. `left_alone`: why the allocator is left alone; "": it is not. `mapped_bytes`: that the store takes to move
-    them."""
+    of saved tensors on disk. `free_bytes`: what the allocator keeps of freed memory; None: unknown. `left_alone`: why
+    it is left alone. `mapped_bytes`: what the store takes to move them."""
     if may_be_told(away_bytes) and mapped_bytes >= away_bytes // 2:
         return (
             f"{format_bytes(away_bytes)} of saved tensors left memory, but the store takes "

@@ -17,15 +17,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-_JEMALLOC_PURGE = b"arena.4096.purge"
-"""4096 is MALLCTL_ARENAS_ALL (jemalloc(3), "arena.<i>.purge")."""
-
+_RELEASES: Mapping[str, tuple[str, tuple[Any, ...], tuple[Any, ...]]] = {
+    "glibc": ("malloc_trim", (c_size_t,), (0,)),
+    # 4096 is MALLCTL_ARENAS_ALL (jemalloc(3), "arena.<i>.purge")
+    "jemalloc": ("mallctl", (c_char_p, c_void_p, c_void_p, c_void_p, c_size_t), (b"arena.4096.purge", *[None] * 3, 0)),
+    "tcmalloc": ("MallocExtension_ReleaseFreeMemory", (), ()),
+    "mimalloc": ("mi_collect", (ctypes.c_bool,), (True,)),
+}
+"""How each allocator is told to return what is free: the function, the types of its arguments, and these."""
 
 _HUGE_PAGE_BYTES = 2 * 2**20
 _ARENA_BYTES = 64 * 2**20
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_MOST_MMAP_THRESHOLD = 32 * 2**20
-"""malloc.h and malloc/malloc.c, DEFAULT_MMAP_THRESHOLD_MAX, on 64 bits."""
+_MOST_MMAP_THRESHOLD = 32 * 2**20  # malloc.h and malloc/malloc.c, DEFAULT_MMAP_THRESHOLD_MAX, on 64 bits
 _WRITABLE_MEMORY = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) rw-p 0+ 00:00 0 *(\[heap\])?$", re.MULTILINE)
 """Private anonymous memory in /proc/self/maps (proc(5))."""
 _libc = CDLL(None, use_errno=True)
@@ -74,10 +78,8 @@ class _MallInfo(Structure):
 
 
 def allocator_of_process(environment: Mapping[str, str] = os.environ) -> Allocator:
-    """Find out which library serves `malloc` here, and whether the user has set how it treats freed memory.
-
-    Variables that begin with MALLOC_, and glibc.malloc tunables, are the user's decision: the allocator is left alone.
-    """
+    """Which library serves `malloc` here. Variables that begin with MALLOC_, and glibc.malloc tunables, are the user's
+    decision how it treats freed memory: it is left alone then."""
     process = CDLL(None)
     name, library = _library_of_malloc(process)
     release = _release_of(name, library)
@@ -87,15 +89,13 @@ def allocator_of_process(environment: Mapping[str, str] = os.environ) -> Allocat
     variable = _setting_of_user(environment)
     if variable is not None:
         return Allocator(name, None, f"{variable} is set, which decides how {name} returns memory", measure)
-    if name != "glibc":
-        return Allocator(name, release, "", measure)
-    return Allocator(name, release, "", measure, _advise_glibc_heaps, partial(_have_glibc_keep_freed, library))
+    heaps = (_advise_glibc_heaps, partial(_have_glibc_keep_freed, library)) if name == "glibc" else ()
+    return Allocator(name, release, "", measure, *heaps)
 
 
 def _library_of_malloc(process: CDLL) -> tuple[str, CDLL]:
     """(name, library) of what serves `malloc`, by dladdr(3) on `posix_memalign`, which every allocator replaces with
-    it: a Python that is not position-independent (Debian's) has an entry of its own for `malloc`, which dlsym(3) would
-    find."""
+    it: Debian's Python has an entry of its own for `malloc`, which dlsym(3) would find."""
     found = _DlInfo()
     aligned = ctypes.cast(process.posix_memalign, c_void_p)
     dladdr = getattr(process, "dladdr", None)
@@ -104,7 +104,7 @@ def _library_of_malloc(process: CDLL) -> tuple[str, CDLL]:
         dladdr.argtypes = (c_void_p, POINTER(_DlInfo))
         if dladdr(aligned, ctypes.byref(found)) and found.file:
             file = os.path.basename(os.fsdecode(found.file))
-    for name in ("jemalloc", "tcmalloc", "mimalloc"):
+    for name in _RELEASES:
         if name in file:
             return name, CDLL(os.fsdecode(found.file))
     if "musl" in file or not hasattr(process, "gnu_get_libc_version"):
@@ -115,18 +115,12 @@ def _library_of_malloc(process: CDLL) -> tuple[str, CDLL]:
 
 
 def _release_of(name: str, library: CDLL) -> Callable[[], object] | None:
-    if name == "glibc" and hasattr(library, "malloc_trim"):
-        library.malloc_trim.argtypes, library.malloc_trim.restype = (c_size_t,), c_int
-        return partial(library.malloc_trim, 0)
-    if name == "jemalloc" and hasattr(library, "mallctl"):
-        library.mallctl.argtypes = (c_char_p, c_void_p, c_void_p, c_void_p, c_size_t)
-        return partial(library.mallctl, _JEMALLOC_PURGE, None, None, None, 0)
-    if name == "tcmalloc" and hasattr(library, "MallocExtension_ReleaseFreeMemory"):
-        return library.MallocExtension_ReleaseFreeMemory
-    if name == "mimalloc" and hasattr(library, "mi_collect"):
-        library.mi_collect.argtypes = (ctypes.c_bool,)
-        return partial(library.mi_collect, True)
-    return None
+    symbol, types, arguments = _RELEASES.get(name, ("", (), ()))
+    call: Any = getattr(library, symbol, None) if symbol else None
+    if call is None:
+        return None
+    call.argtypes = types
+    return partial(call, *arguments)
 
 
 def _glibc_measure(library: CDLL) -> Callable[[], HeapUse] | None:
@@ -143,11 +137,8 @@ def _glibc_measure(library: CDLL) -> Callable[[], HeapUse] | None:
 
 
 def _advise_glibc_heaps(huge: bool) -> None:
-    """Advise huge or small pages for glibc's heaps. A hint: where the kernel does not tell, nothing happens.
-
-    Heaps are the one that grows by brk(2), and those of other arenas: each lies in an area aligned to 64 MiB
-    (malloc/arena.c, HEAP_MAX_SIZE). Any other memory that lies so is taken for one.
-    """
+    """Advise huge or small pages for glibc's heaps: the one that grows by brk(2), and those of other arenas, in areas
+    aligned to 64 MiB (malloc/arena.c, HEAP_MAX_SIZE). A hint: where the kernel does not tell, nothing happens."""
     advice = mmap.MADV_HUGEPAGE if huge else mmap.MADV_NOHUGEPAGE
     try:
         maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")

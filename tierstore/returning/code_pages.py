@@ -19,12 +19,9 @@ _PRESENT_OR_SWAPPED, _OF_FILE = 3 << 62, 1 << 61
 
 
 def let_go_of_code(directory: Path) -> None:
-    """Let go of all resident code of the libraries under a directory. Takes some milliseconds; any thread.
-
-    Those must never be unloaded, as Python's modules are not: their addresses could become somebody's memory meanwhile.
-    Code that somebody has changed in memory, such as a debugger, stays. Where the system offers none of this, nothing
-    happens.
-    """
+    """Let go of all resident code of the libraries under a directory, which must never be unloaded, as Python's modules
+    are not. Takes some milliseconds; any thread. Code that somebody has changed in memory, such as a debugger, stays.
+    Where the system offers none of this, nothing happens."""
     madvise = getattr(ctypes.CDLL(None), "madvise", None)
     if madvise is None or not hasattr(mmap, "MADV_DONTNEED"):
         return

@@ -1,16 +1,10 @@
 """Decides when freed memory is returned. Pure: it is told the time and the sizes.
 
-NOTE [Returned when it is short]
-Returning freed pages has a cost: the next allocation there takes page faults (some 0.5 s a gigabyte), and the
-allocator's locks are held meanwhile. So "auto" does it only when the kernel would soon have to swap or kill:
-when less than a reserve (`reserve_of`) is left of the tightest limit. Then everything that is free goes back at once,
-because the allocator offers nothing finer. The next time comes when this process, or another in the same control
-group, has taken a *step*: a quarter of what is left, so the steps shrink towards the limit. "always" does it whenever
-this process has grown by a fixed step.
-
-Both rest after each return for `_REST` times as long as it took, so that returning takes a bounded share of the
-time even where it is slow (millions of small free blocks). No rest is taken when the reserve is nearly used up: to be
-slow is better than to be killed.
+NOTE [Returned when it is short] Returned pages cost the next allocation page faults (some 0.5 s a gigabyte), and the
+allocator's locks are held meanwhile. So "auto" returns all that is free only when less than a reserve (`reserve_of`) is
+left of the tightest limit; again when this process, or another in the same control group, has taken a *step*: a quarter
+of what is left. "always" returns whenever this process has grown by a fixed step. Both rest after each return for
+`_REST` times as long as it took, unless the reserve is nearly used up: to be slow is better than to be killed.
 """
 
 from __future__ import annotations
@@ -18,15 +12,11 @@ from __future__ import annotations
 from ..base.config import Mode
 from .room import Room, reserve_of
 
-_GROWTH_BYTES = 32 * 2**20
-"""The step of "always"."""
+_GROWTH_BYTES = 32 * 2**20  # the step of "always"
 _LEAST_STEP_BYTES = 4 * 2**20
 _REST = 4
-_LAST_PART = 4
-"""There is no rest while less than the reserve divided by this is left."""
-
-_FASTEST_GROWTH = 8 * 2**30
-"""Bytes a second: no training takes fresh pages faster, on the machines that were seen."""
+_LAST_PART = 4  # there is no rest while less than the reserve divided by this is left
+_FASTEST_GROWTH = 8 * 2**30  # bytes a second: no training takes fresh pages faster, on the machines that were seen
 _SHORTEST_SECONDS, _LONGEST_SECONDS = 0.002, 0.25
 _ALWAYS_SECONDS = 0.004
 
@@ -48,12 +38,11 @@ class ReturnPolicy:
         self._most_left_bytes = max(self._most_left_bytes, room.left_bytes)
         reserve = reserve_of(room.limit_bytes)
         if room.left_bytes < reserve:
-            taken_bytes = max(self._grown_bytes(resident_bytes), self._most_left_bytes - room.left_bytes)
-            is_next_step = not self._has_returned or taken_bytes >= self._step(room)
+            taken_bytes = max(resident_bytes - self._low_bytes, self._most_left_bytes - room.left_bytes)
+            is_next_step = not self._has_returned or taken_bytes >= max(room.left_bytes // 4, _LEAST_STEP_BYTES)
             return is_next_step and (now >= self._rests_until or room.left_bytes < reserve // _LAST_PART)
-        return (
-            self._mode == "always" and now >= self._rests_until and self._grown_bytes(resident_bytes) >= _GROWTH_BYTES
-        )
+        has_grown = resident_bytes - self._low_bytes >= _GROWTH_BYTES
+        return self._mode == "always" and now >= self._rests_until and has_grown
 
     def returned(self, now: float, seconds: float, resident_bytes: int) -> None:
         self._low_bytes, self._most_left_bytes, self._has_returned = resident_bytes, 0, True
@@ -64,10 +53,3 @@ class ReturnPolicy:
             return _ALWAYS_SECONDS if room.left_bytes >= reserve_of(room.limit_bytes) else _SHORTEST_SECONDS
         spare_bytes = room.left_bytes - reserve_of(room.limit_bytes)
         return min(max(spare_bytes / _FASTEST_GROWTH, _SHORTEST_SECONDS), _LONGEST_SECONDS)
-
-    def _grown_bytes(self, resident_bytes: int) -> int:
-        return resident_bytes - (self._low_bytes or 0)
-
-    @staticmethod
-    def _step(room: Room) -> int:
-        return max(room.left_bytes // 4, _LEAST_STEP_BYTES)

@@ -18,22 +18,14 @@ from .allocator import Allocator, allocator_of_process
 from .policy import ReturnPolicy
 from .room import Room, anonymous_bytes, find_room, resident_bytes, tightest
 
-_ROOM_LASTS_SECONDS = 0.1
-"""For this long the room is estimated from what this process has taken; to ask the system takes up to a millisecond."""
+_ROOM_LASTS_SECONDS = 0.1  # the room is estimated meanwhile; to ask the system takes up to a millisecond
 _IDLE_SECONDS = 0.25
-_IDLE_AFTER_SECONDS = 2.0
-"""A store that has held nothing for this long is idle. Between two steps it is not: the next step may take all of the
-room within a tenth of a second."""
-_one_at_a_time = threading.Lock()
-"""Held by the store that returns memory: the process's other stores need not return it again."""
-_limited: set[int] = set()
-"""The `id` of each `Returner` that has a limit."""
-_keeping: set[int] = set()
-"""The `id` of each `Returner` for which the allocator keeps what is free at the end of a heap."""
-_telling = threading.RLock()
-"""Held while those two change, and the allocator is told. A signal handler may close a store meanwhile."""
-_in_children: list[Callable[[], None]] = []
-"""Has the allocator return by itself what is free, as before there was a limit."""
+_IDLE_AFTER_SECONDS = 2.0  # not between two steps: the next may take all of the room within a tenth of a second
+_one_at_a_time = threading.Lock()  # held by the store that returns memory: others need not return it again
+_limited: set[int] = set()  # the `id` of each `Returner` that has a limit
+_keeping: set[int] = set()  # of each for which the allocator keeps what is free at the end of a heap
+_telling = threading.RLock()  # held while those two change; a signal handler may close a store meanwhile
+_in_children: list[Callable[[], None]] = []  # has the allocator return by itself what is free, as before
 
 
 class MemoryUse(NamedTuple):
@@ -45,11 +37,9 @@ class MemoryUse(NamedTuple):
 
 
 class Returner:
-    """Returns freed memory for one store, as `return_memory` says.
-
-    `start` and `stop` belong to the owner; `stop` waits for a return that is on its way. Everything else never blocks.
-    `is_busy`: whether the store keeps anything; asked on the thread, takes no lock.
-    """
+    """Returns freed memory for one store, as `return_memory` says. `start` and `stop` belong to the owner; `stop` waits
+    for a return that is on its way. Nothing else blocks. `is_busy`: whether the store keeps anything; asked on the
+    thread, takes no lock."""
 
     def __init__(self, mode: Mode, is_busy: Callable[[], bool], allocator: Allocator | None = None) -> None:
         self._allocator = allocator or allocator_of_process()
@@ -70,20 +60,14 @@ class Returner:
 
     def limit(self, nbytes: int | None) -> None:
         """Treat `nbytes` of resident memory as a limit of this process, beside those of the system; None: no more.
-
-        While there is one, memory is returned even if the store keeps nothing, and only when it is short. Heaps are
-        filled by small pages: a huge page is resident as a whole, so memory would be short, and be returned, more
-        often. After the thread has failed there is no limit: nobody would keep it.
-        """
+        While there is one, memory is returned even if the store keeps nothing, and only when it is short, and heaps are
+        filled by small pages: a huge page is resident as a whole. After the thread has failed there is no limit."""
         self._limit_bytes = nbytes if self._failure is None else None
         self._tell_allocator()
 
     def _tell_allocator(self) -> None:
-        """Have it return nothing by itself while memory is returned when it is short.
-
-        The end of a heap is free once in a step or more. glibc would return it each time, if it is large, and the next
-        layers would take it again, page by page.
-        """
+        """Have it return nothing by itself while memory is returned when it is short: the end of a heap is free once in
+        a step or more, and glibc would return it each time."""
         if not self.is_on:
             return
         with _telling:
@@ -149,8 +133,6 @@ class Returner:
         reason = why_memory_stays(away_bytes, free_bytes, self._mode, self._allocator.left_alone, mapped_bytes)
         self._has_told = reason is not None
         return reason
-
-    # --- the thread -------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         pause, was_busy_at = 0.0, -math.inf

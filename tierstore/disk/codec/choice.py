@@ -1,4 +1,4 @@
-"""Chooses the codec of a record under "auto": how codecs did on samples, against the drive. Pure: no clock, no I/O.
+"""Chooses the codec of a record under "auto": how codecs did on samples, against the drive. Pure.
 
 The codec with the least cost wins. Where a figure is missing, nothing is encoded::
 
@@ -42,7 +42,7 @@ _MOST_WAY_GROWTH = 2.0  # by one record
 
 
 class Choice(NamedTuple):
-    """How to write a record. `worst_ratio` and `probe` as in `WriteOrder`."""
+    """How to write a record: as in `WriteOrder`."""
 
     codec: Codec
     worst_ratio: float
@@ -50,8 +50,8 @@ class Choice(NamedTuple):
 
 
 class Load(NamedTuple):
-    """The machine's load of late, without the store's own encoding: the share of time that the disk would be busy if
-    nothing were encoded, and how many cores nobody else used."""
+    """The machine's load of late, without the store's own encoding: `demand` as above, and the cores that nobody else
+    used."""
 
     demand: float
     free_cores: float
@@ -81,11 +81,8 @@ class _Figures(NamedTuple):
 
 @dataclass(slots=True)
 class _Class:
-    """Records that are decided on together: of one kind, and within a factor of two in size.
-
-    `way_seconds`: for how long encoded ones were on their way down, per byte of all lanes; fades with each probe,
-    because records that are no longer encoded would never show that waits are over.
-    """
+    """Records of one kind, and within a factor of two in size. `way_seconds`: for how long encoded ones were on their
+    way down, per byte of all lanes; fades with each probe, because no other record would show that waits are over."""
 
     codec: Codec = NO_CODEC
     records_since_probe: int = 0
@@ -116,8 +113,8 @@ def candidates(itemsize_bytes: int) -> tuple[Codec, ...]:
 
 
 class CodecChooser:
-    """Decides and learns. Not thread-safe (its owner is one loop); bounded in memory. `num_lanes`: how many records are
-    written, or read, at once."""
+    """Decides and learns; for one loop; bounded in memory. `num_lanes`: how many records are written, or read, at
+    once."""
 
     def __init__(self, num_lanes: int = 4) -> None:
         self._num_lanes = num_lanes
@@ -150,10 +147,8 @@ class CodecChooser:
         self, kind: Kind, num_bytes: int, codec: Codec, encoded_bytes: int, lane_seconds: float | None = None
     ) -> None:
         """Take in a record for which `codec` was chosen; `encoded_bytes`: its full length if that was in vain.
-
-        `lane_seconds`: from its first byte to its last, while others had their turns too. One that met a stall counts
-        as the time of unencoded bytes at most; only repeated ones count for more.
-        """
+        `lane_seconds`: from its first byte to its last. One that met a stall counts as the time of unencoded bytes at
+        most; only repeated ones count for more."""
         found = self._class_of(kind, num_bytes)
         if (known := found.figures.get(codec)) is not None:
             found.figures[codec] = known._replace(ratio=_blend(known.ratio, encoded_bytes / num_bytes))
@@ -178,16 +173,16 @@ class CodecChooser:
         return self._classes.setdefault((kind, num_bytes.bit_length()), _Class())
 
     def _cheapest(self, found: _Class, load: Load) -> Codec:
-        costs: dict[Codec, float] = {}
+        if "write" not in self._speeds:
+            return NO_CODEC
+        costs = {NO_CODEC: self._cost(found, None, load)}
         least_ratio = _WORST_RATIO
-        for codec in sorted(found.figures, key=_CHEAPEST_FIRST.index):
-            if (figures := found.figures[codec]).ratio < least_ratio:
+        for codec in _CHEAPEST_FIRST:
+            figures = found.figures.get(codec)
+            if figures is not None and figures.ratio < least_ratio:
                 costs[codec] = self._cost(found, figures, load)
                 least_ratio = figures.ratio - _SAME_RATIO
-        if "write" not in self._speeds or not costs:
-            return NO_CODEC
-        costs[NO_CODEC] = self._cost(found, None, load)
-        best = min(costs, key=lambda codec: costs[codec])
+        best = min(costs, key=costs.__getitem__)
         present = found.codec if found.codec in costs else NO_CODEC
         if costs[best] >= _SWITCH_BELOW * costs[present]:
             best = present
@@ -204,7 +199,8 @@ class CodecChooser:
 
     def _cost(self, found: _Class, figures: _Figures | None, load: Load, faster: float = 1) -> float:
         """Seconds of training that it costs to write and read a byte; `faster`: on a disk so many times as fast."""
-        write, read = ((self.disk_seconds(*way) or 0.0) / faster for way in ((1, 0), (0, 1)))
+        write = 1 / self._speeds["write"] / faster
+        read = 1 / self._speeds.get("read", self._speeds["write"]) / faster
         if figures is None:
             return load.demand * (write + read)
         cores = min(max(load.free_cores, _LEAST_CORES), self._num_lanes)

@@ -1,10 +1,8 @@
 """Encodes and decodes records block by block, in constant memory and without any I/O.
 
-An encoded record is a sequence of blocks, each of up to `BLOCK_BYTES` of the record, independent of the others: a
-header, u32 little-endian (bit 31: stored as it is; bits 0-30: length of the payload), and the payload (a zstd frame of
-the bytes or of their byte planes, packed bits, a word that is repeated, or the bytes themselves). So a record can be
-decoded straight into its destination from chunks of any size, and the encoder can stop at any block. This costs zstd
-nothing at level 1, whose window is one block.
+An encoded record is a sequence of blocks of up to `BLOCK_BYTES`, independent of each other: a header, u32 little-endian
+(bit 31: stored as it is; bits 0-30: length of the payload), and the payload, as its family makes it. So it can be
+decoded straight into its destination from chunks of any size, and the encoder can stop at any block.
 """
 
 from __future__ import annotations
@@ -14,11 +12,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ...errors import ConfigError, ConfigTypeError
-from . import bits, constant, zstd
-from .family import BLOCK_BYTES, CodecSetting, DamagedBytesError, Workspace
-
-FAMILIES = {family.name: family for family in (zstd.ZSTD, zstd.SHUFFLE_ZSTD, bits.BITS, constant.CONSTANT)}
-"""The families by name. A new one is named here; its name is that in the `codec` option, in the index, on the wire."""
+from . import family
+from .family import BLOCK_BYTES, FAMILIES, CodecSetting, DamagedBytesError, Workspace
 
 _HEADER_BYTES = 4
 _STORED_AS_IS = 1 << 31
@@ -26,12 +21,12 @@ ENCODED_BLOCK_BYTES = _HEADER_BYTES + BLOCK_BYTES
 """The most that one encoded block can take."""
 
 _DEFAULT_LEVEL = 1
-_NAMED = {family.name: family.levels for family in FAMILIES.values() if family.levels is not None}
+_NAMED = {each.name: each.levels for each in FAMILIES.values() if each.levels is not None}
 _CODEC = re.compile(rf"({'|'.join(_NAMED)})(?::(-?\d{{1,6}}))?", re.ASCII)
 
 
 def _allowed() -> str:
-    names = ["auto", "none", *(name for family in _NAMED for name in (family, f"{family}:LEVEL"))]
+    names = ["auto", "none", *(name for each in _NAMED for name in (each, f"{each}:LEVEL"))]
     texts, levels = [f'"{name}"' for name in names], max(_NAMED.values(), key=len)
     last = f"with a level from {levels[0]} to {levels[-1]}, not 0"
     return f"give {', '.join(texts[:-1])} or {texts[-1]} {last}"
@@ -48,13 +43,12 @@ class Codec(NamedTuple):
 
 
 NO_CODEC = Codec("none")
-BITS = Codec(bits.BITS.name)
-CONSTANT = Codec(constant.CONSTANT.name)
+BITS = Codec(family.BITS.name)
+CONSTANT = Codec(family.CONSTANT.name)
 
 
 def parse_codec(text: str) -> Codec | None:
-    """Read the `codec` option; None means "auto". Raises ConfigError, which names what was given and what is
-    allowed."""
+    """Read the `codec` option; None means "auto". ConfigError: it is no codec."""
     if text == "auto":
         return None
     if text == "none":
@@ -72,15 +66,14 @@ def is_shrinking(encoded_bytes: int, raw_bytes: int) -> bool:
 
 
 def blocks_of(source: memoryview) -> Iterator[memoryview]:
-    """The record's blocks in order: uint8, shape [BLOCK_BYTES], the last one shorter."""
+    """Cut a record: uint8, shape [BLOCK_BYTES], the last one shorter."""
     for start in range(0, len(source), BLOCK_BYTES):
         yield source[start : start + BLOCK_BYTES]
 
 
 def encode_block(block: memoryview, out: memoryview, codec: Codec, itemsize_bytes: int, workspace: Workspace) -> int:
     """Encode one block (uint8, shape [n], n at most BLOCK_BYTES) to the front of `out` (writable uint8, at least
-    ENCODED_BLOCK_BYTES long); returns the bytes used. `codec`: not "none". `workspace`: not used by anyone else
-    meanwhile."""
+    ENCODED_BLOCK_BYTES long); returns the bytes used. `codec`: not "none"."""
     room = out[_HEADER_BYTES : _HEADER_BYTES + len(block)]
     setting = CodecSetting(codec.level, itemsize_bytes, workspace)
     length = FAMILIES[codec.family].encode(block, room, setting) or len(block)
@@ -112,25 +105,18 @@ class BlockDecoder:
         while len(encoded) - used >= _HEADER_BYTES:
             header = int.from_bytes(encoded[used : used + _HEADER_BYTES], "little")
             length = header & ~_STORED_AS_IS
-            block = self._next_block(length)
-            start = used + _HEADER_BYTES
-            if start + length > len(encoded):
+            block = self._destination[self._filled_bytes : self._filled_bytes + BLOCK_BYTES]
+            is_as_is = header != length
+            if not 0 < length <= len(block) or (is_as_is and length < len(block)):
+                lengths = f"{len(block)}" if is_as_is else f"1 to {len(block)}"
+                raise DamagedBytesError(f"a block of {lengths} bytes", f"one of {length} bytes")
+            payload = encoded[used + _HEADER_BYTES : used + _HEADER_BYTES + length]
+            if len(payload) < length:
                 break
-            self._decode(encoded[start : start + length], block, as_is=bool(header & _STORED_AS_IS))
+            if is_as_is:
+                block[:] = payload
+            else:
+                self._decode_block(payload, block, self._setting)
             self._filled_bytes += len(block)
-            used = start + length
+            used += _HEADER_BYTES + length
         return used
-
-    def _next_block(self, length: int) -> memoryview:
-        block = self._destination[self._filled_bytes : self._filled_bytes + BLOCK_BYTES]
-        if not 0 < length <= len(block):
-            raise DamagedBytesError(f"a block of 1 to {len(block)} bytes", f"one of {length} bytes")
-        return block
-
-    def _decode(self, payload: memoryview, block: memoryview, *, as_is: bool) -> None:
-        if as_is:
-            if len(payload) != len(block):
-                raise DamagedBytesError(f"a block of {len(block)} bytes", f"one of {len(payload)} bytes")
-            block[:] = payload
-        else:
-            self._decode_block(payload, block, self._setting)

@@ -16,9 +16,7 @@ from .choice import Load
 
 Direction = Literal["write", "read"]
 
-SMALLEST_TIMED_BYTES = 2**20
-"""Shorter transfers time the system call, not the disk."""
-
+_SMALLEST_TIMED_BYTES = 2**20  # shorter transfers time the system call, not the disk
 _LEAST_TRANSFERS = 4
 _LEAST_BYTES = 4 * 2**20
 _MEMORY_SECONDS = 0.5
@@ -26,26 +24,22 @@ _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 class TransferClock:
-    """Finds the speed of all transfers of a direction together, from the times at which each begins and ends. Any
-    thread.
-
-    A single transfer says little about a disk that serves four at once. So bytes are counted against the time in which
-    any transfer runs; while writes and reads run together, each direction gets its share of that time.
-    """
+    """Finds the speed of all transfers of a direction together, because a disk serves several at once. Any thread.
+    Bytes are counted against the time in which any transfer runs; while writes and reads run together, each direction
+    gets its share of it. `new_speeds`: (direction, bytes per second) that nobody has taken out yet."""
 
     def __init__(self) -> None:
+        self.new_speeds: deque[tuple[Direction, float]] = deque()
         self._lock = threading.Lock()
-        self._new_speeds: deque[tuple[Direction, float]] = deque()
         self._running = {"write": 0, "read": 0}
         self._busy_seconds = {"write": 0.0, "read": 0.0}
-        self._moved_bytes = {"write": 0, "read": 0}
-        self._num_moved = {"write": 0, "read": 0}
+        self._moved = {"write": (0, 0), "read": (0, 0)}  # transfers, and their bytes
         self._now = 0.0
 
     @contextmanager
     def timed(self, direction: Direction, num_bytes: int) -> Iterator[None]:
         """Around a transfer at the device, on the thread that waits for it. One that is too short is not counted."""
-        if num_bytes < SMALLEST_TIMED_BYTES:
+        if num_bytes < _SMALLEST_TIMED_BYTES:
             yield
             return
         moved_bytes = 0
@@ -58,15 +52,7 @@ class TransferClock:
             with self._lock:
                 speed = self.end(direction, time.perf_counter(), moved_bytes)
             if speed is not None:
-                self._new_speeds.append((direction, speed))
-
-    def note(self, direction: Direction, speed: float) -> None:
-        """A speed that somebody else has found in the same way."""
-        self._new_speeds.append((direction, speed))
-
-    def new_speeds(self) -> Iterator[tuple[Direction, float]]:
-        while self._new_speeds:
-            yield self._new_speeds.popleft()
+                self.new_speeds.append((direction, speed))
 
     def begin(self, direction: Direction, now: float) -> None:
         self._advance(now)
@@ -76,18 +62,18 @@ class TransferClock:
         """A transfer ended (0 bytes: it failed); the bytes per second if enough ended since the last result."""
         self._advance(now)
         self._running[direction] -= 1
-        self._moved_bytes[direction] += num_bytes
-        self._num_moved[direction] += 1
-        moved_bytes, busy_seconds = self._moved_bytes[direction], self._busy_seconds[direction]
-        if self._num_moved[direction] < _LEAST_TRANSFERS or moved_bytes < _LEAST_BYTES or busy_seconds <= 0:
+        num_moved, moved_bytes = self._moved[direction]
+        num_moved, moved_bytes = self._moved[direction] = num_moved + 1, moved_bytes + num_bytes
+        busy_seconds = self._busy_seconds[direction]
+        if num_moved < _LEAST_TRANSFERS or moved_bytes < _LEAST_BYTES or busy_seconds <= 0:
             return None
-        self._num_moved[direction], self._moved_bytes[direction], self._busy_seconds[direction] = 0, 0, 0.0
+        self._moved[direction], self._busy_seconds[direction] = (0, 0), 0.0
         return moved_bytes / busy_seconds
 
     def _advance(self, now: float) -> None:
         num_running = sum(self._running.values())
-        if num_running:
-            for direction, num in self._running.items():
+        for direction, num in self._running.items():
+            if num:
                 self._busy_seconds[direction] += (now - self._now) * num / num_running
         self._now = now
 
@@ -102,23 +88,19 @@ class Readings(NamedTuple):
 
 
 class LoadMeter:
-    """Averages over about the last second. `num_cores`: how many this process may use; `first`: the clocks as they are
-    now."""
+    """Averages over about the last second. `num_cores`: how many this process may use; `first`: the clocks now."""
 
     def __init__(self, num_cores: float, first: Readings) -> None:
         self._num_cores = num_cores
         self._last = first
         self._own_seconds = 0.0
-        self._disk_seconds: float | None = 0.0
+        self._disk_seconds = 0.0
         self._load: Load | None = None
 
     def count(self, cpu_seconds: float, disk_seconds: float | None) -> None:
         """A job ended. `disk_seconds`: how many the disk would have needed for it, unencoded; None: not known."""
         self._own_seconds += cpu_seconds
-        if disk_seconds is None or self._disk_seconds is None:
-            self._disk_seconds = None
-        else:
-            self._disk_seconds += disk_seconds
+        self._disk_seconds += math.inf if disk_seconds is None else disk_seconds
 
     def update(self, readings: Readings) -> Load:
         """Take in the time since the last update; returns the load of late."""
@@ -127,7 +109,7 @@ class LoadMeter:
         free_seconds = self._num_cores * wall_seconds - others_seconds
         if readings.idle is not None and self._last.idle is not None:
             free_seconds = min(free_seconds, readings.idle - self._last.idle + self._own_seconds)
-        demand = 1.0 if self._disk_seconds is None else min(1.0, self._disk_seconds / wall_seconds)
+        demand = min(1.0, self._disk_seconds / wall_seconds)
         newest = Load(demand, max(0.0, free_seconds) / wall_seconds)
         weight = 1 - math.exp(-wall_seconds / _MEMORY_SECONDS)
         known = self._load or newest
@@ -137,16 +119,14 @@ class LoadMeter:
 
 
 def read_machine() -> Readings:
-    """The clocks now; takes some tens of microseconds."""
-    return Readings(time.perf_counter(), _idle_seconds(), time.process_time())
-
-
-def _idle_seconds() -> float | None:
-    """Idle time of the cores that this process may run on; proc(5): fields 4 and 5 of a core's line in /proc/stat."""
+    """The clocks now; takes some tens of microseconds. Idle time: fields 4 and 5 of a core's line in /proc/stat
+    (proc(5))."""
     allowed = {b"cpu%d" % core for core in allowed_cores()}
     try:
         with open("/proc/stat", "rb") as stat:
             lines = [line.split() for line in stat if line.startswith(b"cpu")]
-        return sum(int(line[4]) + int(line[5]) for line in lines if line[0] in allowed) / _TICKS_PER_SECOND
+        ticks = sum(int(line[4]) + int(line[5]) for line in lines if line[0] in allowed)
+        idle_seconds = ticks / _TICKS_PER_SECOND
     except (OSError, ValueError, IndexError):
-        return None
+        idle_seconds = None
+    return Readings(time.perf_counter(), idle_seconds, time.process_time())

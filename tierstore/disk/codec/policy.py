@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 
 from ...base.config import available_cores
-from ..orders import ReadReport, WriteOrder, Written
+from ..location import ReadReport, WriteOrder, Written
 from ..tier import Kind
 from .choice import SMALLEST_PROBED_BYTES, UNKNOWN_LOAD, CodecChooser
 from .codec import NO_CODEC, Codec
@@ -35,8 +35,9 @@ class CodecPolicy:
         self._counts: dict[str, dict[str, int]] = {}
 
     def note_speed(self, direction: Direction, speed: float) -> None:
+        """A speed that somebody else has found as `clock` does."""
         if self.clock is not None:
-            self.clock.note(direction, speed)
+            self.clock.new_speeds.append((direction, speed))
 
     def kind_of(self, kind: Kind, source: memoryview) -> Kind:
         """The record's kind; with the result of a look at its bytes, if the codec may depend on it."""
@@ -57,34 +58,31 @@ class CodecPolicy:
 
     def learn_written(self, kind: Kind, num_bytes: int, order: WriteOrder, written: Written) -> str:
         """Take in how a write went; returns the kind's name in `choices`."""
-        if self._fixed is None:
-            self._learn_job(written.cpu_seconds, num_bytes, 0)
+        if self.clock is not None:
+            self._learn_job(self.clock, written.cpu_seconds, num_bytes, 0)
             if written.samples:
                 self._chooser.learn_samples(kind, num_bytes, written.samples)
             if order.codec != NO_CODEC:
                 self._chooser.learn_written(kind, num_bytes, order.codec, written.encoded_bytes, written.lane_seconds)
-        return self._count(kind, str(written.codec))
-
-    def learn_read(self, num_bytes: int, report: ReadReport) -> None:
-        if self._fixed is None:
-            self._learn_job(report.cpu_seconds, 0, num_bytes)
-
-    def choices(self) -> Mapping[str, Mapping[str, int]]:
-        """How many records were stored with each codec, by kind; any thread."""
-        return {kind: dict(counts) for kind, counts in list(self._counts.items())}
-
-    def _learn_job(self, cpu_seconds: float, written_bytes: int, read_bytes: int) -> None:
-        if self.clock is not None:
-            for direction, speed in self.clock.new_speeds():
-                self._chooser.learn_speed(direction, speed)
-        self._meter.count(cpu_seconds, self._chooser.disk_seconds(written_bytes, read_bytes))
-
-    def _count(self, kind: Kind, codec: str) -> str:
         name = f"{kind.dtype} {kind.origin}".strip()[:_LONGEST_NAME] or "unknown"
         if kind.content:
             name += f", {kind.content}"
         if name not in self._counts and len(self._counts) >= _MOST_KINDS:
             name = OTHER_KINDS
         counts = self._counts.setdefault(name, {})
+        codec = str(written.codec)
         counts[codec] = counts.get(codec, 0) + 1
         return name
+
+    def learn_read(self, num_bytes: int, report: ReadReport) -> None:
+        if self.clock is not None:
+            self._learn_job(self.clock, report.cpu_seconds, 0, num_bytes)
+
+    def choices(self) -> Mapping[str, Mapping[str, int]]:
+        """How many records were stored with each codec, by kind; any thread."""
+        return {kind: dict(counts) for kind, counts in list(self._counts.items())}
+
+    def _learn_job(self, clock: TransferClock, cpu_seconds: float, written_bytes: int, read_bytes: int) -> None:
+        while clock.new_speeds:
+            self._chooser.learn_speed(*clock.new_speeds.popleft())
+        self._meter.count(cpu_seconds, self._chooser.disk_seconds(written_bytes, read_bytes))

@@ -1,5 +1,5 @@
-"""Looks at a record's bytes before it is written, which takes microseconds, or tries each codec on a sample of them,
-which takes some milliseconds at most and is rare."""
+"""Looks at a record's bytes before it is written (microseconds), or tries each codec on a sample of them (milliseconds
+at most, and rare)."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _NUM_TRIES = 2  # the first one pays for the compressor's tables
 
 
 def content_of(source: memoryview, kind: Kind) -> str:
-    """Look at some of the elements of `source` (uint8, shape [n]); returns "all zeros", "many zeros" (a quarter or
-    more), or "" for neither. Integers of several bytes are not looked at: their upper bytes tell nothing."""
+    """Whether some of the elements of `source` (uint8, shape [n]) are "all zeros", "many zeros" (a quarter or more), or
+    neither (""). Integers of several bytes are not looked at: their upper bytes tell nothing."""
     itemsize_bytes = max(1, kind.itemsize_bytes)
     if not source or ("int" in kind.dtype and itemsize_bytes > 1):
         return ""
