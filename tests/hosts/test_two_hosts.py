@@ -1,7 +1,7 @@
 """Training over two hosts with two ranks and a daemon each: the same bits, whoever is killed, and nothing left behind.
 
-`network.py` makes the hosts, `rank.py` is what a rank does. An import of torch takes seconds, so all of it is one launch
-of torchrun.
+`network.py` makes the hosts, `rank.py` is what a rank does. An import of torch takes seconds, so all of it is one
+launch of torchrun.
 """
 
 import json

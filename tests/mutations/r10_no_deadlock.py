@@ -26,7 +26,7 @@ MUTATIONS = {
         "nothing is prefetched while a pack waits": drop("Rules.go_ahead", "self.num_packing"),
     },
     "test_every_budget_keeps_its_limits_and_the_bytes": {
-        "no budget at all is enough": drop("HostWindows.admits_move", "self.staging.used_bytes == 0"),
+        "no budget at all is enough": drop("HostWindows.admits_move", "not staging.used_bytes"),
     },
     "test_forward_and_backward_each_alone_are_held_within_both_budgets_and_one_tensor": {
         "a waiting pack holds no room": before(

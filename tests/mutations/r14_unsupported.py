@@ -36,7 +36,7 @@ MUTATIONS = {
             "Kept.__init__", "not tensor.is_leaf or may_become_an_output(tensor)"
         ),
         "a tensor whose attributes would be lost is not stored": never(
-            "OffloadScope.pack", "attributes_of(tensor) is not None and not tensor.requires_grad"
+            "OffloadScope.pack", "not tensor.requires_grad and attributes_of(tensor) is not None"
         ),
     },
 }

@@ -254,7 +254,7 @@ def test_offload_copies_what_the_kernel_wrote_and_then_lets_go(
     assert accelerator.copied == [("out", accelerator.compute)]
     assert accelerator.held_bytes == NBYTES
     assert record.has_device_bytes
-    assert tier.is_busy
+    assert tier.under_way()
     accelerator.compute.let_go()
     assert record.ready is not None
     record.ready.synchronize()
@@ -400,7 +400,7 @@ def test_reload_beyond_its_bound_forgets_what_backward_needs_last(accelerator: A
     assert [record.has_device_bytes for record in records] == [False, False, True, True]
     for record in records:
         tier.release(record)
-    _poll_until(tier, lambda: not tier.is_busy)
+    _poll_until(tier, lambda: not tier.under_way())
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -452,6 +452,6 @@ def test_any_interleaving_brings_back_the_bytes(accelerator: Accelerator, seed: 
         drop(number)
     for stream in accelerator.streams():
         stream.synchronize()
-    _poll_until(tier, lambda: not tier.is_busy)
+    _poll_until(tier, lambda: not tier.under_way())
     assert tier.held_bytes == 0
     assert accelerator.held_bytes == 0

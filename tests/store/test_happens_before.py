@@ -162,7 +162,7 @@ def test_any_program_every_access_is_ordered(seed: int) -> None:
         for marker in program.tier.under_way():
             marker.synchronize()
         program.tier.poll()
-    assert not program.tier.is_busy
+    assert not program.tier.under_way()
     assert program.tier.held_bytes == 0
 
 

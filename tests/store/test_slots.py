@@ -27,11 +27,11 @@ def test_lent_slot_is_used_again_only_when_its_storage_is_gone_and_taken_back() 
     assert books.lent.used_bytes == NBYTES
     assert slots.allocate(NBYTES).start is None  # a mapping of its own
     del view
-    assert slots.has_returned
+    assert slots.returned
     assert books.lent.used_bytes == NBYTES  # whoever calls next takes it back; a finalizer takes nothing apart
     slots.take_back()
     assert books.lent.used_bytes == 0
-    assert not slots.has_returned
+    assert not slots.returned
     assert slots.allocate(NBYTES).start == start
 
 
