@@ -335,6 +335,7 @@ class Guard:
             else:
                 raise rules.full_error(rules.blocked[0].nbytes) from rules.disk_error
             rules.admit_blocked(is_awaited=True)
+            self._slots.trim()
         self._raise_spill_error()
 
     def _wait_for_room(self) -> None:
