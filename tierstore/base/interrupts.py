@@ -6,9 +6,8 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import TracebackType
 
 from ..errors import StoreBusyError, TierStoreError
 
@@ -44,29 +43,6 @@ def is_interrupt(error: BaseException) -> bool:
             return True
         traceback = traceback.tb_next
     return not is_known
-
-
-_CHANGING = "is_changing"
-"""The name of a local variable. A method that changes the books sets it before the first step of the change and clears
-it after the last. It costs nothing, belongs to one call alone, and keeps its value when something is raised."""
-
-
-def is_half_changed(traceback: TracebackType | None, modules: Collection[str]) -> bool:
-    """Whether the interrupt with this traceback may have left a change of the books half done: a function in the
-    traceback has the local variable `is_changing`, and it is true. All changes begin in methods of `modules`. If the
-    first of them in the traceback has no such variable, it counts as changing throughout."""
-    has_begun = False
-    while traceback is not None:
-        frame = traceback.tb_frame
-        is_marked = _CHANGING in frame.f_code.co_varnames
-        if is_marked and frame.f_locals.get(_CHANGING, False):
-            return True
-        if not has_begun and frame.f_globals.get("__name__") in modules and frame.f_code.co_name != "call":
-            has_begun = True
-            if not is_marked:
-                return True
-        traceback = traceback.tb_next
-    return False
 
 
 def _is_of_system(error: Exception) -> bool:

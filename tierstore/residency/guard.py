@@ -18,7 +18,7 @@ from functools import wraps
 from operator import call, methodcaller
 from typing import Concatenate, Never, ParamSpec, TypeVar
 
-from ..base.interrupts import is_half_changed, is_interrupt
+from ..base.interrupts import is_interrupt
 from ..base.threads import refuse_green_threads, refuse_to_wait
 from ..disk.tier import Loaded, Stored
 from ..errors import StoreBusyError, StoreClosedError, TierStoreError
@@ -39,11 +39,9 @@ from .ownership import is_sole_owner
 from .slots import Slots
 from .transfers import BytesToWrite, DiskSubmissions
 
-CALLED_FROM_OUTSIDE = frozenset(f"{__package__}.{name}" for name in ("guard", "handing_out", "residency"))
-"""The modules in whose methods all changes of the books begin."""
-
 _PACK_WAITS = STALL_CAUSES[0]
 _LOOK_SECONDS = 1.0
+_HALF_CHANGED = "a {} came in the middle of a change of its bookkeeping and closed it; open another"
 LOCKS: set[weakref.ref[threading.RLock]] = set()
 """The locks of all stores. A finalizer may run while this thread holds one. If it took another, and another thread took
 them in the other order, both would wait for ever."""
@@ -56,24 +54,31 @@ _G = TypeVar("_G", bound="Guard")
 def whole(
     method: Callable[Concatenate[_G, _P], _T],
 ) -> Callable[Concatenate[_G, _P], _T]:
-    """Decorator: if an interrupt (`interrupts.py`) ends the call in the middle of a change, the store is closed.
+    """Decorator: the call holds the lock. If an interrupt ends it in the middle of a change, the store is closed.
 
-    The call runs outside of the caller's modes (`unseen_by_modes`). Half changed books could lose a wake-up, or give
-    one slot to two records: the result would be a hang, or wrong values. The books are whole during a wait, and where
-    no method in the traceback says otherwise: by its local variable `is_changing`. If the outermost method has no such
-    variable, it counts as changing all the time (`is_half_changed`).
+    Half changed books could lose a wake-up, or give one slot to two records: the result would be a hang, or wrong
+    values. So the method sets `_is_changing` before the first step of a change. When it returns, the books are whole.
+    The call runs outside of the caller's modes (`unseen_by_modes`).
     """
 
     @wraps(method)
     def call(self: _G, /, *arguments: _P.args, **keywords: _P.kwargs) -> _T:
-        try:
-            if is_inside_modes():  # inlined `unseen_by_modes`, to save a call
-                with outside_of_modes():
-                    return method(self, *arguments, **keywords)
-            return method(self, *arguments, **keywords)
-        except BaseException as error:
-            self.end_interrupted(error)
-            raise
+        if self._lock_is_mine() or (len(LOCKS) > 1 and holds_any_lock()):  # as `lock` does
+            self._refuse_handler()
+        with self._lock:
+            try:
+                if self._is_changing:
+                    self._check_open()
+                if is_inside_modes():  # inlined `unseen_by_modes`, to save a call
+                    with outside_of_modes():
+                        result = method(self, *arguments, **keywords)
+                else:
+                    result = method(self, *arguments, **keywords)
+                self._is_changing = False
+                return result
+            except BaseException as error:
+                self._judge(error)
+                raise
 
     return call
 
@@ -144,7 +149,7 @@ class Guard:
         self.fits_on_device = self._devices.window.fits
         self._begin_lock()
         self.closed: StoreClosedError | None = None
-        self._interrupted_wait: BaseException | None = None
+        self._is_changing = False  # the books are half changed; only under the lock
         self._num_getting = 0  # threads that wait for bytes, or whose bytes are there but which have not woken yet
 
     def _begin_lock(self) -> None:
@@ -176,6 +181,8 @@ class Guard:
             self._check_open()
 
     def _check_open(self) -> None:
+        if self.closed is None and self._is_changing:  # a second interrupt has come before `_judge` could close it
+            self._end(StoreClosedError(self._name, _HALF_CHANGED.format("signal")))
         if self.closed is not None:
             raise StoreClosedError(self.closed.store, self.closed.reason) from self.closed.__cause__
 
@@ -191,24 +198,22 @@ class Guard:
         finally:
             self._progress.notify_all()
 
-    def end_interrupted(self, interrupt: BaseException) -> None:
-        """Close the store if an interrupt has ended a call while the books were half changed. A note of it says so."""
-        if interrupt is self._interrupted_wait:
-            self._interrupted_wait = None
-            return
-        if not is_interrupt(interrupt) or holds_any_lock():  # the latter: a signal handler's call was refused
-            return
-        if not is_half_changed(interrupt.__traceback__, CALLED_FROM_OUTSIDE):
-            return
-        name = type(interrupt).__name__
-        reason = f"a {name} came in the middle of a change of its bookkeeping and closed it; open another"
-        with outside_of_modes(), self.lock:
+    def _judge(self, error: BaseException) -> None:
+        """An error is about to leave a call that still holds the lock.
+
+        If it is an interrupt (`interrupts.py`) that has come while the books were half changed, the store is closed,
+        and a note of it says so. Any other error was raised where they are whole.
+        """
+        if self._is_changing and is_interrupt(error):
+            reason = _HALF_CHANGED.format(type(error).__name__)
             try:
-                self._end(StoreClosedError(self._name, reason))
+                with outside_of_modes():
+                    self._end(StoreClosedError(self._name, reason))
             except Exception:  # noqa: BLE001 - half changed books cannot always be taken apart; the store is closed
                 pass
-        if self.closed is not None and self.closed.reason == reason:
-            interrupt.add_note(f"tierstore: {self._title} cannot be used: {reason}")  # no call: the stack may be full
+            if self.closed is not None and self.closed.reason == reason:
+                error.add_note(f"tierstore: {self._title} cannot be used: {reason}")  # no call: the stack may be full
+        self._is_changing = False
 
     def abandon(self, reason: str) -> None:
         """In a forked child: give up every record, free nothing.
@@ -216,6 +221,7 @@ class Guard:
         The thread that holds the lock may not exist here, and its change stays half done.
         """
         self._begin_lock()
+        self._is_changing = False
         self.closed = StoreClosedError(self._name, reason)
         self.rules.abandon()
 
@@ -223,10 +229,10 @@ class Guard:
 
     def _drain(self) -> None:
         """Account for everything that has died; if there was anything, let others go on."""
+        was_changing, self._is_changing = self._is_changing, True
         if self.rules.drain():
-            is_changing = True
             self._advance()
-            is_changing = False  # noqa: F841
+        self._is_changing = was_changing
 
     def _advance(self) -> None:
         self.rules.advance()
@@ -239,26 +245,27 @@ class Guard:
     def _wait(self, cause: str, record: Record | None = None) -> None:
         """Wait for progress, a second at most: the caller looks whether there was any, and waits again.
 
-        A condition that is notified just as its time ends says that it was not. Call this only while the engine has a
-        job, or another thread is about to release its bytes. `record`: the record whose bytes are waited for; None: the
-        wait is for room. Raises what `refuse_to_wait` does.
+        A condition that is notified just as its time ends says that it was not. Call this only while the books are
+        whole, and the engine has a job, or another thread is about to release its bytes. `record`: the record whose
+        bytes are waited for; None: the wait is for room. Raises what `refuse_to_wait` does.
         """
         self._engine.hurry()
         began = time.perf_counter()
+        was_changing, self._is_changing = self._is_changing, False
         try:
             self.refuse_to_wait()
             if not self._progress.wait(_LOOK_SECONDS) and self.closed is None and not self._engine.is_running:
                 self._end(StoreClosedError(self._name, "its engine's thread has died"))  # and could not tell
-        except BaseException as interrupt:
-            if not self._lock_is_mine():  # the interrupt came as the condition began to wait
+        except BaseException:
+            if not self._lock_is_mine():  # an interrupt came as the condition began to wait
                 self._lock.acquire()
-            self._interrupted_wait = interrupt
             raise
         seconds = time.perf_counter() - began
         self.rules.counters.stall_seconds[cause] += seconds
         self.rules.observer.stalled(seconds, cause, None if record is None else record.key)
         self._check_open()
         self._drain()
+        self._is_changing = was_changing
 
     def _raise_spill_error(self) -> None:
         error, self.rules.spill_error = self.rules.spill_error, None
@@ -347,12 +354,14 @@ class Guard:
 
     def _collect_garbage(self) -> None:
         """Collect garbage, without the lock: graphs in reference cycles may be all that fills the store."""
+        was_changing, self._is_changing = self._is_changing, False
         self._lock.release()
         try:
             gc.collect()
         finally:
             self._lock.acquire()
         self._drain()
+        self._is_changing = was_changing
         self.rules.disk_is_full = False  # try once more
 
 

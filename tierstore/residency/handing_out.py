@@ -55,65 +55,62 @@ class HandingOut(Guard):
             StorageIOError: they could not be read; they are still on disk.
             StoreClosedError: the store is closed; they are gone.
         """
-        with self.lock:
-            rules = self.rules
-            if record.state is not State.CLOSED:
-                self._check_open()
-            self._drain()
-            self._check_unchanged(record, layout)
-            is_changing = True
-            if rules.ask_for(record, ahead, index):
-                self._progress.notify_all()  # `flush` waits for the write that was cancelled, and nobody else tells it
-            if record.state in IN_MEMORY:
-                is_changing = False
-                return self._hand_over(record, layout, reload_ahead, index, counter)
-            record.demanded += 1  # it may not leave memory again before it is handed over
-            self._num_getting += 1
-            try:
-                self._await_bytes(record)
-                return self._hand_over(record, layout, reload_ahead, index, counter)
-            finally:
-                record.demanded -= 1
-                self._num_getting -= 1
-                rules.used(record)
-                self._advance()
-                is_changing = False  # noqa: F841
+        rules = self.rules
+        if record.state is not State.CLOSED:
+            self._check_open()
+        self._drain()
+        self._check_unchanged(record, layout)
+        self._is_changing = True
+        if rules.ask_for(record, ahead, index):
+            self._progress.notify_all()  # `flush` waits for the write that was cancelled, and nobody else tells it
+        if record.state in IN_MEMORY:
+            return self._hand_over(record, layout, reload_ahead, index, counter)
+        record.demanded += 1  # it may not leave memory again before it is handed over
+        self._num_getting += 1
+        try:
+            self._await_bytes(record)
+            return self._hand_over(record, layout, reload_ahead, index, counter)
+        finally:
+            was_changing, self._is_changing = self._is_changing, True
+            record.demanded -= 1
+            self._num_getting -= 1
+            rules.used(record)
+            self._advance()
+            self._is_changing = was_changing
 
     def next_member(
         self, record: Record, layout: Layout, ahead: Lookahead[Record], index: int, counter: torch.Tensor
     ) -> torch.Tensor | None:
         """What `fetch` returns for one more member of a group, where nothing else is to be done. None: call `fetch`."""
-        try:
-            if self._lock_is_mine() or (len(LOCKS) > 1 and holds_any_lock()):  # as `lock` does
-                self._refuse_handler()
-            with self._lock:
+        if self._lock_is_mine() or (len(LOCKS) > 1 and holds_any_lock()):  # as `lock` does
+            self._refuse_handler()
+        with self._lock:
+            try:
                 handle = record()
-                if handle is None or self.closed is not None or is_inside_modes():
+                if handle is None or self.closed is not None or self._is_changing or is_inside_modes():
                     return None
-                is_changing = True
-                if not self.rules.next_member(record, ahead, index):
-                    is_changing = False
+                self._is_changing = True
+                is_next = self.rules.next_member(record, ahead, index)
+                self._is_changing = False  # a new view that is not kept does no harm
+                if not is_next:
                     return None
-                is_changing = False  # noqa: F841 - a new view that is not kept does no harm
                 view = handle.views.get(layout)
                 if view is None:
                     view = rebuild_apart(handle.source, layout, counter)
                     handle.keep_view(layout, view)
                 return view
-        except BaseException as error:  # as in `Residency.note`
-            self.end_interrupted(error)
-            raise
+            except BaseException as error:  # as in `Residency.note`
+                self._judge(error)
+                raise
 
     @whole
     def look_ahead(self, ahead: Lookahead[Record]) -> None:
         """Backward begins. Does not wait."""
-        with self.lock:
-            if self.closed is None:
-                self._drain()
-                is_changing = True
-                self.rules.ahead = ahead
-                self._go_ahead()
-                is_changing = False  # noqa: F841
+        if self.closed is None:
+            self._drain()
+            self._is_changing = True
+            self.rules.ahead = ahead
+            self._go_ahead()
 
     def asked_on(self, device: torch.device) -> None:
         """Backward is given a tracked tensor on this thread: note the stream that will use it."""
@@ -125,22 +122,20 @@ class HandingOut(Guard):
     @whole
     def pass_by(self, ahead: Lookahead[Record], reload_ahead: Lookahead[Record], index: int) -> None:
         """Backward has asked for tracked tensors, of which pack `index` is the last. Does not wait."""
-        with self.lock:
-            if self.closed is None:
-                self._drain()
-                is_changing = True
-                if self.rules.pass_by(ahead, reload_ahead, index):
-                    self._progress.notify_all()
-                is_changing = False  # noqa: F841
+        if self.closed is None:
+            self._drain()
+            self._is_changing = True
+            if self.rules.pass_by(ahead, reload_ahead, index):
+                self._progress.notify_all()
 
     @whole
     def prefetch(self, records: Iterable[Record]) -> None:
         """Fetch the records, in this order, as far as there is room, and go on as room is freed. Does not wait."""
-        with self.lock:
-            if self.closed is None:
-                self._drain()
-                self.rules.name(records)
-                self._go_ahead()
+        if self.closed is None:
+            self._drain()
+            self._is_changing = True
+            self.rules.name(records)
+            self._go_ahead()
 
     # --- under the lock --------------------------------------------------------------------------------------------
 
@@ -169,11 +164,10 @@ class HandingOut(Guard):
         counter: torch.Tensor | None,
     ) -> torch.Tensor:
         source = self._check_unchanged(record, layout)
-        is_changing = True
-        is_there = self.rules.hand_over(record, reload_ahead, index)
-        if not is_there:
+        self._is_changing = True
+        if not self.rules.hand_over(record, reload_ahead, index):
             return self._member_alone(record, layout, counter)
-        is_changing = False  # noqa: F841 - a new view that is not kept does no harm
+        self._is_changing = False  # a new view that is not kept does no harm
         return self._view_of(record, source, layout, counter)
 
     def _member_alone(self, record: Record, layout: Layout, counter: torch.Tensor | None) -> torch.Tensor:

@@ -61,14 +61,12 @@ class LentViews:
 
     def take_back(self, how_many: int | None = _NUM_EXAMINED_PER_CALL) -> None:
         """Drop the lent tensors of up to `how_many` records (None: all) that are not in use any more."""
-        is_changing = True
         num_lenders = len(self.lenders)
         for _ in range(num_lenders if how_many is None else min(how_many, num_lenders)):
             record = self.lenders.popleft()
             record.lend(in_use(record.lent))
             if record.lent:
                 self.lenders.append(record)
-        is_changing = False  # noqa: F841 - see `interrupts.is_half_changed`
 
     def forget(self) -> None:
         for record in self.lenders:

@@ -39,11 +39,11 @@ class Residency(HandingOut):
         Its bytes are not read before a later node saves something, or its log is settled. Waits while the budget is
         full. Raises what `save` does.
         """
-        try:
-            if self._lock_is_mine() or (len(LOCKS) > 1 and holds_any_lock()):  # as `lock` does
-                self._refuse_handler()
-            with self._lock:
-                if self.closed is not None:
+        if self._lock_is_mine() or (len(LOCKS) > 1 and holds_any_lock()):  # as `lock` does
+            self._refuse_handler()
+        with self._lock:
+            try:
+                if self.closed is not None or self._is_changing:
                     self._check_open()
                 rules, log = self.rules, noted.log
                 log.newest_node = node
@@ -54,7 +54,7 @@ class Residency(HandingOut):
                 if is_short and (rules.must_examine() or not self._booking.is_booked(noted)):
                     self._relieve(is_planned=is_planned)
                     rules.is_short_of(new_bytes)  # it may stay noted now
-                is_changing = True
+                self._is_changing = True
                 counters = self._counters
                 counters.packed_tensors += 1
                 counters.packed_bytes += nbytes
@@ -65,21 +65,21 @@ class Residency(HandingOut):
                     if self._booking.may_be_booked(noted):
                         self._join_if_booked(noted)
                     self._slots.trim()
-                is_changing = False  # noqa: F841 - `is_half_changed` reads it
-        except BaseException as error:  # as `whole` does, but without its extra call: every saved tensor passes here
-            self.end_interrupted(error)
-            raise
+                self._is_changing = False
+            except BaseException as error:  # as in `whole`, but without its extra call: every pack passes here
+                self._judge(error)
+                raise
 
     def track(self, tracked: NotedTensor, node: int, nbytes: int, device: torch.device, *, leaves: bool) -> None:
         """The same for a tensor on an accelerator that has room: see NOTE [Tracked, then booked] in `tracked.py`.
 
         `leaves`: it has not, and waits for enough others to leave with them.
         """
-        try:
-            if self._lock_is_mine() or (len(LOCKS) > 1 and holds_any_lock()):  # as `lock` does
-                self._refuse_handler()
-            with self._lock:
-                if self.closed is not None:
+        if self._lock_is_mine() or (len(LOCKS) > 1 and holds_any_lock()):  # as `lock` does
+            self._refuse_handler()
+        with self._lock:
+            try:
+                if self.closed is not None or self._is_changing:
                     self._check_open()
                 rules, log = self.rules, tracked.log
                 log.newest_node = node
@@ -88,13 +88,13 @@ class Residency(HandingOut):
                 if not must_act and (device_rules.flights or device_rules.busy):  # as `rules.must_act`, without calls
                     must_act = device_rules.has_finished()
                 if leaves and log.leaving_bytes + nbytes > rules.device_group_bytes:
-                    is_changing = True
+                    self._is_changing = True
                     self._booking.book_leaving(self.rules.device_group_bytes, log, may_wait=True)
-                    is_changing = False
+                    self._is_changing = False
                     must_act = True
                 if must_act:
                     self._relieve()
-                is_changing = True
+                self._is_changing = True
                 tracked.device, tracked.stream = device, self._devices.streams.note_current(device)
                 counters = self._counters
                 counters.packed_tensors += 1
@@ -104,31 +104,29 @@ class Residency(HandingOut):
                     log.let_leave(tracked.index)
                 if device_rules.flights:
                     device_rules.bound_flight()
-                is_changing = False  # noqa: F841 - `is_half_changed` reads it
-        except BaseException as error:  # as in `note`
-            self.end_interrupted(error)
-            raise
+                self._is_changing = False
+            except BaseException as error:  # as in `note`
+                self._judge(error)
+                raise
 
     @whole
     def find_room_to_track(self, log: NotedLog, node: int, nbytes: int) -> bool:
         """Node `node` will save a tensor. If neither dead ones nor those that are to leave anyway give it room, the log
         tracks no more. Does not wait.
         """
-        with self.lock:
-            if self.closed is None:
-                self._drain()
-                if self._devices.window.fits(nbytes):
-                    return True
-                is_changing = True
-                log.newest_node = node
-                group_bytes = self.rules.device_group_bytes
-                if log.leaving:
-                    self._booking.book_leaving(group_bytes, log, may_wait=True)
-                if not self._devices.window.fits(nbytes):
-                    log.tracks = False
-                    self._booking.book_tracked(group_bytes)
-                is_changing = False  # noqa: F841
-            return log.tracks
+        if self.closed is None:
+            self._drain()
+            if self._devices.window.fits(nbytes):
+                return True
+            self._is_changing = True
+            log.newest_node = node
+            group_bytes = self.rules.device_group_bytes
+            if log.leaving:
+                self._booking.book_leaving(group_bytes, log, may_wait=True)
+            if not self._devices.window.fits(nbytes):
+                log.tracks = False
+                self._booking.book_tracked(group_bytes)
+        return log.tracks
 
     @whole
     def save(self, record: Record, log: NotedLog, node: int, fresh: list[Record], *, is_new: bool = True) -> int:
@@ -143,27 +141,24 @@ class Residency(HandingOut):
             StorageIOError: an earlier write failed; its bytes, and all others, are in memory.
             StoreClosedError: the store is closed.
         """
-        with self.lock:
-            self._check_open()
-            self._drain()
-            is_changing = True
-            if log.leaving_bytes > self.rules.device_group_bytes:
-                log.newest_node = node
-                self._booking.book_leaving(self.rules.device_group_bytes, log, may_wait=True)
-            self.rules.pending.settle(fresh)
-            fresh.clear()
-            if is_new:
-                self._register(record)
-                try:
-                    self._send_out()
-                except BaseException:
-                    self._withdraw(record)
-                    raise
-            if not log.nodes:
-                self._noted.drop_ended()  # orders learned from earlier logs are needed for this one
-            index = log.append_booked(record, node)
-            is_changing = False  # noqa: F841
-            return index
+        self._check_open()
+        self._drain()
+        self._is_changing = True
+        if log.leaving_bytes > self.rules.device_group_bytes:
+            log.newest_node = node
+            self._booking.book_leaving(self.rules.device_group_bytes, log, may_wait=True)
+        self.rules.pending.settle(fresh)
+        fresh.clear()
+        if is_new:
+            self._register(record)
+            try:
+                self._send_out()
+            except BaseException:
+                self._withdraw(record)
+                raise
+        if not log.nodes:
+            self._noted.drop_ended()  # orders learned from earlier logs are needed for this one
+        return log.append_booked(record, node)
 
     def begin_log(self, log: NotedLog) -> LogRemains:
         return self._noted.begin(log)
@@ -171,34 +166,30 @@ class Residency(HandingOut):
     @whole
     def store(self, record: Record) -> None:
         """Like `save`, but without a log: the record is stored even if others hold its storage, and from now on."""
-        with self.lock:
-            self._check_open()
-            self._drain()
-            is_changing = True
-            if self.rules.windows.noted_bytes:
-                self.rules.examine(0)
-            self._register(record)
-            record.forced = True
-            if record.nbytes:
-                self.rules.admit(record)
-                self._slots.trim()
-                try:
-                    self._make_room()
-                except BaseException:
-                    self._withdraw(record)
-                    raise
-            is_changing = False  # noqa: F841
+        self._check_open()
+        self._drain()
+        self._is_changing = True
+        if self.rules.windows.noted_bytes:
+            self.rules.examine(0)
+        self._register(record)
+        record.forced = True
+        if record.nbytes:
+            self.rules.admit(record)
+            self._slots.trim()
+            try:
+                self._make_room()
+            except BaseException:
+                self._withdraw(record)
+                raise
 
     @whole
     def settle(self, records: Iterable[Record] = ()) -> None:
         """Allow the records' bytes to be read from now on. Does not wait."""
-        with self.lock:
-            if self.closed is None:
-                self._drain()
-                is_changing = True
-                self.rules.pending.settle(records)
-                self._slots.trim()
-                is_changing = False  # noqa: F841
+        if self.closed is None:
+            self._drain()
+            self._is_changing = True
+            self.rules.pending.settle(records)
+            self._slots.trim()
 
     def begin_backward(self, log: NotedLog) -> None:
         """Backward of the log begins: its plan ends, and `survey`. Does not wait."""
@@ -211,27 +202,23 @@ class Residency(HandingOut):
 
         Noted tensors whose storage others also hold are booked. Pending records are examined again if room is short.
         """
-        with self.lock:
-            if self.closed is None:
-                self._drain()
-                is_changing = True
-                if log.tracked:
-                    self._survey_tracked(log)
-                self.rules.relieve(None)
-                self._booking.survey(log)
-                self.rules.pending.survey()
-                is_changing = False  # noqa: F841
+        if self.closed is None:
+            self._drain()
+            self._is_changing = True
+            if log.tracked:
+                self._survey_tracked(log)
+            self.rules.relieve(None)
+            self._booking.survey(log)
+            self.rules.pending.survey()
 
     @whole
     def book(self, noted: NotedTensor) -> None:
         """Book a tensor whose handle is needed; its bytes may be read from now on. Does not wait."""
-        with self.lock:
-            if noted.handle is None:
-                self._check_open()
-                self._drain()
-                is_changing = True
-                self._booking.book_one(noted)
-                is_changing = False  # noqa: F841
+        if noted.handle is None:
+            self._check_open()
+            self._drain()
+            self._is_changing = True
+            self._booking.book_one(noted)
 
     @whole
     def join(self, record: Record, layout: Layout, nbytes: int) -> bool:
@@ -239,23 +226,20 @@ class Residency(HandingOut):
 
         False: it may not, because the bytes were read already, the handle is gone, or the store is closed.
         """
-        with self.lock:
-            if record.span is not None or record.source is None or self.closed is not None:
-                return False
-            is_changing = True
-            record.joined += (layout,)
-            self._count_join(nbytes)
-            is_changing = False  # noqa: F841
-            return True
+        if record.span is not None or record.source is None or self.closed is not None:
+            return False
+        self._is_changing = True
+        record.joined += (layout,)
+        self._count_join(nbytes)
+        return True
 
-    @whole
+    @unseen_by_modes
     def rejoin(self, record: Record, tensor: torch.Tensor, layout: Layout) -> Layout | None:
         """Let a tensor over restored bytes, which is saved again, share the record that they were restored from.
 
         Returns the tensor's layout over the storage of that record. None: the bytes may not be the record's any more
         (they could have been changed through another version counter). Computes a checksum, but does not wait.
         """
-        is_changing = False
         storage = tensor.untyped_storage()
         with self.lock:
             if record.state is not State.CLEAN or record.device is not None or record.claims is not claims_of(storage):
@@ -263,10 +247,7 @@ class Residency(HandingOut):
             memory = memory_at(record.address, record.nbytes)  # the caller's tensor keeps it alive
         if not self._engine.confirms(record.key, memory):
             return None
-        with self.lock:
-            is_changing = True
-            self._count_join(tensor.numel() * layout.dtype.itemsize)
-            is_changing = False  # noqa: F841
+        self._count_rejoined(tensor.numel() * layout.dtype.itemsize)
         return layout._replace(offset=layout.offset + record.first_byte // layout.dtype.itemsize)
 
     @whole
@@ -277,25 +258,29 @@ class Residency(HandingOut):
             StoreFullError, StorageIOError: a write failed; the bytes are in memory.
             StoreClosedError: the store is closed.
         """
-        with self.lock:
-            self._check_open()
-            self._drain()
-            is_changing = True
-            self.rules.disk_is_full = False  # others may have freed something
-            self.rules.examine()
-            self._slots.trim()
-            self._make_room()
-            while True:
-                is_changing = False
-                while self.rules.num_spills or self.rules.num_discards or self.rules.has_doomed:
-                    self._wait(_PACK_WAITS)
-                self._raise_spill_error()
-                if not self.rules.unwritten_bytes:
-                    return
-                if self.rules.disk_is_full:
-                    raise self.rules.full_error(self.rules.unwritten_bytes) from self.rules.disk_error
-                is_changing = True  # noqa: F841
-                self.rules.retry_unwritten()
+        self._check_open()
+        self._drain()
+        self._is_changing = True
+        self.rules.disk_is_full = False  # others may have freed something
+        self.rules.examine()
+        self._slots.trim()
+        self._make_room()
+        while True:
+            self._is_changing = False
+            while self.rules.num_spills or self.rules.num_discards or self.rules.has_doomed:
+                self._wait(_PACK_WAITS)
+            self._raise_spill_error()
+            if not self.rules.unwritten_bytes:
+                return
+            if self.rules.disk_is_full:
+                raise self.rules.full_error(self.rules.unwritten_bytes) from self.rules.disk_error
+            self._is_changing = True
+            self.rules.retry_unwritten()
+
+    @whole
+    def _count_rejoined(self, nbytes: int) -> None:
+        self._is_changing = True
+        self._count_join(nbytes)
 
     # --- under the lock --------------------------------------------------------------------------------------------
 
@@ -322,19 +307,20 @@ class Residency(HandingOut):
         self._send_out(is_planned=is_planned)
 
     def _send_out(self, *, is_planned: bool = False) -> None:
-        is_changing = True
+        self._is_changing = True
         self.rules.relieve(NUM_EXAMINED_PER_PACK, is_planned=is_planned)
         if self.rules.blocked or self.rules.spill_error is not None:
             self._make_room()
-        is_changing = False  # noqa: F841
 
     @unseen_by_modes
     def _join_if_booked(self, noted: NotedTensor) -> None:
         self._booking.join_if_booked(noted)
 
     def _withdraw(self, record: Record) -> None:
+        was_changing, self._is_changing = self._is_changing, True
         self.rules.withdraw(record)
         self._advance()
+        self._is_changing = was_changing
 
     # --- reports and settings --------------------------------------------------------------------------------------
 
@@ -358,15 +344,13 @@ class Residency(HandingOut):
     @whole
     def tidy(self) -> None:
         """Account for everything that has died, and for everything that is ours by now. Does not wait."""
-        with self.lock:
-            is_changing = True
-            self._lent_views.take_back(None)
-            self._drain()
-            if self.closed is None:
-                self._booking.book_tracked(self.rules.device_group_bytes)
-                self.rules.examine()
-                self._engine.hurry()
-            is_changing = False  # noqa: F841
+        self._is_changing = True
+        self._lent_views.take_back(None)
+        self._drain()
+        if self.closed is None:
+            self._booking.book_tracked(self.rules.device_group_bytes)
+            self.rules.examine()
+            self._engine.hurry()
 
     @contextmanager
     def counted(self) -> Iterator[tuple[Counters, Mapping[str, int]]]:
@@ -399,21 +383,21 @@ class Residency(HandingOut):
     @whole
     def limit_windows(self, host_bytes: int, staging_bytes: int) -> None:
         """Keep at most `host_bytes` in host memory from now on, and `staging_bytes` more for what is being moved."""
-        with self.lock:
-            self.rules.windows.limit(host_bytes, staging_bytes)
+        self._is_changing = True
+        self.rules.windows.limit(host_bytes, staging_bytes)
 
     @whole
     def keep_on_device(self, device_bytes: int) -> None:
         """Let the last `device_bytes` that are saved stay on the accelerator from now on. Spoils times being taken."""
-        with self.lock:
-            self._devices.keep(device_bytes)
-            if not self._devices.window.fits(0):
-                self._booking.book_tracked(self.rules.device_group_bytes)
+        self._is_changing = True
+        self._devices.keep(device_bytes)
+        if not self._devices.window.fits(0):
+            self._booking.book_tracked(self.rules.device_group_bytes)
 
     @whole
     def time_graph(self, record: Record) -> GraphTimes:
-        with self.lock:
-            return self._devices.time_graph(record)
+        self._is_changing = True
+        return self._devices.time_graph(record)
 
     # --- traces: the caller holds the lock -------------------------------------------------------------------------
 

@@ -295,13 +295,11 @@ class Rules(Up[R]):
         device = self.device
         if not (self._memory.has_changed() or self.released or device.flights or device.busy) or self._is_abandoned:
             return False
-        is_changing = True
         while self.released:
             self._release(self.released.popleft())
         self._memory.catch_up()
         self.device.poll()
         self.observer.changed()
-        is_changing = False  # noqa: F841 - see `interrupts.is_half_changed`
         return True
 
     def withdraw(self, record: R) -> None:
