@@ -58,11 +58,6 @@ def test_damaged_bytes_are_told_with_the_key() -> None:
     assert (caught.value.key, caught.value.expected, caught.value.found) == (7, "checksum 1", "2")
 
 
-def test_bugs_of_ours_pass_through() -> None:
-    with pytest.raises(ZeroDivisionError), translated("write", "a segment", "the data is here"):
-        raise ZeroDivisionError
-
-
 @pytest.mark.parametrize(
     ("cause", "reason", "advice"),
     [

@@ -29,7 +29,7 @@ CODECS = [
     CONSTANT,
     Codec("zstd", 1),
     Codec("zstd", -5),
-    Codec("zstd", 19),
+    Codec("zstd", 9),
     Codec("shuffle-zstd", 1),
     Codec("shuffle-zstd", 3),
 ]

@@ -109,13 +109,3 @@ def test_name_of_a_kind_is_of_bounded_length() -> None:
     whole = "bfloat16 ScaledDotProductCudnnAttentionBackward0, many zeros"
     assert policy.learn_written(honest, RECORD, order, written()) == whole
     assert set(policy.choices()) == {name, whole}
-
-
-def test_a_fixed_codec_measures_nothing(machine: Machine) -> None:
-    policy = CodecPolicy(Codec("zstd", 1), 8)
-    assert policy.clock is None
-    for _ in range(20):
-        policy.learn_written(KIND, RECORD, ordered(policy), written())
-        machine.pass_time(0.3, idle_cores=4.0)
-        assert ordered(policy).codec == Codec("zstd", 1)
-    assert policy.kind_of(Kind("float32", 4), memoryview(bytes(2**20))).content == ""

@@ -184,3 +184,23 @@ def test_lookahead_knows_what_is_needed_before_what_it_fetches() -> None:
     assert not ahead.needs_first(first)
     assert not ahead.needs_first(third)
     assert [ahead.next_rank(record) for record in (first, second, third)] == [math.inf, 2, 3]
+
+
+def test_lookahead_knows_records_that_come_in_later() -> None:
+    ahead = Lookahead(100)
+    first, second, third = _records(3)
+    records = [first, None, None, third]
+    ahead.begin(records, [3, 2, 1, 0])
+    ahead.asked_for(3)
+    for fetched_bytes in (30, 30):
+        assert ahead.peek() is first
+        ahead.advance(fetched_bytes)
+        ahead.come_back_for(second)
+        ahead.come_back_for(first)
+    for index in (1, 2):
+        records[index] = second
+        ahead.come_in(index, second)
+    ahead.come_back_for(second)
+    assert ahead.peek() is second
+    assert ahead.needs_first(third)
+    assert not ahead.needs_first(second)

@@ -117,6 +117,7 @@ class Bench:
 @pytest.fixture
 def bench(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     monkeypatch.setattr("tierstore.store.options.LocalDisk", HeldDisk)
+    monkeypatch.setattr("tierstore.residency.guard._LOOK_SECONDS", 60.0)  # else news that is lost would only be late
     bench = Bench(make_store)
     yield bench
     bench.end()

@@ -274,7 +274,7 @@ def test_free_pages_of_restored_tensors_are_kept_for_reuse_and_count_against_the
         return True
 
     x = torch.ones(2 * mib // 4, requires_grad=True)
-    for _ in range(3):
+    for _ in range(2):
         with tiered_offload(store, select=look):
             y = x
             for _ in range(16):

@@ -262,24 +262,6 @@ def test_change_failed_on_the_loop_closes_the_store_before_the_engine_has_ended(
         del handle
 
 
-@pytest.mark.parametrize("make_error", [*ERRORS, lambda: StoreFullError(1, 2, 3)], ids=[*ERROR_IDS, "StoreFullError"])
-def test_open_failed_cleans_up(
-    store_directory: Path, monkeypatch: pytest.MonkeyPatch, make_error: Callable[[], Exception]
-) -> None:
-    error = make_error()
-
-    def fail(*_: object, **__: object) -> None:
-        raise error
-
-    monkeypatch.setattr("tierstore.store.options.LocalDisk", fail)
-    before = set(threading.enumerate())
-    expected = StorageIOError if isinstance(error, (OSError, StoreFullError)) else type(error)
-    with pytest.raises(expected) as caught:
-        TierStore(store_directory, host_bytes=0, disk_bytes="1GiB")
-    assert error in chain_of(caught.value)
-    assert set(threading.enumerate()) <= before
-
-
 def _close_quietly(store: TierStore) -> None:
     """The engine's own error is raised again; that is not what the test is about."""
     try:

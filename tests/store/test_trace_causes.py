@@ -8,7 +8,7 @@ from tierstore.tracing.causes import explain
 from tierstore.tracing.events import Event, Gone, Levels, Pack, Restore, Scope, ScopeEnd, Spill, Stall, Unpack
 from tierstore.tracing.page import page_of
 from tierstore.tracing.reader import RecordedTrace
-from tierstore.tracing.steps import Step, choose_step, steps_of
+from tierstore.tracing.steps import Step, choose_step, longest_waits, steps_of
 from tierstore.tracing.summary import StepSummary, summarize
 
 MS = 1_000_000
@@ -116,6 +116,8 @@ def test_choose_step_none_given_is_the_one_that_waited_longest() -> None:
     assert [step.number for step in steps] == [1, 2, 3]
     assert choose_step(steps, None).number == 2
     assert choose_step(steps, 3).number == 3
+    assert [step.number for step in longest_waits(steps, steps[0], 2, 1000)] == [1, 2]
+    assert [step.number for step in longest_waits(steps, steps[0], 3, 0)] == [1], "the other has an event"
 
 
 def first_pack_of(graph: int) -> Pack:

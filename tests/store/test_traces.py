@@ -16,7 +16,7 @@ from tests.inspect_store import inspect
 from tierstore import ConfigError, TierStore, tiered_offload
 from tierstore.rules.observer import Observer
 from tierstore.tracing import recorder as recording
-from tierstore.tracing.events import End, Lost, Pack, Release, Unpack
+from tierstore.tracing.events import Cancelled, End, Lost, Pack, Release, Unpack
 from tierstore.tracing.reader import read_trace
 
 ELEMENTS = 2**16
@@ -58,6 +58,19 @@ def test_trace_of_a_relative_path_goes_on_there_after_chdir(
         saved_by_a_graph()
     store.close()
     assert read_trace(file).is_complete
+
+
+def test_trace_tells_of_reads_that_are_let_go_of_before_they_begin(store: TierStore, file: Path) -> None:
+    with store.trace(file):
+        handle = store.put(torch.ones(ELEMENTS))
+        store.flush()
+        go_on = inspect(store).stall()
+        store.prefetch([handle])
+        del handle
+        assert store.stats().live_handles == 0
+        go_on.set()
+        store.flush()
+    assert [event.what for event in read_trace(file).events if isinstance(event, Cancelled)] == ["restore"]
 
 
 def test_trace_of_a_store_that_nobody_closes_is_written_and_its_thread_ends(store_directory: Path, file: Path) -> None:
