@@ -14,7 +14,7 @@ from bench.gpu import cases as all_cases
 from bench.gpu.cases import CASES, TINY_CASES, Case
 from bench.gpu.models import ResNetShape
 from bench.gpu.one import measure
-from bench.gpu.runner import Budget, run_cases, run_tests
+from bench.gpu.runner import Budget, run_cases
 from bench.gpu.targets import covered_fraction, floor_seconds, verdicts
 from bench.gpu.variants import VARIANTS
 from bench.gpu.workloads import WORKLOADS, fitting_batch
@@ -137,15 +137,6 @@ def test_batch_is_halved_until_plain_training_fits_the_device(free_gib: int, bat
     assert fitting_batch("resnet152", None) is None
     assert fitting_batch("decoder 2048 wide, 4k tokens", 2**30) is None
     assert WORKLOADS["resnet152"].with_batch(None) is WORKLOADS["resnet152"]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there they run, for minutes")
-def test_run_tests_how_each_ended_is_told(capfd: pytest.CaptureFixture[str]) -> None:
-    """Without a device those marked `gpu` skip."""
-    ended = run_tests(["tests/gpu/test_memory.py", "tests/no_such_file.py"], Budget(240), 240)
-    assert ended == {"tests/gpu/test_memory.py": "passed", "tests/no_such_file.py": "pytest ended with 4"}
-    assert "SKIPPED" in capfd.readouterr().out
 
 
 def test_floor_is_the_slower_of_compute_and_copies_and_what_both_ways_cover_beside_compute() -> None:

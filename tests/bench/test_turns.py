@@ -7,12 +7,10 @@ import pytest
 import torch
 
 from bench import codec_choice
-from bench.codec_choice import AGAIN, FIXED, OwnClocks, close_ones, compared, measure
+from bench.codec_choice import AGAIN, FIXED, close_ones, compared, measure
 from bench.live_handles import MOST_TURNS, one_period, typical_of
-from bench.pack_cost import FLOOR, VARIANTS, typical
 from bench.paired import Estimate, estimate_of
 from bench.parties import Figures
-from tierstore.disk.codec.load import Readings
 
 
 def median_of(ratios: list[float]) -> Estimate:
@@ -31,18 +29,6 @@ def test_interval_of_the_median_covers_the_true_one_as_often_as_it_says() -> Non
     estimates = [median_of([draw.lognormvariate(0, 0.1) for _ in range(25)]) for _ in range(200)]
     outside = sum(not estimate.low <= 1 <= estimate.high for estimate in estimates)
     assert 2 <= outside <= 20
-
-
-def test_own_clocks_stand_still_while_others_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = Readings(10.0, 20.0, 5.0)
-    monkeypatch.setattr("bench.codec_choice.read_machine", lambda: now)
-    clocks = OwnClocks()
-    assert clocks.read() == now
-    with clocks.stopped():
-        now = Readings(13.0, 24.0, 7.0)
-    assert clocks.read() == (10.0, 20.0, 5.0)
-    now = Readings(14.0, 25.5, 7.5)
-    assert clocks.read() == (11.0, 21.5, 5.5)
 
 
 def test_auto_is_compared_within_each_turn() -> None:
@@ -71,19 +57,6 @@ def test_measure_with_real_stores_gives_every_figure(tmp_path: Path, monkeypatch
     assert {f"{name}_seconds" for name in ("auto", AGAIN, *FIXED)} <= set(figures)
     assert figures["auto_to_none_low"] <= figures["auto_to_none"] <= figures["auto_to_none_high"]
     assert figures["auto_to_best"] >= figures["auto_to_none"]
-
-
-def test_typical_step_on_a_machine_that_slows_down_costs_are_those_within_a_turn() -> None:
-    """Each turn is slower than the one before, and in some of them one variant meets a burst of noise."""
-    costs = {FLOOR: 0.0, "detach hooks": 0.5, "save_on_cpu": 1.0, "tierstore": 7.0}
-    draw = random.Random(0)
-    turns = [{variant: {"forward": 6.0 + number + costs[variant]} for variant in VARIANTS} for number in range(101)]
-    for turn in turns:
-        if draw.random() < 0.3:
-            turn[draw.choice(VARIANTS)]["forward"] += 1000
-    found = typical(turns)
-    beyond = {variant: found[variant]["forward"] - found[FLOOR]["forward"] for variant in VARIANTS}
-    assert beyond == pytest.approx(costs)
 
 
 class Churning:

@@ -115,7 +115,17 @@ def test_drive_that_fails_half_way_keeps_what_was_measured(
     assert (drive.read_latency_seconds, drive.writes) == (None, ())
 
 
-def test_bug_while_measuring_reaches_the_caller(store_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bug_while_measuring_and_a_failure_to_tell_of_a_step_reach_the_caller(
+    store_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def closed() -> None:
+        raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        measure_drive(
+            describe_drive(store_directory), store_directory, seconds=SECONDS, memory_bytes=2**30, step_done=closed
+        )
+
     def wrong(directory: Path) -> None:
         raise ZeroDivisionError
 

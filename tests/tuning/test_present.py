@@ -16,7 +16,7 @@ from rich.console import Console
 from tests.tuning.traces import graph_of_steps
 from tierstore.base.new_file import make_file
 from tierstore.errors import ConfigError
-from tierstore.tuning.present import _Lines, present, tuned_view
+from tierstore.tuning.present import present, tuned_view
 from tierstore.tuning.program import Program
 from tierstore.tuning.search import Found
 from tierstore.tuning.settings import TrialSettings
@@ -89,25 +89,6 @@ def test_redirected_output_gets_a_line_for_each_stage_and_trial_as_it_begins(
         "recording the program", "simulating settings", "simulating settings",
     ]  # fmt: skip
     assert said_at_the_end.splitlines()[0].startswith("trials: done in ")
-
-
-def test_long_stage_without_trials_says_now_and_then_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 1000.0
-    monkeypatch.setattr("tierstore.tuning.present.time.monotonic", lambda: now)
-    said: list[str] = []
-    told = _Lines(said.append)
-    told("simulating settings", 0)
-    for number in range(1, 26):
-        now += 1
-        told("simulating settings", number)
-    told("simulating settings", 25, 25)
-    told("simulating settings", 25, 25)
-    assert said == [
-        "simulating settings ...",
-        "simulating settings: 10 done",
-        "simulating settings: 20 done",
-        "simulating settings: done in 25 s",
-    ]
 
 
 DEFAULTS, AS_IT_IS = (

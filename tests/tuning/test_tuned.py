@@ -114,9 +114,5 @@ def test_file_of_outcome_opens_a_store_and_a_scope_as_measured(
             assert (recorded.io_depth, recorded.inline_bytes) == (9, 64 * 2**10)
 
 
-def test_file_of_outcome_says_how_it_was_found() -> None:
-    lines = replace(_tuned("/nvme", SETTINGS), link="a").toml.splitlines()
-    comments = [line for line in lines if line.startswith("#")]
-    assert {"# it is\\nfaster", "# Simulated with a."} <= set(comments)
-    assert any("your settings: 1 s a step (1 s predicted)" in line for line in comments)
-    assert any("found\\n1: 0.55 s a step (no figure predicted)" in line for line in comments)
+def test_file_of_outcome_says_why() -> None:
+    assert "# it is\\nfaster\n" in _tuned("/nvme", SETTINGS).toml

@@ -27,9 +27,10 @@ _NUM_STEPS, _NUM_TENSORS = 4, 8
 
 
 def graph_of_steps(
-    folder: Path, pid: int, settings: TrialSettings, step_seconds: float, tensor_bytes: int = 8 * 2**20
+    folder: Path, pid: int, settings: TrialSettings, step_seconds: float, device: str = "cpu", found_bytes: int = 0
 ) -> None:
-    """The trace that a process leaves whose steps take so long; each saves eight tensors, and never waits."""
+    """The trace that a process leaves whose steps take so long; each saves eight tensors of 8 MiB, and never waits.
+    `found_bytes`: what `device_bytes="auto"` has found."""
     store = StoreSettings(
         "/nvme",
         False,
@@ -44,26 +45,29 @@ def graph_of_steps(
         "O_DIRECT",
         settings.io_depth,
     )
+    is_auto = settings.device_bytes == "auto"
+    device_bytes = found_bytes if is_auto else settings.simulated.device_bytes
     reach = settings.lookahead_bytes
     if reach is None:
         reach = settings.host_bytes + settings.staging_bytes
+    scope = Scope(0, 7, "main", 0, 0, device_bytes, settings.prefetch, reach, False, is_auto)
     events: list[Event] = [Header("tierstore trace", 1, 0, 0.0, pid, store, Machine("x", 2, 0, {}))]
     for number in range(_NUM_STEPS):
         began, lasts = round(number * step_seconds * _SECOND), round(step_seconds * _SECOND)
-        events += _step(number, began, lasts, tensor_bytes, settings.prefetch, reach)
+        events += _step(msgspec.structs.replace(scope, at_ns=began, scope=number), lasts, device)
     events.append(End(0, "ended"))
     (folder / f"{pid}-1.jsonl").write_bytes(b"".join(msgspec.json.encode(event) + b"\n" for event in events))
     (folder / f"{pid}-1.json").write_bytes(msgspec.json.encode(TracedStore(pid, f"{pid}-1.jsonl", 2)))
 
 
-def _step(graph: int, began: int, lasts: int, tensor_bytes: int, prefetch: str, reach: int) -> list[Event]:
+def _step(scope: Scope, lasts: int, device: str) -> list[Event]:
     """Forward is half of it."""
-    part = lasts // (2 * _NUM_TENSORS + 2)
-    events: list[Event] = [Scope(began, 7, "main", graph, 0, 0, prefetch, reach, False)]
+    graph, began, part = scope.scope, scope.at_ns, lasts // (2 * _NUM_TENSORS + 2)
+    events: list[Event] = [scope]
     for index in range(_NUM_TENSORS):
         at, key = began + (index + 1) * part, graph * _NUM_TENSORS + index
-        pack = Pack(at, at, 7, graph, graph, index, key, key, index, key, 0, tensor_bytes, 1, "float32", "cpu", (1,))
-        events.append(pack)
+        view = (8 * 2**20, 1, "float32", device, (1,))
+        events.append(Pack(at, at, 7, graph, graph, index, key, key, index, key, 0, *view))
     events.append(ScopeEnd(began + lasts // 2, 7, graph, False))
     for index in reversed(range(_NUM_TENSORS)):
         at = began + lasts - (index + 1) * part

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ..disk.codec.choice import CodecChooser, Load, Sample, candidates
-from ..disk.codec.codec import NO_CODEC, Codec, parse_codec
+from ..disk.codec.codec import NO_CODEC, parse_codec
 from ..disk.tier import Kind
 from ..hardware import CodecSpeed
 from .hardware import Hardware
@@ -15,15 +15,11 @@ _METER_EVERY_SECONDS = 0.1
 
 
 class Encoded(NamedTuple):
-    """A record as it is stored: its size on disk before rounding up to blocks, and the seconds of one core.
-
-    `ordered`: the codec that was chosen, even if there are no figures of it and nothing is encoded.
-    """
+    """A record as it is stored: its size on disk before rounding up to blocks, and the seconds of one core."""
 
     codec: str
     stored_bytes: int
     encode_seconds: float
-    ordered: Codec
 
 
 class CodecOfRecords:
@@ -43,22 +39,16 @@ class CodecOfRecords:
         self._chooser.learn_speed("read", max(hardware.drive.reads.values()))
 
     def choose(self, record: SimulatedRecord, *, is_space_short: bool) -> Encoded:
-        codec, kind = self._fixed, Kind(dtype=record.kind)
+        codec, kind, nbytes = self._fixed, Kind(dtype=record.kind), record.nbytes
         if codec is None:
-            choice = self._chooser.choose(kind, record.nbytes, self._load, is_space_short=is_space_short)
+            choice = self._chooser.choose(kind, nbytes, self._load, is_space_short=is_space_short)
             codec = choice.codec
             if choice.probe:
-                self._chooser.learn_samples(kind, record.nbytes, self._samples(record))
+                self._chooser.learn_samples(kind, nbytes, self._samples(record))
         speed = self._speed_of(record.kind, str(codec))
         if speed is None:
-            return Encoded(str(NO_CODEC), record.nbytes, 0.0, codec)
-        encode_seconds = record.nbytes / speed.encode_bytes_per_second
-        return Encoded(str(codec), int(record.nbytes * speed.ratio), encode_seconds, codec)
-
-    def learn_written(self, record: SimulatedRecord, encoded: Encoded) -> None:
-        if self._fixed is None:
-            kind = Kind(dtype=record.kind)
-            self._chooser.learn_written(kind, record.nbytes, encoded.ordered, encoded.stored_bytes)
+            return Encoded(str(NO_CODEC), nbytes, 0.0)
+        return Encoded(str(codec), int(nbytes * speed.ratio), nbytes / speed.encode_bytes_per_second)
 
     def decode_seconds(self, record: SimulatedRecord) -> float:
         speed = self._speed_of(record.kind, record.codec)

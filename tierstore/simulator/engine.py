@@ -109,7 +109,6 @@ class SimulatedEngine:
         yield self._clock.work(Activity.WRITE, stored_bytes)
         self._writes.give_back()
         record.codec = encoded.codec
-        self._codecs.learn_written(record, encoded)
         self.transfers.end_spill(record, Stored(stored_bytes, encoded.codec))
 
     def _restore(self, record: SimulatedRecord) -> Process:

@@ -27,7 +27,7 @@ class OpenJobs:
         self._jobs[record] = _Job(nbytes, demanded, at_ns)
 
     def begin(self, record: int, nbytes: int | None, at_ns: int) -> None:
-        """A lane takes the job. `nbytes`: bytes to move, if that is known only now."""
+        """`nbytes`: bytes to move, if that is known only now."""
         job = self._jobs.get(record)
         if job is None or job.began_ns is not None:
             return

@@ -61,7 +61,6 @@ class Recordings:
             return self._current
 
     def enter(self, recorder: Recorder) -> None:
-        """Record a scope, or the store, from now on."""
         with self._residency.lock:
             recorder.num_inside += 1
             if not recorder.is_over():
@@ -86,7 +85,7 @@ class Recordings:
             self.end(deadline_seconds)
 
     def flush(self) -> None:
-        """Block until everything recorded is written or writing has failed, at most for a minute."""
+        """Blocks, at most for a minute."""
         recorder = self._current
         if recorder is not None:
             self._residency.refuse_to_wait()

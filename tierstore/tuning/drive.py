@@ -161,12 +161,10 @@ def measure_drive(
 
     def run() -> None:
         try:
-            for each in _measured(drive, directory, seconds, memory_bytes):
+            measured = _measured(drive, directory, seconds, memory_bytes)
+            while (each := _next_or_error(measured, known[-1])) is not None:
                 known.append(each)
                 step_done()
-        except OSError as error:
-            said = words_of(error).removeprefix(f"[Errno {error.errno}] ")
-            known.append(replace(known[-1], error=said))
         except Exception as error:  # noqa: BLE001 - raised on the waiting thread
             bugs.append(error)
 
@@ -180,6 +178,13 @@ def measure_drive(
     if before_bytes is None or after_bytes is None:
         return known[-1]
     return replace(known[-1], device_bytes=after_bytes - before_bytes)
+
+
+def _next_or_error(measured: Iterator[Drive], known: Drive) -> Drive | None:
+    try:
+        return next(measured, None)
+    except OSError as error:  # of the drive; the iterator is at its end
+        return replace(known, error=words_of(error).removeprefix(f"[Errno {error.errno}] "))
 
 
 def _measured(drive: Drive, directory: Path, seconds: float, memory_bytes: int) -> Iterator[Drive]:

@@ -47,7 +47,7 @@ def tune_loop(
         store = TierStore.from_config(tuned.config)
 
     Args:
-        step: called on this thread with the scope for its forward; backward included. It should do the same each time.
+        step: called on this thread with the scope for its forward. It should do the same each time.
         path: as `TierStore`'s.
         host_bytes: the most that `host_bytes` and `staging_bytes` may be together; None: as in `start`.
         device_bytes: the most that may stay on an accelerator; None: as in `start`.

@@ -60,21 +60,6 @@ class TrialSettings:
             io_depth=self.io_depth,
         )
 
-    def __str__(self) -> str:
-        rare = {
-            f"prefetch {self.prefetch}": self.prefetch != "learned",
-            f"{_size(self.lookahead_bytes)} ahead": self.lookahead_bytes is not None,
-            f"depth {self.io_depth}": self.io_depth != NUM_AT_ONCE,
-            f"on the device {_size(self.device_bytes)}": self.device_bytes,
-            f"inline {_size(self.inline_bytes)}": self.inline_bytes != USUAL_INLINE_BYTES,
-        }
-        usual = f"{_size(self.host_bytes)} + {_size(self.staging_bytes)}, codec {self.codec}"
-        return ", ".join([usual, *(words for words, is_said in rare.items() if is_said)])
-
-
-def _size(num_bytes: int | str | None) -> str:
-    return format_bytes(num_bytes) if isinstance(num_bytes, int) else num_bytes or "all"
-
 
 @dataclass(frozen=True)
 class StoreLimits:

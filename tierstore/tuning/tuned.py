@@ -103,15 +103,8 @@ class Tuned:
 
     @property
     def toml(self) -> str:
-        """The same as a file, which begins with how it was found. Values of None are defaults and left out."""
+        """The same as a file, which begins with why. Values of None are defaults and left out."""
         title = ["Found by tierstore tune for the program and the machine that it was run on.", self.reason]
-        if self.link is not None:
-            title.append(f"Simulated with {self.link}.")
-        title += [
-            f"{each.label}: {_seconds(each.median_seconds)} a step ({_seconds(each.predicted_seconds)} predicted) "
-            f"with {each.settings}"
-            for each in self.candidates
-        ]
         # TOML has no None. For inline_bytes None is not the default, so it cannot be left out.
         tables = {
             name: {key: value for key, value in table.items() if value is not None}
@@ -178,7 +171,3 @@ def _fastest(allowed: Sequence[Candidate]) -> tuple[Candidate, str]:
 
 def _told(candidate: Candidate) -> str:
     return {AS_IT_IS: candidate.label, "defaults": "the defaults"}.get(candidate.name, repr(candidate.name))
-
-
-def _seconds(seconds: float | None) -> str:
-    return "no figure" if seconds is None else f"{seconds:.4g} s"
