@@ -96,13 +96,11 @@ class DeviceRules(Generic[R]):
         window: how much may stay, be on its way out, and be copied back ahead.
         too_large: keys of groups for which the device had no room as a whole.
         flights, busy: copies that are not known to be over: those that still hold device memory, and the others.
-        peak_bytes: the most device memory that only the store held at once, since `begin_peak`.
     """
 
     def __init__(self, memory: DeviceMemory[R], window: DeviceWindow[R]) -> None:
         self._memory = memory
         self.window = window
-        self.peak_bytes = 0
         self.too_large: set[int] = set()
         self.flights: deque[_Flight[R]] = deque()
         self._reloaded: OrderedDict[int, _Reload[R]] = OrderedDict()
@@ -119,19 +117,11 @@ class DeviceRules(Generic[R]):
     def used_bytes(self) -> int:
         return self.held_bytes + self.window.reloaded.used_bytes
 
-    def begin_peak(self) -> None:
-        self.peak_bytes = self.used_bytes
-
-    def note_peak(self) -> None:
-        if (used_bytes := self.used_bytes) > self.peak_bytes:
-            self.peak_bytes = used_bytes
-
     def hold(self, record: R) -> None:
         """The record is ours alone now, and stays on the device until it is chosen to leave."""
         record.move(State.DEVICE)
         if self.window.hold(record):
             self.bound_flight()  # room that was lent to copies is needed now
-        self.note_peak()
 
     def offload(self, record: R) -> None:
         self.window.leave(record)
@@ -139,7 +129,6 @@ class DeviceRules(Generic[R]):
         record.move(State.OFFLOADING)
         self.flights.append(_Flight(record, copy))
         self.window.in_flight.charge(copy.nbytes)
-        self.note_peak()
         self.bound_flight()
 
     def bound_flight(self) -> None:
@@ -192,7 +181,6 @@ class DeviceRules(Generic[R]):
             return False
         self._reloaded[record.key] = _Reload(record, copy)
         self.window.reloaded.charge(record.nbytes)
-        self.note_peak()
         self._num_ahead += 1
         while self.window.reloads_too_much() and len(self._reloaded) > 2:  # one in use, and the next
             oldest = [reload.record for reload in islice(self._reloaded.values(), _MOST_COMPARED)]
