@@ -113,10 +113,6 @@ class DeviceRules(Generic[R]):
     def held_bytes(self) -> int:
         return self.window.resident.used_bytes + self.window.in_flight.used_bytes
 
-    @property
-    def used_bytes(self) -> int:
-        return self.held_bytes + self.window.reloaded.used_bytes
-
     def hold(self, record: R) -> None:
         """The record is ours alone now, and stays on the device until it is chosen to leave."""
         record.move(State.DEVICE)
