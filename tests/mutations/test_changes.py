@@ -55,7 +55,6 @@ def product(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (replace("shelf:", "LIMIT = ...", "LIMIT = 5"), "LIMIT = 4", "LIMIT = 5"),
         (replace("Shelf.take", "with self.lock: ...", "if True: ..."), "with self.lock:", "if True:"),
         (replace("Shelf.take", "self.note(key, ...)", "self.seen(...)"), "note(key, self", "seen(self"),
-        (replace("Shelf.take", "by=1", "by=4"), "by=1", "by=4"),
         (replace("Shelf.take", "self.wait(key)", "self.wait(0)\ndel key"), "self.wait(key)", "self.wait(0); del key"),
         (before("Shelf.take", "self.wait(key)", "key()"), "self.wait(key)", "key(); self.wait(key)"),
         (after("Shelf.take", "return self.residency.pop(key)", "key()"), "pop(key)", "pop(key); key()"),

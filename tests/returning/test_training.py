@@ -23,19 +23,17 @@ pytestmark = [
 ]
 
 
-def start(
-    arguments: tuple[str, ...], cgroup: Path | None = None, **environment: str
-) -> subprocess.CompletedProcess[str]:
+def start(arguments: tuple[str, ...], cgroup: Path | None = None) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
     clean["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     command = [sys.executable, str(ROOT / "tests/returning/fragmenting.py"), *arguments]
     if cgroup is not None:
         command = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(cgroup / "cgroup.procs"), *command]
-    return subprocess.run(command, env=clean | environment, capture_output=True, text=True, check=False)
+    return subprocess.run(command, env=clean, capture_output=True, text=True, check=False)
 
 
-def train(*arguments: str, cgroup: Path | None = None, **environment: str) -> dict[str, Any]:
-    result = start(arguments, cgroup, **environment)
+def train(*arguments: str, cgroup: Path | None = None) -> dict[str, Any]:
+    result = start(arguments, cgroup)
     assert result.returncode == 0, result.stderr
     found: dict[str, Any] = json.loads(result.stdout)
     return found
@@ -73,12 +71,3 @@ def test_auto_with_ample_room_returns_nothing_and_says_why_memory_stays_once(sto
     assert "of saved tensors left memory, but the process did not shrink by that" in told
     assert "Memory is not short here" in told
     assert 'return_memory="always"' in told
-
-
-def test_setting_of_the_user_is_respected_and_named_in_the_warning(store_directory: Path) -> None:
-    found = train(str(store_directory), "always", "forward", MALLOC_ARENA_MAX="4")
-    assert found["memory_return"] == "off: MALLOC_ARENA_MAX is set, which decides how glibc returns memory"
-    assert found["returned_bytes"] == 0
-    (told,) = found["told"]
-    assert "because MALLOC_ARENA_MAX is set" in told
-    assert 'return_memory="always"' not in told  # which was given, and would not help

@@ -46,13 +46,6 @@ class Extent(NamedTuple):
         return self._replace(num_bytes=max(round_up(num_bytes), ALIGNMENT_BYTES))
 
 
-class _Refusal(NamedTuple):
-    """The file system's refusal of a segment of at least this size."""
-
-    least_bytes: int
-    error: Exception
-
-
 class ExtentSpace:
     """The segments of one tier; for one loop. They are counted against `budget` as they come and go. `executor`: runs
     the jobs that make and close them. `idle_seconds`: how long an empty segment is kept. `inodes`: of all segments that
@@ -82,7 +75,8 @@ class ExtentSpace:
         self._closing: asyncio.Task[None] | None = None
         self._num_promises = 0
         self._news = asyncio.Event()
-        self._refusal: _Refusal | None = None
+        self._refusal: Exception | None = None  # the file system's, of a segment of at least `_refused_bytes`
+        self._refused_bytes = 0
         self._grows_ahead = True
 
     @property
@@ -123,7 +117,7 @@ class ExtentSpace:
         room, not even after all promised space has come back. OSError: the device failed. Nothing was taken then."""
         num_bytes = max(round_up(num_bytes), ALIGNMENT_BYTES)
         while (start := self._allocator.allocate(num_bytes)) is None:
-            refused = self._refusal is not None and num_bytes >= self._refusal.least_bytes
+            refused = self._refusal is not None and num_bytes >= self._refused_bytes
             if self._growth is None and not refused and self._budget.room_bytes >= num_bytes:
                 self._start_growth(self._segment_bytes_for(num_bytes), num_bytes)
             elif not self.free_budget_for(num_bytes) and not self._is_news_coming():
@@ -215,7 +209,7 @@ class ExtentSpace:
         except Exception as error:  # noqa: BLE001 - raised by `take`, which would ask again without end
             # A refused segment that no record waits for only ends the growing ahead of need.
             self._grows_ahead = False
-            self._refusal = _Refusal(least_bytes, error)
+            self._refusal, self._refused_bytes = error, least_bytes
         finally:
             self._budget.segment_bytes += taken_bytes - num_bytes
             self._growth = None
@@ -223,17 +217,17 @@ class ExtentSpace:
 
     def _refuse(self, num_bytes: int) -> Exception:
         refusal, self._refusal = self._refusal, None  # the next one may ask the file system again
-        if refusal is not None and not is_out_of_space(refusal.error):
-            return refusal.error
+        if refusal is not None and not is_out_of_space(refusal):
+            return refusal
         reason = f"the longest free extent has {self.largest_free_bytes} bytes"
         if refusal is not None:
-            reason = str(refusal.error)
+            reason = str(refusal)
         elif self._allocator.free_bytes < num_bytes:
             reason = "the disk budget is used up"
             if kept_bytes := self._budget.value_peak_bytes - self._budget.value_bytes:
                 reason += f", {kept_bytes} bytes of it by the index, which keeps the space of freed small records"
         full = StoreFullError(num_bytes, *self.usage(), reason=reason)
-        full.__cause__ = None if refusal is None else refusal.error
+        full.__cause__ = refusal
         return full
 
     def _empty_segments(self) -> list[int]:

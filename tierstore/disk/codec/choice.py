@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..tier import Kind
-from .codec import BITS, CONSTANT, NO_CODEC, Codec, is_shrinking
+from .codec import BITS, CONSTANT, NO_CODEC, Codec
 
 SMALLEST_PROBED_BYTES = 64 * 2**10
 """Shorter records are not encoded unless space is short."""
@@ -217,8 +217,8 @@ class CodecChooser:
 def _smallest(found: _Class, kind: Kind) -> Codec:
     if not found.figures:
         return candidates(kind.itemsize_bytes)[-1]  # not measured yet; the encoder stops early if it is in vain
-    best, figures = min(found.figures.items(), key=lambda each: each[1].ratio)
-    return best if is_shrinking(int(figures.ratio * 2**20), 2**20) else NO_CODEC
+    best = min(found.figures, key=lambda codec: found.figures[codec].ratio)
+    return best if found.figures[best].ratio < _WORST_RATIO else NO_CODEC
 
 
 def _blend(known: float, newest: float) -> float:

@@ -46,7 +46,7 @@ def _pieces(source: memoryview, num_bytes: int, itemsize_bytes: int) -> list[byt
     """Copies of pieces of `num_bytes` from all over a record, each from an element's first byte on."""
     length = max(num_bytes // itemsize_bytes, 1) * itemsize_bytes
     last = max(0, len(source) - length) // itemsize_bytes
-    starts = dict.fromkeys(index * last // (_NUM_PIECES - 1) * itemsize_bytes for index in range(_NUM_PIECES))
+    starts = dict.fromkeys([index * last // (_NUM_PIECES - 1) * itemsize_bytes for index in range(_NUM_PIECES)])
     return [bytes(source[start : start + length]) for start in starts]
 
 
