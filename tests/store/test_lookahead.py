@@ -199,7 +199,7 @@ def test_lookahead_knows_records_that_come_in_later() -> None:
         ahead.come_back_for(first)
     for index in (1, 2):
         records[index] = second
-        ahead.come_in(index, second)
+        ahead.come_in((index,), second)
     ahead.come_back_for(second)
     assert ahead.peek() is second
     assert ahead.needs_first(third)
