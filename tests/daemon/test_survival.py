@@ -199,6 +199,5 @@ def test_close_while_writes_wait_for_a_daemon_that_stays_away_ends(start_daemon:
     with TierStore.connect(daemon.socket, **options) as store:
         daemon.kill()
         with contextlib.suppress(DaemonUnavailableError):  # on a busy machine it is told so early
-            for _ in range(4):
-                handles.append(store.put(torch.ones(3 << 16)))
+            handles.extend(store.put(torch.ones(3 << 16)) for _ in range(4))
     assert handles
