@@ -1,7 +1,6 @@
 """What a store of a daemon has to cope with beside the daemon's death."""
 
 import os
-import threading
 
 import pytest
 import torch
@@ -9,7 +8,6 @@ import torch
 from tests.daemon.conftest import StartDaemon
 from tierstore import StoreFullError, TierStore
 from tierstore.disk.forking import Inode, let_go_of
-from tierstore.returning.allocator import allocator_of_process
 from tierstore.sidecar.window import SharedSlab
 
 MIB = 2**20
@@ -46,18 +44,6 @@ def test_no_room_is_room_again_when_another_client_has_freed_it(start_daemon: St
         store.flush()
         assert store.stats().disk_bytes == 16 * MIB
         assert store.get(mine).all()
-
-
-def test_return_memory_is_an_option_of_a_connected_store_too(start_daemon: StartDaemon) -> None:
-    daemon = start_daemon()
-    with TierStore.connect(daemon.socket, host_bytes=0, return_memory="never") as store:
-        assert store.stats().memory_return == "never"
-        assert "tierstore-memory" not in [thread.name for thread in threading.enumerate()]
-    with TierStore.connect(daemon.socket, host_bytes=0, return_memory="always") as store:
-        assert store.stats().memory_return in ("always", f"off: {allocator_of_process().left_alone}")
-        handle = store.put(torch.arange(MIB))
-        store.flush()
-        assert torch.equal(store.get(handle), torch.arange(MIB))
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
