@@ -174,10 +174,12 @@ def _one_of(words: Sequence[str], text: str, source: str) -> str:
 _count = partial(_number, 1, _MOST_SESSIONS, f"give a whole number from 1 to {_MOST_SESSIONS}")
 _uid = partial(_number, 0, _MOST_UID, "give user ids, numbers of 0 or more (id -u NAME prints one)")
 
+_SIZE = parse_size, "SIZE"
+_SECONDS = _seconds, "SECONDS"
+
 OPTIONS: dict[str, Option] = {
     "path": Option(
-        _path,
-        "PATH",
+        *(_path, "PATH"),
         "Existing directory on the drive to use. Never created, so that an unmounted drive is an error. Required. Can "
         "be repeated, once for each drive.",
         gather=tuple,
@@ -185,15 +187,13 @@ OPTIONS: dict[str, Option] = {
         setting="paths",
     ),
     "socket": Option(
-        _path,
-        "PATH",
+        *(_path, "PATH"),
         f"Socket to listen on. Its folder is created if needed. Default: {SYSTEM_ADDRESS} for root, and "
         "$XDG_RUNTIME_DIR/tierstore/tierstore.sock for other users (/tmp/tierstore-UID/tierstore.sock without that "
         "directory).",
     ),
     "disk_bytes": Option(
-        parse_size,
-        "SIZE",
+        *_SIZE,
         'Limit of disk space for all sessions together, such as "1TiB". Default: 80 % of the free space, files of an '
         "earlier daemon included.",
     ),
@@ -201,19 +201,16 @@ OPTIONS: dict[str, Option] = {
         parse_size, "SIZE", "Limit of disk space for one session. Default: that of all sessions together."
     ),
     "session_queued_bytes": Option(
-        parse_size,
-        "SIZE",
+        *_SIZE,
         "Limit of bytes that one session has in the queue and at the drive for writing; further writes wait. Default: "
         "no limit.",
     ),
     "max_sessions_per_user": Option(
-        _count,
-        "NUMBER",
+        *(_count, "NUMBER"),
         "Limit of sessions that one user has at a time, those whose clients are lost included. Default: 512.",
     ),
     "max_write_bytes_per_day": Option(
-        parse_size,
-        "SIZE",
+        *_SIZE,
         "Limit of bytes that all sessions together write to each drive in 24 hours. The allowance begins full and "
         "refills evenly. Default: no limit.",
     ),
@@ -221,42 +218,35 @@ OPTIONS: dict[str, Option] = {
         _seconds, "SECONDS", "How long the daemon keeps the data of a client that has lost its connection. Default: 60."
     ),
     "handshake_seconds": Option(
-        _seconds,
-        "SECONDS",
+        *_SECONDS,
         "How long a new connection may take to identify itself, and any connection to complete a message. Default: 10.",
     ),
     "metrics": Option(
-        _address,
-        "HOST:PORT",
+        *(_address, "HOST:PORT"),
         "Serve a live page (/), /metrics (for Prometheus), /healthz and /readyz at this loopback address. Default: "
         "none of them.",
     ),
     "allow_uid": Option(
-        _uid,
-        "UID",
+        *(_uid, "UID"),
         "Also allow connections of this user. The daemon's own user and root can always connect. Can be repeated.",
         gather=frozenset,
         pattern=r"[^\s,]+",
         setting="allowed_uids",
     ),
     "socket_group": Option(
-        lambda text, source: text,
-        "GROUP",
+        *(lambda text, source: text, "GROUP"),
         "Group that can open the socket. Default: only the daemon's user can.",
     ),
     "codec": Option(
-        _codec,
-        "CODEC",
+        *(_codec, "CODEC"),
         '"auto" (encodes if that saves time), "none", "zstd[:LEVEL]" or "shuffle-zstd[:LEVEL]". Default: auto.',
     ),
     "log_level": Option(
-        partial(_one_of, ("debug", "info", "warning", "error")),
-        "LEVEL",
+        *(partial(_one_of, ("debug", "info", "warning", "error")), "LEVEL"),
         '"debug", "info", "warning" or "error". Default: info.',
     ),
     "log_format": Option(
-        partial(_one_of, ("text", "json")),
-        "FORMAT",
+        *(partial(_one_of, ("text", "json")), "FORMAT"),
         'Format of the log on standard error: "text" or "json". Default: text.',
     ),
 }

@@ -1,16 +1,19 @@
 """What a store of a daemon has to cope with beside the daemon's death."""
 
 import os
-import threading
+from pathlib import Path
 
 import pytest
 import torch
 
 from tests.daemon.conftest import StartDaemon
-from tierstore import StoreFullError, TierStore
+from tierstore import StoreFullError, TierStore, tiered_offload
 from tierstore.disk.forking import Inode, let_go_of
-from tierstore.returning.allocator import allocator_of_process
 from tierstore.sidecar.window import SharedSlab
+from tierstore.tracing.events import Restore, Spill
+from tierstore.tracing.reader import read_trace
+from tierstore.tracing.steps import steps_of
+from tierstore.tracing.summary import summarize
 
 MIB = 2**20
 
@@ -48,18 +51,6 @@ def test_no_room_is_room_again_when_another_client_has_freed_it(start_daemon: St
         assert store.get(mine).all()
 
 
-def test_return_memory_is_an_option_of_a_connected_store_too(start_daemon: StartDaemon) -> None:
-    daemon = start_daemon()
-    with TierStore.connect(daemon.socket, host_bytes=0, return_memory="never") as store:
-        assert store.stats().memory_return == "never"
-        assert "tierstore-memory" not in [thread.name for thread in threading.enumerate()]
-    with TierStore.connect(daemon.socket, host_bytes=0, return_memory="always") as store:
-        assert store.stats().memory_return in ("always", f"off: {allocator_of_process().left_alone}")
-        handle = store.put(torch.arange(MIB))
-        store.flush()
-        assert torch.equal(store.get(handle), torch.arange(MIB))
-
-
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_fork_while_a_slab_is_made_leaves_nothing_of_it_to_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
     """To make a long one takes a second; a data loader that forks then would keep its memory for as long as it runs."""
@@ -78,3 +69,23 @@ def test_fork_while_a_slab_is_made_leaves_nothing_of_it_to_the_child(monkeypatch
     assert statuses == [0]
     slab.close()
     assert not inodes
+
+
+def test_trace_of_a_connected_store_agrees_with_stats(start_daemon: StartDaemon, tmp_path: Path) -> None:
+    daemon = start_daemon(codec="none")
+    with TierStore.connect(daemon.socket, host_bytes=0) as store:
+        with tiered_offload(store, min_bytes=0, trace=tmp_path / "step.jsonl"):
+            loss = (torch.randn(256, 256, requires_grad=True) * 2).exp().tanh().sum()
+        store.flush()
+        loss.backward()
+        stats = store.stats()
+    trace = read_trace(tmp_path / "step.jsonl")
+    settings = trace.header.store
+    assert (settings.is_connected, settings.codec, settings.place) == (True, None, str(daemon.socket))
+    spills = [event for event in trace.events if isinstance(event, Spill)]
+    restores = [event for event in trace.events if isinstance(event, Restore)]
+    assert sum(spill.nbytes for spill in spills) == stats.spilled_bytes > 0
+    assert sum(restore.nbytes for restore in restores) == stats.restored_bytes > 0
+    assert {job.drive_seconds for job in (*spills, *restores)} == {None}
+    (step,) = steps_of(trace)
+    assert summarize(step, trace.header).written.codec_seconds == 0

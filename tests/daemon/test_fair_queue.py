@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tierstore.daemon.lanes import JOB_BYTES, FairQueue, Job, Lanes
@@ -21,6 +21,7 @@ PART_BYTES = 8 * 2**20
 MOST_BEGUN = 5000  # an endless one ends then
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 1000)), max_size=60))
 def test_everything_comes_out_once_and_in_order_within_an_owner(pushes: list[tuple[int, int]]) -> None:
     queue: FairQueue[tuple[int, int]] = FairQueue()
@@ -33,6 +34,7 @@ def test_everything_comes_out_once_and_in_order_within_an_owner(pushes: list[tup
         assert numbers == sorted(numbers)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 50), st.integers(1, 50))
 def test_shares_are_equal_in_cost_not_in_items(small: int, large: int) -> None:
     queue: FairQueue[int] = FairQueue()

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tierstore.sidecar.window import SharedSlab, SharedWindow, WindowSlot
@@ -91,6 +91,7 @@ async def test_cancelled_just_as_it_gets_its_slot_loses_nothing(window: SharedWi
     assert first.cancelled()
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, NUM_PAGES * PAGE), st.booleans()), max_size=30))
 async def test_no_byte_is_in_two_slots_and_all_come_back(wanted: list[tuple[int, bool]]) -> None:
     slab = SharedSlab(0, NUM_PAGES * PAGE)

@@ -1,7 +1,7 @@
 """How much of one session's writes is queued at once: the rule alone, and in a daemon."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.daemon import wire
@@ -17,6 +17,7 @@ MIB = 2**20
 NUM_WRITES = 24
 
 
+@settings(deadline=None)
 @given(st.integers(0, 100), st.lists(st.integers(0, 150), max_size=40), st.data())
 def test_writes_start_in_order_within_the_quota_and_all_of_them(
     most_bytes: int, sizes: list[int], data: st.DataObject

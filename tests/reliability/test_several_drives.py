@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.daemon.clients import sessions_of
 from tests.daemon.conftest import END_SECONDS, DaemonProcess, StartDaemon
 from tests.daemon.test_damaged_index import misnumber_pages
-from tests.daemon.training import gradients, make_model, nothing
 from tests.reliability.conftest import DRIVE_BYTES, OpenStore, end_well, opened_stores
 from tests.reliability.drives import MIB, fill_up, mounted_drive, used_bytes
 from tests.reliability.test_damage import LARGE, SMALL, Stored, assert_trains, is_in_files
@@ -213,31 +211,6 @@ def test_index_that_cannot_be_changed_on_one_drive_ends_the_daemon_and_that_driv
             assert_trains(store)
         stored.handles.clear()
     check_new_client(daemon)
-
-
-def test_daemon_on_two_drives_goes_on_after_a_kill(drives: Drives, start_daemon: StartDaemon) -> None:
-    daemon = start_on(drives, start_daemon, disk_bytes=100 * MIB)
-    model, batch = make_model(0)
-    expected = gradients(model, batch, None, nothing)
-    with TierStore.connect(daemon.socket, host_bytes=0) as store:
-        tensors = [torch.randn(2 * MIB // 4) for _ in range(8)]  # of which each drive has some
-        handles = [store.put(tensor.clone()) for tensor in tensors]
-        store.flush()
-        assert all(used_bytes(drive) > 4 * MIB for drive in drives)
-
-        def restart() -> None:
-            nonlocal daemon
-            store.flush()
-            daemon.kill()
-            daemon = start_on(drives, start_daemon, daemon.socket, disk_bytes=100 * MIB)
-
-        found = gradients(model, batch, store, restart)
-        assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
-        for handle, tensor in zip(handles, tensors, strict=True):
-            assert torch.equal(store.get(handle), tensor)
-        assert len(sessions_of(daemon)) == 1
-        del handles, handle
-    end_well(daemon)
 
 
 def test_daemon_without_one_of_its_drives_says_which(drives: Drives, tmp_path: Path, start_daemon: StartDaemon) -> None:

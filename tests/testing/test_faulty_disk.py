@@ -14,7 +14,7 @@ import pytest
 from tests.store.disk_conformance import PLAIN, DiskConformance, at_phase, random_bytes, read_back
 from tierstore.disk.local import LocalDisk
 from tierstore.disk.tier import DiskTier
-from tierstore.errors import CorruptDataError, StorageIOError, StoreFullError
+from tierstore.errors import StorageIOError, StoreFullError
 from tierstore.testing import (
     Bandwidth,
     Fails,
@@ -27,7 +27,6 @@ from tierstore.testing import (
     Latency,
     Rule,
     Short,
-    Torn,
 )
 
 HARMLESS = FaultPlan.of(
@@ -117,16 +116,6 @@ async def test_read_that_fails_leaves_the_record_and_garbage_in_the_destination(
     assert isinstance(caught.value.__cause__, OSError)
     assert bytes(destination) == b"\xa5" * len(CONTENT)
     assert await read_back(disk, 1, len(CONTENT)) == CONTENT
-
-
-@pytest.mark.parametrize("torn_bytes", [0, 4096, 200_000])
-async def test_torn_record_is_refused_by_its_checksum(open_faulty: OpenFaulty, torn_bytes: int) -> None:
-    disk = open_faulty(FaultPlan.of(Rule("pwritev", Torn(torn_bytes), occurrences=(1,))))
-    await disk.write(1, memoryview(CONTENT), PLAIN)
-    await disk.write(2, memoryview(CONTENT), PLAIN)
-    with pytest.raises(CorruptDataError):
-        await read_back(disk, 1, len(CONTENT))
-    assert await read_back(disk, 2, len(CONTENT)) == CONTENT
 
 
 async def test_late_completions_come_in_reverse(open_faulty: OpenFaulty) -> None:
