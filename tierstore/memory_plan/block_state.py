@@ -125,12 +125,9 @@ class _Version(NamedTuple):
 
 class _Looks(pickle.Pickler):
     """Writes values, and all that they refer to, as bytes that nobody reads: they are the same again if nothing has
-    changed.
-
-    Tensors have no part in them but their identity, nor have functions, locks, files and whatever else cannot be looked
-    into. `told`: the bytes by the name that was given with the value. `tensors`, `modules` (without their members) and
-    `generators`: that were found.
-    """
+    changed. Of tensors, functions, locks, files and whatever else cannot be looked into only the identity is in them.
+    Also lists the tensors, by the names of the values, and the modules (without their members) and generators that were
+    found."""
 
     def __init__(self) -> None:
         self._written = io.BytesIO()
@@ -219,10 +216,8 @@ def _checksum(array: np.ndarray[Any, Any]) -> int:
 
 
 class _Member(NamedTuple):
-    """A module of the block, its name there, and its `__dict__` as it was (torch's own containers in it are copies).
-
-    `is_managed`: somebody else exchanges its parameters.
-    """
+    """A module of the block, its name there, its `__dict__` as it was (torch's own containers in it are copies), and
+    whether somebody else exchanges its parameters."""
 
     module: nn.Module
     path: str
@@ -239,11 +234,8 @@ class _Name(NamedTuple):
 
 
 class BlockState:
-    """A block and the arguments of one call, before its forward. Raises TooMuchError: it cannot be watched.
-
-    What is not a tensor in the arguments must not be changed later. `own_buffers`: names of buffers that forward
-    changes.
-    """
+    """A block, and what must not change in the arguments of one call, before its forward, which changes `own_buffers`.
+    Raises TooMuchError: it cannot be watched."""
 
     def __init__(self, module: nn.Module, arguments: Iterable[Any], own_buffers: Collection[str] = ()) -> None:
         self._module = module
@@ -357,7 +349,7 @@ def copied(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _with_copies(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """The attributes of a module, with copies of torch's own containers."""
+    """With copies of torch's own containers."""
     return {
         name: copy.copy(value) if name in OF_TORCH and isinstance(value, (dict, set)) else value
         for name, value in attributes.items()
