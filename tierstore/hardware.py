@@ -35,11 +35,8 @@ class Transfer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class DriveHardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The disk tier: one drive, or several of the same kind that take blocks in turns (RAID 0).
-
-    Capacity, rates and endurance are of one drive; latencies are medians for 4 KiB, one at a time. Drives that were
-    measured as one count as one. `rated_written_bytes` is what may be written in its life, by its data sheet.
-    """
+    """The disk tier: one drive, or `num_drives` of one kind that take blocks in turns. All figures are of one drive;
+    latencies are medians for 4 KiB, one at a time."""
 
     io_mode: str
     capacity_bytes: Bytes
@@ -51,10 +48,7 @@ class DriveHardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     rated_written_bytes: Annotated[int, Meta(ge=1, le=2**63 - 1)] | None = None
 
     def as_one(self) -> DriveHardware:
-        """All the drives as a single one: `num_drives` times as fast at any depth, with the latency of one drive.
-
-        A transfer is taken to be long enough to be divided over all drives.
-        """
+        """All the drives as a single one: `num_drives` times as fast at any depth, with the latency of one drive."""
         if self.num_drives == 1:
             return self
         rated_bytes = self.rated_written_bytes
@@ -73,12 +67,9 @@ def _times(transfers: tuple[Transfer, ...], factor: int) -> tuple[Transfer, ...]
 
 
 class HostHardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Host memory and cores.
-
-    A container's quota may make `cores` a fraction. Rates are of one thread: that copies between buffers it has used
-    before, and that writes to memory it has not; `memory_bytes_per_second` is what cores and devices move all together.
-    `price_per_hour` is that of the whole machine, in any currency.
-    """
+    """Host memory, and cores, of which a container's quota may leave a fraction. Rates are of one thread that copies
+    between buffers it has used before, or writes to memory it has not; `memory_bytes_per_second`: of cores and devices
+    together."""
 
     cores: Annotated[float, Meta(gt=0, le=1e6)]
     capacity_bytes: Bytes
@@ -99,11 +90,7 @@ class CodecSpeed(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class AcceleratorLink(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Copies between host memory and an accelerator, one at a time; `both_bytes_per_second`: two together, one each
-    way.
-
-    `host_memory`: its kind on the host's side: "pinned", or "pageable" and why.
-    """
+    """Copies to and from "pinned" or "pageable" host memory, one at a time; `both_bytes_per_second`: one each way."""
 
     name: str
     memory_bytes: Bytes
@@ -124,11 +111,8 @@ class Hardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def read_hardware(file: str | PathLike[str]) -> Hardware:
-    """Read a description. Blocks.
-
-    Raises:
-        ConfigError: the file cannot be read, is of another version, or has a wrong key; names file and key.
-    """
+    """Read a description. Blocks. Raises ConfigError, which names file and key: it cannot be read, is of another
+    version, or has a wrong key."""
     path = Path(file)
     values = read_toml(path, "hardware")
     version = values.get("version")

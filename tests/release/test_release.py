@@ -1,4 +1,4 @@
-"""What is released: its files, its version, its changes, and README on a package index."""
+"""What is released: its files, its version, and its changes."""
 
 import re
 import tarfile
@@ -9,8 +9,7 @@ from email import message_from_bytes
 import pytest
 
 import tierstore
-from tests.release.artefacts import ROOT, Release, build, files_of_repository, repository_address
-from tests.release.readme import relative_links, with_absolute_links
+from tests.release.artefacts import ROOT, Release, build, files_of_repository
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 CHANGES = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
@@ -70,22 +69,3 @@ def test_changes_begin_with_this_version_dated_and_short_and_so_is_readme() -> N
     assert len(lines) <= 120
     assert max(map(len, lines)) <= 120
     assert {"make demo", "make test"} <= set(re.findall(r"make \w+", README))
-
-
-def test_readme_on_an_index_has_absolute_links_only_each_to_a_file() -> None:
-    base = repository_address() or "https://host/owner/name"
-    shown = with_absolute_links(README, f"{base}/", "v1")
-    assert relative_links(shown) == []
-    assert f"]({base}/raw/v1/bench/results/amd_epyc/step_memory.png)" in shown
-    links = re.findall(rf"{re.escape(base)}/(?:blob|raw)/v1/([^)\s#]+)", shown)
-    assert links == relative_links(README)
-
-
-def test_links_in_code_and_to_other_sites_stay() -> None:
-    text = "`[a](b.md)`\n```\n[c](d.md)\n```\n[e](https://e) [f](#f) [g](g.md#h) ![i](i.png)\n[j]: j.md\n"
-    assert relative_links(text) == ["g.md", "i.png", "j.md"]
-    shown = with_absolute_links(text, "https://host/o/n", "v1")
-    assert shown.splitlines()[4] == (
-        "[e](https://e) [f](#f) [g](https://host/o/n/blob/v1/g.md#h) ![i](https://host/o/n/raw/v1/i.png)"
-    )
-    assert shown.endswith("[j]: https://host/o/n/blob/v1/j.md\n")

@@ -14,11 +14,8 @@ DEFAULT_TEXT = "CPython's own documentation (pydoc_data.topics)"
 
 @dataclass(frozen=True)
 class DemoSettings:
-    """One training run, the same for both variants; as the options of `tierstore demo`.
-
-    With the defaults the saved tensors take about a gigabyte, in pieces of 8 to 32 MiB; parameters, gradients and
-    optimizer state take a tenth of that. Raises ConfigError: a number is out of range.
-    """
+    """One training run, the same for both variants. With the defaults the saved tensors take a gigabyte, parameters,
+    gradients and optimizer state a tenth of that. Raises ConfigError: a number is out of range."""
 
     steps: int = 6
     layers: int = 8

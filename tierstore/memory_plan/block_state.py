@@ -13,7 +13,6 @@ Globals, closures and what lies behind extensions written in C are not looked at
 
 from __future__ import annotations
 
-import copy
 import functools
 import io
 import logging
@@ -143,6 +142,10 @@ class _Looks(pickle.Pickler):
     def at(self, name: object, value: object) -> None:
         """Look at a value. Raises TooMuchError: with all that was looked at before, it is too much."""
         self._name = name
+        identity = self.persistent_id(value)
+        if identity is not None:
+            self.told[name] = identity.encode()
+            return
         self._written.seek(0)
         self._written.truncate()
         try:
@@ -317,11 +320,12 @@ class BlockState:
 
     def _look(self) -> _Looks:
         looks = _Looks()
-        found = [(path, module) for path, module in self._module.named_modules()]
+        found, seen = list(self._module.named_modules()), set[nn.Module]()
         while found:
             path, module = found.pop(0)
-            if any(module is member.module for member in self._members):
+            if module in seen:
                 continue
+            seen.add(module)
             if isinstance(module, torch.jit.ScriptModule):
                 raise TooMuchError("a ScriptModule in it cannot be watched")
             member = _Member(module, path, _with_copies(vars(module)), is_managed(module))
@@ -351,7 +355,7 @@ def copied(tensor: torch.Tensor) -> torch.Tensor:
 def _with_copies(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """With copies of torch's own containers."""
     return {
-        name: copy.copy(value) if name in OF_TORCH and isinstance(value, (dict, set)) else value
+        name: value.copy() if name in OF_TORCH and isinstance(value, (dict, set)) else value
         for name, value in attributes.items()
     }
 
