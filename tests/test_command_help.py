@@ -9,10 +9,11 @@ import pytest
 import typer.main
 
 from tests.daemon.conftest import environment_of_tests
-from tests.docs.test_messages import UNCLEAR
 from tierstore import cli
 
 _APP = typer.main.get_command(cli.app)
+_UNCLEAR = ("so many", "so long", "that is meant", "lasts", "looks", "one does not", "plainly")
+"""Phrases that a reader has to puzzle over."""
 _NO_BEGINNINGS = {"Of", "As", "In", "That", "Between", "Leave", "Which", "Most", "For"}
 
 
@@ -23,7 +24,6 @@ def _commands(command: object = _APP, path: tuple[str, ...] = ()) -> Iterator[tu
 
 
 _PATHS = [path for path, _ in _commands()]
-_NAMES = [" ".join(path) or "tierstore" for path in _PATHS]
 
 
 def _help(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -36,48 +36,33 @@ def _help(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize("path", _PATHS, ids=_NAMES)
-def test_short_option_prints_the_same_help(
-    path: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    short, long = (_help(monkeypatch, capsys, *path, option) for option in ("-h", "--help"))
-    assert short == long
-    assert "Usage:" in short
-
-
-@pytest.mark.parametrize("path", _PATHS, ids=_NAMES)
+@pytest.mark.parametrize("path", _PATHS, ids=[" ".join(path) or "tierstore" for path in _PATHS])
 def test_help_fits_80_columns_and_has_plain_words(
     path: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = _help(monkeypatch, capsys, *path, "--help")
+    short, text = (_help(monkeypatch, capsys, *path, option) for option in ("-h", "--help"))
+    assert short == text
+    assert "Usage:" in text
     assert max(map(len, text.splitlines())) <= 80
     assert not re.search(r"<\w+(\[\w+\]| range)?>", text), "a metavar is missing, or a type is shown"
     assert not re.search(r"[{}]", text)
     words = " ".join(text.lower().replace("│", " ").split())
-    assert [each for each in UNCLEAR if each in words] == []
+    assert [each for each in _UNCLEAR if each in words] == []
+    if not path:
+        assert "--install-completion" in text
+        assert "--show-completion" in text
 
 
-def test_help_of_an_option_begins_with_what_it_is_or_does() -> None:
-    first = {
-        (path, parameter.name): parameter.help.split()[0]
-        for path, command in _commands()
-        for parameter in command.params  # type: ignore[attr-defined]
-    }
-    assert {name: word for name, word in first.items() if word in _NO_BEGINNINGS} == {}
-
-
-def test_options_that_take_a_value_name_it_in_upper_case() -> None:
+def test_options_say_what_they_are_or_do_and_name_values_in_upper_case() -> None:
     known = {
         "PATH", "FILE", "SIZE", "SECONDS", "NUMBER", "DEVICE", "HOST:PORT", "UID", "GROUP", "CODEC", "LEVEL", "FORMAT",
         "NAME|FILE", "ORDER", "HOURS", "PRICE", "COMMAND",
     }  # fmt: skip
-    given = {
-        (path, parameter.name): parameter.metavar
-        for path, command in _commands()
-        for parameter in command.params  # type: ignore[attr-defined]
-        if not getattr(parameter, "is_flag", False) and not hasattr(command, "commands")
-    }
-    assert {name: metavar for name, metavar in given.items() if metavar not in known} == {}
+    for path, command in _commands():
+        for parameter in command.params:  # type: ignore[attr-defined]
+            assert parameter.help.split()[0] not in _NO_BEGINNINGS, (path, parameter.name)
+            takes_value = not getattr(parameter, "is_flag", False) and not hasattr(command, "commands")
+            assert not takes_value or parameter.metavar in known, (path, parameter.name)
 
 
 def test_every_command_whose_output_a_program_may_read_has_json() -> None:
@@ -115,9 +100,3 @@ def test_completion_offers_commands_and_options(typed: str, offered: list[str]) 
     words = str(len(typed.split()) - 1)
     done = _tierstore(_TIERSTORE_COMPLETE="complete_bash", COMP_WORDS=typed, COMP_CWORD=words)
     assert sorted(done.stdout.split()) == sorted(offered), done.stderr
-
-
-def test_help_names_the_options_that_install_completion() -> None:
-    done = _tierstore("--help")
-    assert "--install-completion" in done.stdout
-    assert "--show-completion" in done.stdout

@@ -40,19 +40,15 @@ def test_demo_installs_only_what_the_package_runs_with() -> None:
     assert "tierstore demo" in commands
 
 
-@pytest.mark.parametrize("target", ["test", "check", "docs"])
-def test_tests_and_checks_install_both_and_say_what_it_takes(target: str) -> None:
-    commands = _dry_run(target)
-    runtime, dev = (commands.index(each) for each in ("-e .\n", "-e '.[dev,trainers,docs]'"))
-    assert runtime < dev
-    said = re.findall(r"^echo \"(.+)\"", commands, re.MULTILINE)
-    assert all("GB" in each and "minute" in each for each in said[:2])
-    assert len(said) == 2 + (target == "test")
-    assert all("minute" in each for each in said)
-
-
-def test_check_builds_the_documentation_and_fails_on_a_warning() -> None:
-    assert "--fail-on-warning" in _dry_run("docs")
-    built = [line for line in _dry_run("docs").splitlines() if "sphinx" in line]
-    assert built
-    assert set(built) <= set(_dry_run("check").splitlines())
+def test_tests_and_checks_install_both_and_say_what_it_takes() -> None:
+    dry = {target: _dry_run(target) for target in ("test", "check", "docs")}
+    for target, commands in dry.items():
+        runtime, dev = (commands.index(each) for each in ("-e .\n", "-e '.[dev,trainers,docs]'"))
+        assert runtime < dev
+        said = re.findall(r"^echo \"(.+)\"", commands, re.MULTILINE)
+        assert all("GB" in each and "minute" in each for each in said[:2])
+        assert len(said) == 2 + (target == "test")
+        assert all("minute" in each for each in said)
+    built = [line for line in dry["docs"].splitlines() if "sphinx" in line]
+    assert "--fail-on-warning" in "".join(built)
+    assert set(built) <= set(dry["check"].splitlines())

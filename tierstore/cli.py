@@ -16,8 +16,7 @@ from .commands.demo import demo
 from .commands.doctor import doctor
 from .commands.output import OutputError, checked_output
 from .commands.serve import serve
-from .commands.stat import stat
-from .commands.top import top
+from .commands.stat import stat, top
 from .commands.trace import trace_commands
 from .commands.tune import tune
 from .commands.usage import CONTEXT, Command, Group

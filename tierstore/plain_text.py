@@ -23,11 +23,8 @@ def plain(text: str, kept: str = "") -> str:
 
 
 def plain_json(text: str) -> str:
-    """JSON with an escape of JSON for each character that is not printable: it has the same values as before.
-
-    Args:
-        text: sound JSON. The ends of its lines stay.
-    """
+    """Sound JSON with an escape for each character that is not printable, but the ends of lines: the same values as
+    before."""
     return text if text.isprintable() else _escaped(text, "\n", lambda each: json.dumps(each)[1:-1])
 
 

@@ -5,7 +5,6 @@ short by options that the page does not have. The exceptions: pages in `ELSEWHER
 that begins with `NOT_RUN` or `LONG` and says why.
 """
 
-import ast
 import os
 import re
 import shlex
@@ -13,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -174,42 +173,9 @@ def test_commands_of_a_page_end_well(page: Path, terminal: Terminal) -> None:
                 assert terminal.types(command).strip(), f"{command}: prints nothing"
 
 
-def test_reason_stands_beside_commands_that_are_not_run() -> None:
+def test_each_block_has_prompts_and_tests_of_the_other_pages_exist() -> None:
     for page, blocks in CONSOLES.items():
         for block in blocks:
-            if block.before.startswith(NOT_RUN):
-                assert len(block.before.removeprefix(NOT_RUN).split()) > 2, f"{page}:{block.line}"
-            else:
-                assert commands_of(block.code), f"{name_of(page)}:{block.line}: no command has a prompt"
-
-
-def copied_by_the_button(shown: str, settings: Mapping[str, str]) -> str:
-    """What the site's button copies of a block: sphinx-copybutton's `formatCopyText`, without what we do not set."""
-    prompt = re.compile(settings["copybutton_prompt_text"])
-    copied, goes_on = [], False
-    for line in shown.splitlines():
-        if (found := prompt.match(line)) or goes_on:
-            copied.append(line[found.end() :] if found else line)
-            goes_on = line.endswith(settings["copybutton_line_continuation_character"])
-    return "\n".join(copied or shown.splitlines())
-
-
-def test_button_copies_of_each_block_just_the_commands() -> None:
-    tree = ast.parse((DOCS / "conf.py").read_text(encoding="utf-8"))
-    settings = {
-        ast.unparse(each.targets[0]): ast.literal_eval(each.value)
-        for each in tree.body
-        if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]).startswith("copybutton_")
-    }
-    for page, blocks in CONSOLES.items():
-        for block in blocks:
-            copied = copied_by_the_button(block.code, settings).replace("\\\n", " ").splitlines()
-            where = f"{name_of(page)}:{block.line}"
-            assert copied == [command for command, _ in commands_of(block.code)], where
-            assert not any(re.match(r"[#$%>] |>>> |\S+@\S+[#$]", command) for command in copied), where
-
-
-def test_tests_of_the_other_pages_exist() -> None:
-    assert {
-        page for page, test in ELSEWHERE.items() if not (ROOT / page).is_file() or not (ROOT / test).is_file()
-    } == set()
+            assert block.before.startswith(NOT_RUN) or commands_of(block.code), f"{name_of(page)}:{block.line}"
+    for page_and_test in ELSEWHERE.items():
+        assert all((ROOT / path).is_file() for path in page_and_test), page_and_test

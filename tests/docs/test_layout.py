@@ -1,4 +1,4 @@
-"""The pages keep their layout: users' pages stay short, internal ones say when and where, links lead somewhere."""
+"""The pages keep their layout: users' pages stay short, links lead somewhere."""
 
 import os
 import re
@@ -66,17 +66,6 @@ def test_pages_of_users_are_short_enough_to_read() -> None:
     assert sum(words.values()) <= MOST_WORDS, sorted(words.items(), key=lambda item: -item[1])[:5]
 
 
-def test_internal_page_says_first_when_and_on_which_machine() -> None:
-    pages = sorted((DOCS / "project" / "internals").glob("*.md"))
-    assert pages
-    for page in pages:
-        first = "\n".join(page.read_text(encoding="utf-8").split("\n")[:12])
-        assert re.match(r"# .+\n\n", first), f"{page}: no title"
-        assert re.search(r"\b[A-Z]\w+ 20\d\d\b", first), f"{page}: no date in the first lines"
-        assert re.search(r"\b[Mm]achines?\b", first), f"{page}: no machine in the first lines"
-        assert re.search(r"^\*\*Found:\*\* \w", first, re.MULTILINE), f"{page}: not what was found in the first lines"
-
-
 def test_pages_named_in_sources_and_settings_exist() -> None:
     """Messages, docstrings and comments name pages by their paths from the repository's root."""
     folders = ("tierstore", "daemon", "hooks", "deploy", "examples", "native", "tests", ".github")
@@ -87,11 +76,6 @@ def test_pages_named_in_sources_and_settings_exist() -> None:
             named.setdefault(page, []).append(str(file.relative_to(ROOT)))
     assert len(named) > 10
     assert {page: files for page, files in named.items() if not (ROOT / page).is_file()} == {}
-
-
-def test_index_lists_every_guide_once() -> None:
-    listed = re.findall(r"^how_to/(\w+)$", (DOCS / "index.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert sorted(listed) == sorted(page.stem for page in (DOCS / "how_to").glob("*.md"))
 
 
 def test_relative_links_lead_somewhere() -> None:

@@ -2,8 +2,8 @@
 
 Blocks of Python are executed here, those of a page one after the other. The exceptions: a comment
 `<!-- recipe: NAME -->` stands before the block (`tests/integrations` executes it); its page is a tutorial
-(`test_tutorial.py`); the reader saves it as a file (`test_commands.py`); or the line before it begins with `NOT_RUN`
-and says why.
+(`test_tutorial.py`) or README (`tests/test_readme.py`); the reader saves it as a file (`test_commands.py`); or the line
+before it begins with `NOT_RUN` and says why.
 """
 
 import functools
@@ -44,7 +44,7 @@ PYTHON = {
 EXECUTED = {
     page: own
     for page, blocks in PYTHON.items()
-    if page.parent != DOCS / "tutorial"
+    if page.parent != DOCS / "tutorial" and page != ROOT / "README.md"
     if (own := [each for each in blocks if not is_run_elsewhere(each)])
 }
 
@@ -160,8 +160,8 @@ def test_configuration_of_another_program_can_be_read(text: str) -> None:
 
 
 def test_reason_stands_beside_what_is_not_run() -> None:
-    for page, blocks in PYTHON.items():
-        for block in blocks:
+    for page in ALL_PAGES:
+        for block in blocks_of(page):
             if block.before.startswith(NOT_RUN):
                 reason = block.before.removeprefix(NOT_RUN).strip(" *.")
                 assert len(reason.split()) > 2, f"{page}:{block.line}"

@@ -1,7 +1,7 @@
 """The tutorial, done as its pages say: by an ordinary user with a home of their own, word for word.
 
 Only the installation is made short: the environment has no pip, and finds the packages of the one that runs the tests.
-`pytest -m many` installs as the page says.
+`python -m tests.release` installs a release.
 """
 
 import os
@@ -192,18 +192,6 @@ def test_trace_is_drawn_and_explained(trained: Trained, reader: Reader) -> None:
     assert VIEW_AGAIN == VIEW
 
 
-def test_page_of_the_trace_loads_in_a_browser(trained: Trained, reader: Reader) -> None:
-    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if browser is None:
-        pytest.skip("there is no chromium")
-    page = reader.folder / "step.html"
-    line = [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={reader.home}/browser"]
-    done = subprocess.run([*line, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=END_SECONDS)
-    legend = re.search(r'<div id="legend">(.*?)</div>', done.stdout, re.DOTALL)
-    assert legend, done.stderr
-    assert "Waiting:" in legend[1], "the page's script filled it in"
-
-
 @pytest.mark.slow
 def test_training_through_the_daemon(trained: Trained, reader: Reader) -> None:
     with reader.terminal(*SERVE) as daemon:
@@ -246,16 +234,6 @@ def test_what_the_pages_remove_is_only_what_they_made(short_directory: Path) -> 
     assert {path.name for path in short_directory.iterdir()} == {*names, "run"}
 
 
-@pytest.mark.parametrize("taken", ["folder", "file"])
-def test_folder_that_is_there_already_is_refused(short_directory: Path, taken: str) -> None:
-    person = Reader(short_directory)
-    person.types(f"mkdir {person.folder}" if taken == "folder" else f"touch {person.folder}")
-    with person.terminal(*FOLDER) as terminal:
-        said = terminal.communicate(timeout=END_SECONDS)[1]
-    assert terminal.returncode != 0
-    assert "File exists" in said
-
-
 @pytest.mark.many
 def test_comparison_of_two_traces(trained: Trained, reader: Reader) -> None:
     """The last test of these: it changes `train.py`, as the page says."""
@@ -263,20 +241,3 @@ def test_comparison_of_two_traces(trained: Trained, reader: Reader) -> None:
     with_store, without = peaks(shown)
     assert with_store > 0.8 * without
     assert re.search(r"^ *1 .* 0 B +0 B$", shown, re.MULTILINE), shown
-
-
-@pytest.mark.many
-def test_installation_as_the_page_says(short_directory: Path) -> None:
-    """Takes minutes, and needs a network."""
-    person = Reader(short_directory)
-    source = short_directory / "source"
-    ignored = shutil.ignore_patterns(".git", ".venv", "build", "*.egg-info", ".*_cache")
-    shutil.copytree(ROOT, source, symlinks=True, ignore=ignored)
-    for path in (source, *source.rglob("*")):
-        os.chown(path, UID, UID, follow_symlinks=False)
-    pip = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
-    person.types(*FOLDER)
-    person.types(*INSTALL, cwd=source, **pip | {"PIP_CONSTRAINT": str(source / "constraints.txt")})
-    person.types(*DRIVE)
-    person.saves(FIRST, person.folder)
-    assert FIRST.promises(TRAIN[0], person.types(START, ENTER, *TRAIN))

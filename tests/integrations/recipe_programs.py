@@ -42,36 +42,8 @@ class SpillingStore(TierStore):
         return super().connect(address, host_bytes=0, **options)
 
 
-class _NoStats:
-    def as_metrics(self, since: _NoStats | None = None) -> dict[str, float]:
-        return {}
-
-    def summary(self) -> str:
-        return "no store"
-
-
-class NoStore:
-    """In place of a store, for the same lines without one."""
-
-    def __init__(self, *_: object) -> None:
-        pass
-
-    def __enter__(self) -> NoStore:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def stats(self) -> _NoStats:
-        return _NoStats()
-
-    @classmethod
-    def connect(cls, _: object) -> NoStore:
-        return cls()
-
-
 class _NoScope(ContextDecorator):
-    def __init__(self, _: NoStore) -> None:
+    def __init__(self, _: TierStore) -> None:
         pass
 
     def __enter__(self) -> None:
@@ -81,21 +53,18 @@ class _NoScope(ContextDecorator):
         pass
 
 
-def _not_offloaded(module: nn.Module, *, store: NoStore) -> nn.Module:
+def _not_offloaded(module: nn.Module, *, store: TierStore) -> nn.Module:
     return module
 
 
-WITHOUT_STORE = {"TierStore": NoStore, "tiered_offload": _NoScope, "offload_module": _not_offloaded}
-
-
 def paste(code: str, program: dict[str, Any], *, offloads: bool) -> None:
-    """Run a recipe's lines, with a store or without one. `program`: the names that they find, and leave theirs in."""
+    """Run a recipe's lines, with what they save stored or not. `program`: the names that they find, and leave theirs
+    in."""
     program["__name__"] = "__main__"
-    if offloads:
-        exec(recipes()["imports"], program)
-        program["TierStore"] = SpillingStore
-    else:
-        program |= WITHOUT_STORE
+    exec(recipes()["imports"], program)
+    program["TierStore"] = SpillingStore
+    if not offloads:
+        program |= {"tiered_offload": _NoScope, "offload_module": _not_offloaded}
     exec(compile(code, str(PAGE), "exec"), program)
 
 

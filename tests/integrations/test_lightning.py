@@ -209,14 +209,17 @@ def test_callback_can_be_copied_before_a_fit(tmp_path: Path) -> None:
 
 
 def test_argument_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
+    drive = directory(tmp_path)
     with pytest.raises(ConfigError, match="path='/no/such/place'"):
         TierStoreCallback("/no/such/place")
     with pytest.raises(ConfigError, match="min_byte"):
-        fit(tmp_path, [TierStoreCallback(directory(tmp_path), min_byte=0)], Module())
-    assert list(directory(tmp_path).iterdir()) == []
+        fit(tmp_path, [TierStoreCallback(drive, min_byte=0)], Module())
+    with pytest.raises(ConfigError, match="leave backward to Lightning"):
+        fit(tmp_path, [TierStoreCallback(drive, limit="1GiB")], Module(manual=True))
+    assert what_is_left(drive) == []
 
 
-@pytest.mark.parametrize("case", ["plain", "accumulation", "bf16"])
+@pytest.mark.parametrize("case", ["plain", "bf16"])
 def test_limit_makes_a_plan_that_is_printed_and_logged(
     tmp_path: Path, case: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -228,11 +231,4 @@ def test_limit_makes_a_plan_that_is_printed_and_logged(
     assert module.losses[-len(plain.losses) + 1 :] == plain.losses[1:]
     assert "It fits: nothing to do." in capsys.readouterr().out
     assert trainer.logged_metrics["tierstore/plan_measured_peak_gib"] > 0
-    assert what_is_left(drive) == []
-
-
-def test_limit_is_refused_where_training_step_calls_backward(tmp_path: Path) -> None:
-    drive = directory(tmp_path)
-    with pytest.raises(ConfigError, match="leave backward to Lightning"):
-        fit(tmp_path, [TierStoreCallback(drive, limit="1GiB")], Module(manual=True))
     assert what_is_left(drive) == []

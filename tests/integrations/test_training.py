@@ -1,5 +1,6 @@
 """A training with a plan: it is made at a batch with a loss. At its end the store is closed whatever fails."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,38 +19,26 @@ class FailingPlan:
         raise ConfigError("model", "Linear", "the plan is applied to another model: give that")
 
 
-def training_that_ends_badly(where: Path) -> Training:
-    training = TrainingPlan(where, {"host_bytes": "1MiB", "disk_bytes": "16MiB"}, {}).begin()
+@pytest.fixture
+def training(tmp_path: Path) -> Iterator[Training]:
+    """It ends badly. The store is closed all the same."""
+    training = TrainingPlan(tmp_path, {"host_bytes": "1MiB", "disk_bytes": "16MiB"}, {}).begin()
     training.plan, training._planned = FailingPlan(), nn.Linear(1, 1)  # type: ignore[assignment]
-    return training
-
-
-def assert_closed(training: Training) -> None:
+    yield training
     with pytest.raises(StoreClosedError):
         training.store.put(torch.ones(4))
 
 
-def test_store_is_closed_if_the_plan_cannot_be_removed(tmp_path: Path) -> None:
-    training = training_that_ends_badly(tmp_path)
-    with pytest.raises(ConfigError, match="another model"):
-        training.close()
-    assert_closed(training)
+def test_error_at_the_end_of_a_good_training_is_raised(training: Training) -> None:
+    with pytest.raises(ConfigError, match="another model"), training:
+        pass
     training.close()
 
 
-def test_error_of_the_training_is_raised_and_that_of_its_end_noted(tmp_path: Path) -> None:
-    training = training_that_ends_badly(tmp_path)
+def test_error_of_the_training_is_raised_and_that_of_its_end_noted(training: Training) -> None:
     with pytest.raises(ZeroDivisionError) as caught, training:
         1 / 0  # noqa: B018
-    assert_closed(training)
     assert ["another model" in note for note in caught.value.__notes__] == [True]
-
-
-def test_error_at_the_end_of_a_good_training_is_raised(tmp_path: Path) -> None:
-    training = training_that_ends_badly(tmp_path)
-    with pytest.raises(ConfigError, match="another model"), training:
-        pass
-    assert_closed(training)
 
 
 def test_plan_is_made_at_the_first_batch_that_has_a_loss(tmp_path: Path) -> None:

@@ -84,7 +84,6 @@ COMBINATIONS: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
     "checkpointing, reentrant": (tiny_model, REENTRANT),
     "checkpointing, not reentrant": (tiny_model, NOT_REENTRANT),
     "checkpointing and accumulation": (tiny_model, NOT_REENTRANT | {"gradient_accumulation_steps": 2}),
-    "compiled": (tiny_model, {"torch_compile": True, "torch_compile_backend": "aot_eager"}),
     "LoRA": (lora, {}),
     "LoRA, checkpointing": (lora, NOT_REENTRANT),
 }
@@ -93,10 +92,8 @@ COMBINATIONS: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
 @pytest.mark.parametrize("case", COMBINATIONS)
 def test_same_losses_and_parameters_as_without(tmp_path: Path, case: str) -> None:
     make, arguments = COMBINATIONS[case]
-    torch._dynamo.reset()
     plain = trainer_of(tmp_path, make(), **arguments)
     plain.train()
-    torch._dynamo.reset()
     trainer = trainer_of(tmp_path, make(), **arguments)
     drive = directory(tmp_path)
     assert offload_trainer(trainer, drive, store_options={"host_bytes": 0}, min_bytes=0) is trainer
@@ -107,33 +104,38 @@ def test_same_losses_and_parameters_as_without(tmp_path: Path, case: str) -> Non
     assert what_is_left(drive) == []
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    trainer = trainer_of(tmp_path_factory.mktemp("plain"))
+    trainer.train()
+    return outcome(trainer)
+
+
 @pytest.mark.parametrize("kind", ["open store", "open daemon", "socket", "file", "mapping"])
 def test_store_is_where_it_is_wanted(
-    tmp_path: Path, start_daemon: StartDaemon, kind: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, plain: list[Any], start_daemon: StartDaemon, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plain = trainer_of(tmp_path)
-    plain.train()
     trainer, drive, store = trainer_of(tmp_path), directory(tmp_path), None
+    options: dict[str, Any] = {"min_bytes": 0}
+    where: Any = {"store": {"path": str(drive), "host_bytes": 0}, "offload": options}
     if kind == "open store":
-        store = TierStore(drive, host_bytes=0)
-        offload_trainer(trainer, store, min_bytes=0)
+        where = store = TierStore(drive, host_bytes=0)
     elif kind == "open daemon":
-        store = TierStore.connect(start_daemon().socket, host_bytes=0)
-        offload_trainer(trainer, store, min_bytes=0)
+        where = store = TierStore.connect(start_daemon().socket, host_bytes=0)
     elif kind == "socket":
-        offload_trainer(trainer, start_daemon().socket, store_options={"host_bytes": 0}, min_bytes=0)
+        where, options = start_daemon().socket, options | {"store_options": {"host_bytes": 0}}
     elif kind == "file":
-        file = tmp_path / "tierstore.toml"
-        file.write_text(f'[store]\npath = "{drive}"\nhost_bytes = 0\n[offload]\nmin_bytes = 0\n', encoding="utf-8")
-        offload_trainer(trainer, file)
+        text = f'[store]\npath = "{drive}"\nhost_bytes = 0\n[offload]\nmin_bytes = 0\n'
+        where, options = tmp_path / "tierstore.toml", {}
+        where.write_text(text, encoding="utf-8")
     else:
-        offload_trainer(trainer, {"store": {"path": str(drive), "host_bytes": 0}, "offload": {"min_bytes": 0}})
+        options = {}
+    offload_trainer(trainer, where, **options)
     capsys.readouterr()
     trainer.train()
-    assert outcome(trainer) == outcome(plain)
-    assert min(logged(trainer, "tierstore/packed_gib")) > 0
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("tierstore: ")]
-    assert len(lines) == 1
+    assert outcome(trainer) == plain
+    assert min(logged(trainer, PACKED)) > 0
+    assert sum(line.startswith("tierstore: ") for line in capsys.readouterr().out.splitlines()) == 1
     if store is not None:
         assert store.stats().live_handles == 0  # it is still open
         store.close()
@@ -152,8 +154,8 @@ def test_resumed_training_same_bits(tmp_path: Path) -> None:
     assert resumed(tmp_path / "stored", offloads=True) == resumed(tmp_path / "plain", offloads=False)
 
 
-def test_numbers_are_in_a_real_file_of_tensorboard(tmp_path: Path) -> None:
-    trainer = trainer_of(tmp_path, report_to="tensorboard")
+def test_numbers_are_in_each_log_of_training_alone_and_in_a_real_file_of_tensorboard(tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, report_to="tensorboard", eval_strategy="steps", eval_steps=1)
     offload_trainer(trainer, directory(tmp_path), store_options={"host_bytes": 0}, min_bytes=0)
     trainer.train()
     (file,) = (tmp_path / "out").rglob("events.out.tfevents.*")
@@ -162,17 +164,10 @@ def test_numbers_are_in_a_real_file_of_tensorboard(tmp_path: Path) -> None:
     for name in (SPILLED, PACKED, "tierstore/stall_seconds", "tierstore/host_peak_gib"):
         found = [event.value for event in events.Scalars(f"train/{name}")]
         assert found == pytest.approx(logged(trainer, name))
-    assert min(event.value for event in events.Scalars(f"train/{PACKED}")) > 0
-
-
-def test_logs_of_evaluation_stay_as_they_are(tmp_path: Path) -> None:
-    trainer = trainer_of(tmp_path, eval_strategy="steps", eval_steps=1)
-    offload_trainer(trainer, directory(tmp_path), min_bytes=0)
-    trainer.train()
+    assert min(logged(trainer, PACKED)) > 0
+    trainer.evaluate()
     for log in trainer.state.log_history:
         assert any(name.startswith("tierstore/") for name in log) == ("loss" in log)
-    trainer.evaluate()
-    assert not any(name.startswith("tierstore/") for name in trainer.state.log_history[-1])
 
 
 class Failing(Trainer):
@@ -211,45 +206,47 @@ def test_training_that_fails_leaves_nothing_and_can_be_begun_again(tmp_path: Pat
     assert failed_and_begun_again(offloads=True) == failed_and_begun_again(offloads=False)
 
 
-def test_store_that_was_closed_before_raises_in_train(tmp_path: Path, make_store: MakeStore) -> None:
-    store = make_store()
-    trainer = offload_trainer(trainer_of(tmp_path), store, min_bytes=0)
-    store.close()
-    with pytest.raises(StoreClosedError):
-        trainer.train()
-
-
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no such directory": ({"where": "/no/such/place"}, r"path='/no/such/place'"),
     "a number": ({"where": 7}, r"where=7.*a directory, a daemon's socket, a TOML file or an open TierStore"),
     "an unknown option of the scope": ({"min_byte": 0}, r"min_byte"),
     "options that are no mapping": ({"store_options": "host_bytes=0"}, r"store_options='host_bytes=0'.*a mapping"),
     "an unknown option of the store": ({"store_options": {"host_byte": 0}}, r"host_byte"),
+    "what is stored, beside a limit": (
+        {"limit": "1GiB", "min_bytes": 0},
+        r"decides what is stored: leave out min_bytes",
+    ),
+    "no size": ({"limit": "much"}, r"limit='much'"),
+    "a limit that cannot be kept": ({"limit": "1MiB"}, r"limit='1MiB' cannot be used: it cannot fit: the least is \d"),
+    "no trainer": ({"trainer": 7}, r"give a transformers\.Trainer"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_argument_that_cannot_be_used_is_refused_and_nothing_is_left(tmp_path: Path, case: str) -> None:
     arguments, message = REFUSED[case]
+    given = {"trainer": trainer_of(tmp_path), "where": directory(tmp_path)} | arguments
     with pytest.raises(ConfigError, match=message):
-        offload_trainer(trainer_of(tmp_path), **{"where": directory(tmp_path)} | arguments).train()
+        offload_trainer(**given).train()
+    assert what_is_left(directory(tmp_path)) == []
 
 
-def test_options_for_a_store_that_is_open_are_refused(tmp_path: Path, make_store: MakeStore) -> None:
+def test_store_that_is_open_takes_no_options_and_one_that_was_closed_raises(
+    tmp_path: Path, make_store: MakeStore
+) -> None:
+    store = make_store()
     with pytest.raises(ConfigError, match=r"store_options.*the store is open already"):
-        offload_trainer(trainer_of(tmp_path), make_store(), store_options={"host_bytes": 0})
-
-
-def test_what_is_no_trainer_and_what_is_offloaded_already_are_refused(tmp_path: Path) -> None:
-    drive = directory(tmp_path)
-    with pytest.raises(ConfigError, match=r"give a transformers\.Trainer"):
-        offload_trainer(tiny_model(), drive)  # type: ignore[type-var]
-    trainer = offload_trainer(trainer_of(tmp_path), drive)
+        offload_trainer(trainer_of(tmp_path), store, store_options={"host_bytes": 0})
+    trainer = offload_trainer(trainer_of(tmp_path), store, min_bytes=0)
     with pytest.raises(ConfigError, match="offloaded already"):
-        offload_trainer(trainer, drive)
+        offload_trainer(trainer, store)
+    store.close()
+    with pytest.raises(StoreClosedError):
+        trainer.train()
 
 
 def test_trainers_own_offloading_is_refused_whenever_it_is_turned_on(tmp_path: Path) -> None:
+    """TRL's argument too."""
     drive = directory(tmp_path)
     own = {"activation_checkpointing": True, "activation_checkpointing_kwargs": {"offload": True}}
     with pytest.raises(ConfigError, match=r"activation_checkpointing_kwargs=.*remove \"offload\""):
@@ -282,21 +279,6 @@ def test_limit_makes_a_plan_that_is_printed_and_logged(tmp_path: Path, capsys: p
     assert logged(trainer, "tierstore/plan_measured_peak_gib")[-1] > 0
     assert what_is_left(drive) == []
     assert all(around_calls_of(module) is None for module in trainer.model.modules())
-
-
-def test_limit_that_cannot_be_kept_ends_the_training_and_says_what_can(tmp_path: Path) -> None:
-    trainer, drive = trainer_of(tmp_path), directory(tmp_path)
-    offload_trainer(trainer, drive, limit="1MiB")
-    with pytest.raises(ConfigError, match=r"limit='1MiB' cannot be used: it cannot fit: the least is \d"):
-        trainer.train()
-    assert what_is_left(drive) == []
-
-
-def test_limit_excludes_options_of_what_is_stored(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="a plan decides what is stored: leave out min_bytes"):
-        offload_trainer(trainer_of(tmp_path), directory(tmp_path), limit="1GiB", min_bytes=0)
-    with pytest.raises(ConfigError, match="limit='much'"):
-        offload_trainer(trainer_of(tmp_path), directory(tmp_path), limit="much")
 
 
 def test_room_is_left_for_the_state_that_an_optimizer_will_have() -> None:

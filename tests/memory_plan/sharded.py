@@ -1,6 +1,6 @@
 """A program: a model that FSDP2 shards, one process; each action around its blocks gives the plain gradients' bits.
 
-`python -m tests.memory_plan.sharded DIRECTORY [cpu | cuda]`
+`python -m tests.memory_plan.sharded DIRECTORY [cpu | cuda]`; with `refused` two processes try to plan such a model.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import multiprocessing, nn
 from torch.distributed.fsdp import fully_shard
 
-from tierstore import TierStore, plan_memory
+from tierstore import ConfigError, TierStore, plan_memory
 from tierstore.hooks.module import ModuleScope
 from tierstore.memory_plan.applied import PlannedCalls
 from tierstore.memory_plan.menu import Action, BlockTraits
@@ -61,12 +61,26 @@ def main(directory: str, device: str = "cpu") -> None:
             print(f"{action}: {'same bits' if same else 'OTHER BITS'}, {store.stats().live_handles} handles")
         print(f"stored: {store.stats().packed_tensors > 0}")
         plan = plan_memory(model, lambda: loss_of(model, device), store=store, limit="64GiB")
-        assert plan._planned is not None
-        print(f"planned as blocks that communicate: {plan._planned.prices.communicates}")
         print(f"saved by each block: {plan.blocks[0].saved_bytes} bytes")
         print(f"not computed again: {[block.differs for block in plan.blocks if block.differs]}")
     dist.destroy_process_group()
 
 
+def refused(number: int, directory: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{directory}.ranks", rank=number, world_size=2)
+    model = nn.Sequential(*(Block() for _ in range(3)))
+    for block in model:
+        fully_shard(block)
+    with TierStore(directory, host_bytes=0) as store:
+        try:
+            plan_memory(model, lambda: loss_of(model, "cpu"), store=store, limit="64GiB")
+        except ConfigError as error:
+            print(f"refused: {'exchange data between ranks' in str(error)}\n", end="", flush=True)
+    dist.destroy_process_group()
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if sys.argv[2:] == ["refused"]:
+        multiprocessing.spawn(refused, (sys.argv[1],), nprocs=2)
+    else:
+        main(*sys.argv[1:])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import io
-import pickle
 import random
 import subprocess
 import sys
@@ -21,7 +20,6 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - the name that everybody uses
 from torch.utils.checkpoint import checkpoint
 
-from tests.conftest import MakeStore
 from tests.hooks.programs import SIDE, all_bits, assert_same_bits, forget_after_error, grads
 from tests.memory_plan.blocks import (
     KEEP,
@@ -33,23 +31,20 @@ from tests.memory_plan.blocks import (
     Inner,
     Mlp,
     Normed,
-    planned,
     step,
     the_batch,
     trained,
     with_action,
 )
 from tests.waiting import until
-from tierstore import StoreClosedError, TierStore, keep_resident, tiered_offload
+from tierstore import TierStore, keep_resident, tiered_offload
 from tierstore.memory_plan.menu import Action, HeldOutput
-from tierstore.memory_plan.steps import with_calls
 
 NAMES = ["blocks.0", "blocks.1"]
 STATISTICS = ["norm.num_batches_tracked", "norm.running_mean", "norm.running_var"]
 HOLDING = [
-    Action("recompute", (HeldOutput(number, name),), stores)
-    for number, name in ((1, "aten.addmm.default"), (0, "aten.mul.Tensor"))
-    for stores in (False, True)
+    Action("recompute", (HeldOutput(1, "aten.addmm.default"),), stores=True),
+    Action("recompute", (HeldOutput(0, "aten.mul.Tensor"),)),
 ]
 ACTIONS = [KEEP, STORE, RECOMPUTE, RECOMPUTE_STORED, *HOLDING]
 AGAIN = [RECOMPUTE, RECOMPUTE_STORED, *HOLDING]
@@ -176,6 +171,45 @@ def tensor_of_the_users_class(model: nn.Module) -> list[Any]:
     return [torch.Tensor(batch.grad), *grads(model)]
 
 
+@contextmanager
+def their_hooks() -> Iterator[None]:
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor.clone(), lambda tensor: tensor):
+        yield
+
+
+def inside_scopes_of_the_user(model: nn.Module) -> list[Any]:
+    found = []
+    with TierStore("/tmp", host_bytes=0, disk_bytes="1GiB") as store:
+        for around in (lambda: tiered_offload(store, min_bytes=0), keep_resident, their_hooks):
+            model.zero_grad()
+            with around():
+                loss = step(model)
+            loss.backward()
+            found += [gradient.clone() for gradient in grads(model)]
+    return found
+
+
+def checkpointed_by_the_user(model: nn.Module) -> list[Any]:
+    found = []
+    for use_reentrant in (False, True):
+        model.zero_grad()
+        checkpoint(model, the_batch(), use_reentrant=use_reentrant).square().mean().backward()
+        found += [gradient.clone() for gradient in grads(model)]
+    return found
+
+
+def with_members_compiled(model: nn.Module) -> list[Any]:
+    torch.compiler.reset()
+    return one_step(model)
+
+
+def compiled_as_a_whole(model: nn.Module) -> list[Any]:
+    torch.compiler.reset()
+    for block in model.blocks:
+        block.compile(backend="aot_eager")  # what is compiled in it is part of that
+    return one_step(model)
+
+
 PROGRAMS = {
     "nested arguments and results": (OddModel, one_step),
     "backward of a part of the results": (lambda: Chain(Several, 1), parts_of_the_results),
@@ -184,11 +218,16 @@ PROGRAMS = {
     "without gradients, and in eval": (lambda: Chain(Mlp), without_gradients_and_in_eval),
     "generators of Python and NumPy": (lambda: Chain(Drawing), random_numbers_of_python_and_numpy),
     "a tensor of the user's class": (lambda: Chain(Mlp), tensor_of_the_users_class),
+    "scopes of the user around the model": (lambda: Chain(Mlp), inside_scopes_of_the_user),
+    "checkpoints of the user around the model": (lambda: Chain(Mlp), checkpointed_by_the_user),
+    "members compiled": (lambda: Chain(Compiled), with_members_compiled),
+    "compiled": (lambda: Chain(Compiled), compiled_as_a_whole),
 }
 
 
 @each_action
 @pytest.mark.parametrize(("make", "take"), PROGRAMS.values(), ids=PROGRAMS.keys())
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # Dynamo looks there
 def test_same_bits_as_without_the_action(store: TierStore, action: Action, make: Any, take: Any) -> None:
     torch.manual_seed(0)
     model = make()
@@ -202,27 +241,19 @@ def test_same_bits_as_without_the_action(store: TierStore, action: Action, make:
 @pytest.mark.parametrize("changed", ["first", "second", "bias"])
 def test_nested_argument_changed_before_backward_refused(store: TierStore, action: Action, changed: str) -> None:
     """Autograd in a plain run refuses the same."""
-
-    def take(model: nn.Module) -> None:
-        batch = the_batch()
-        inputs = {"first": batch * 2, "second": batch * 3, "bias": batch * 4}
-        pair = inputs["first"], [inputs["second"]]
-        found = model(pair, None, scale=batch, named={"bias": inputs["bias"], "factor": 0.5})
-        with torch.no_grad():
-            inputs[changed].add_(1)
-        found["main"].sum().backward()
-
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        take(Odd())
-    forget_after_error()
     model = nn.Module()
     model.inner = Odd()
-    with (
-        with_calls(model, planned(["inner"], action, [], store)),
-        pytest.raises(RuntimeError, match="modified by an inplace operation"),
-    ):
-        take(model.inner)
-    forget_after_error()
+    for each in (None, action):
+        batch = the_batch()
+        inputs = {"first": batch * 2, "second": batch * 3, "bias": batch * 4}
+        named = {"bias": inputs["bias"], "factor": 0.5}
+        with with_action(model, ["inner"], each, [], store):
+            found = model.inner((inputs["first"], [inputs["second"]]), None, scale=batch, named=named)
+            with torch.no_grad():
+                inputs[changed].add_(1)
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                found["main"].sum().backward()
+        forget_after_error()
 
 
 @each_action
@@ -256,46 +287,26 @@ def test_first_recomputed_call_of_a_process_keeps_no_graph_alive(store_directory
     subprocess.run([sys.executable, "-c", FIRST_CALL, str(store_directory)], check=True, timeout=120)
 
 
-# --- what the caller changes between forward and backward; test_same_state.py has what the block itself is ------------
+class Last(Inner):
+    """Saves neither its argument nor its result."""
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return self.inner((batch + 1) * 3)  # type: ignore[no-any-return]
 
 
 @each_action
-@pytest.mark.parametrize("of_result", [False, True])
-def test_argument_or_result_changed_by_the_caller(store: TierStore, action: Action, of_result: bool) -> None:
-    def take(model: nn.Module) -> list[Any] | str:
+def test_result_changed_in_place_by_the_caller(store: TierStore, action: Action) -> None:
+    """Arguments: `test_nested_argument_changed_before_backward_refused`. The block itself: `test_same_state.py`."""
+
+    def take(model: nn.Module) -> list[Any]:
         batch = the_batch()
-        given = batch * 2
-        found = model(given)
-        if of_result:
-            found.mul_(2)
-        else:
-            given.mul_(2)
-        try:
-            (found.sum() + given.sum()).backward()
-        except RuntimeError as error:
-            forget_after_error()
-            if "modified by an inplace operation" not in str(error):
-                raise
-            return "refused"
+        model.inner(batch * 2).mul_(2).sum().backward()
         return [batch.grad, *grads(model)]
-
-    class Last(Inner):
-        """Saves neither its argument nor its result."""
-
-        def forward(self, batch: torch.Tensor) -> torch.Tensor:
-            return self.inner((batch + 1) * 3)
 
     model = nn.Module()
     model.inner = Last()
-    plain = take(copy.deepcopy(model).inner)
-    with with_action(model, ["inner"], action, [], store):
-        found = take(model.inner)
-    assert plain != "refused"
-    if found == "refused":
-        assert action.kind == "recompute"
-        assert not of_result
-    else:
-        assert_same_bits(all_bits(found), all_bits(plain))
+    plain, found = (run(model, take, ["inner"], each, store) for each in (None, action))
+    assert_same_bits(all_bits(found), all_bits(plain))
 
 
 @each_action
@@ -334,40 +345,19 @@ def test_error_in_forward_or_in_the_recomputation_later_steps_are_right(
         assert store.stats().live_handles == 0
 
 
-@pytest.mark.parametrize("action", ACTIONS, ids=str)
-def test_store_closed_one_clear_error(make_store: MakeStore, action: Action) -> None:
-    store, model = make_store(), Chain(Mlp)
-    with with_action(model, NAMES, action, [], store):
-        loss = step(model)
-        store.close()
-        if action.uses_store:
-            with pytest.raises(StoreClosedError):
-                loss.backward()
-            forget_after_error()
-            with pytest.raises(StoreClosedError):
-                step(model)
-        else:
-            loss.backward()
-            step(model).backward()
-
-
 @each_action
 def test_copies_compute_with_their_own_weights_and_buffers(store: TierStore, action: Action) -> None:
-    model = Chain(Normed)
+    model, file = Chain(Normed), io.BytesIO()
     expected = trained(copy.deepcopy(model))
     state = all_bits(model.state_dict().values())
     with with_action(model, NAMES, action, STATISTICS, store):
-        copied = copy.deepcopy(model)
-        assert_same_bits(trained(copied), expected)
+        assert_same_bits(trained(copy.deepcopy(model)), expected)
         assert all_bits(model.state_dict().values()) == state
-        pickled = pickle.loads(pickle.dumps(model))
-        num_packed = store.stats().packed_tensors
-        assert_same_bits(trained(pickled), expected)
-        assert store.stats().packed_tensors == num_packed
-        file = io.BytesIO()
         torch.save(model, file)
         file.seek(0)
+        num_packed = store.stats().packed_tensors
         assert_same_bits(trained(torch.load(file, weights_only=False)), expected)
+        assert store.stats().packed_tensors == num_packed, "in a pickled module there is no plan"
 
 
 @each_action
@@ -376,11 +366,9 @@ def test_replicas_on_threads_at_once(store: TierStore, action: Action) -> None:
     num_threads = 4
     model = Chain(Normed)
     expected = trained(copy.deepcopy(model))
-    replicas = [copy.deepcopy(model) for _ in range(num_threads)]
     barrier, found = threading.Barrier(num_threads), [[] for _ in range(num_threads)]
 
-    def work(number: int) -> None:
-        replica = replicas[number]
+    def work(number: int, replica: nn.Module) -> None:
         barrier.wait()
         optimizer = torch.optim.SGD(replica.parameters(), lr=0.01)
         for _ in range(2):
@@ -390,61 +378,11 @@ def test_replicas_on_threads_at_once(store: TierStore, action: Action) -> None:
             optimizer.step()
         found[number] += all_bits(replica.state_dict().values())
 
-    calls = planned(NAMES, action, STATISTICS, store)
-    with with_calls(model, calls):
-        replicas[:] = [copy.deepcopy(model) for _ in range(num_threads)]
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(num_threads)]
+    with with_action(model, NAMES, action, STATISTICS, store):
+        threads = [threading.Thread(target=work, args=(number, copy.deepcopy(model))) for number in range(num_threads)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
     for one in found:
         assert_same_bits(one, expected[:-1])
-
-
-@each_action
-@pytest.mark.parametrize("as_a_whole", [False, True])
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # Dynamo looks there
-def test_block_that_is_compiled_or_has_a_member_that_is(store: TierStore, action: Action, as_a_whole: bool) -> None:
-    torch.compiler.reset()
-    model = Chain(Compiled)
-    for block in model.blocks if as_a_whole else ():
-        block.compile(backend="aot_eager")  # what is compiled in it is part of that
-    expected = trained(copy.deepcopy(model))
-    with with_action(model, NAMES, action, [], store):
-        assert_same_bits(trained(model), expected)
-
-
-@contextmanager
-def their_hooks() -> Iterator[None]:
-    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor.clone(), lambda tensor: tensor):
-        yield
-
-
-@each_action
-def test_scope_of_the_users_around_the_model(store: TierStore, action: Action) -> None:
-    model = Chain(Mlp)
-    expected = trained(copy.deepcopy(model))
-    for around in (lambda: tiered_offload(store, min_bytes=0), keep_resident, their_hooks):
-
-        def take(model: nn.Module, around: Any = around) -> torch.Tensor:
-            with around():
-                return step(model)
-
-        mine = copy.deepcopy(model)
-        with with_action(mine, NAMES, action, [], store):
-            assert_same_bits(trained(mine, take), expected)
-        assert store.stats().live_handles == 0
-
-
-@each_action
-@pytest.mark.parametrize("use_reentrant", [False, True])
-def test_checkpoint_of_the_users_around_the_model(store: TierStore, action: Action, use_reentrant: bool) -> None:
-    def take(model: nn.Module) -> torch.Tensor:
-        return checkpoint(model, the_batch(), use_reentrant=use_reentrant).square().mean()
-
-    model = Chain(Mlp)
-    expected = trained(copy.deepcopy(model), take)
-    with with_action(model, NAMES, action, [], store):
-        assert_same_bits(trained(model, take), expected)
-    assert store.stats().live_handles == 0

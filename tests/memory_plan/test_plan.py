@@ -80,11 +80,9 @@ def test_what_cannot_fit_is_refused(store: TierStore) -> None:
 
 def test_within_a_limit_same_bits(prices: Prices, store: TierStore) -> None:
     """Some blocks have to give way: the margin of a decision alone is 16 MiB."""
-    model, meter = Model(), ResidentMeter()
+    model = Model()
     expected = steps(copy.deepcopy(model), 3)
-    meter.tidy()
-    added_bytes = prices.uniform(Action("keep")).peak_bytes - prices.moments[0].bytes
-    limit_bytes = meter.level() + added_bytes - MIB
+    limit_bytes = resident_with(prices, prices.uniform(Action("keep")).peak_bytes) - MIB
     plan = planned(model, store, limit_bytes)
     assert plan.is_needed
     assert plan.predicted.peak_bytes <= limit_bytes
@@ -103,73 +101,14 @@ def test_within_a_limit_same_bits(prices: Prices, store: TierStore) -> None:
     assert not store.stats().memory_plan
 
 
-# --- limits of the kernel's -------------------------------------------------------------------------------------------
+# --- limits that are hard to keep -------------------------------------------------------------------------------------
 
-BEGIN = """
-import re, sys, torch, torch._dynamo
+VOLUMES = """
+import re, sys, torch
 from pathlib import Path
 from torch import nn
 from tierstore import ConfigError, TierStore, plan_memory
 
-def resident():
-    return int(re.search(r"VmRSS:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
-
-directory, group, room = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
-"""
-
-WITHIN_LITTLE = """
-class Large(nn.Module):
-    def forward(self, batch):
-        for _ in range(40):
-            batch = (batch * self.weight).sin()
-        return batch
-
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.tensor(1.5))
-
-def loss():
-    return model(torch.linspace(0, 1, 2**20)).sum()
-
-def gradients():
-    loss().backward()
-    return [each.grad for each in model.parameters()]
-
-torch.set_num_threads(1)
-model = nn.Sequential(Large(), Large())
-with TierStore(directory, staging_bytes="16MiB", codec="none") as store:
-    limit = resident() + room
-    used = int((group / "memory.usage_in_bytes").read_text())
-    (group / "memory.limit_in_bytes").write_text(str(used + room))
-    plan = plan_memory(model, loss, store=store, limit=limit)
-    plan.apply(model)
-    found = gradients()
-    print(plan)
-    plan.remove(model)
-(group / "memory.limit_in_bytes").write_text("-1")
-model.zero_grad()
-assert all(map(torch.equal, found, gradients()))
-"""
-
-
-def run_within(tmp_path: Path, program: str, room_bytes: int) -> str:
-    """What a program prints that limits its memory cgroup to so much beside what it has loaded."""
-    with made_cgroup("memory") as group:
-        begin = ["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(group)]
-        words = [sys.executable, "-c", BEGIN + program, str(tmp_path), str(group), str(room_bytes)]
-        done = subprocess.run([*begin, *words], capture_output=True, text=True, check=False, env=environment_of_tests())
-    assert done.returncode == 0, done.stderr
-    return " ".join(done.stdout.split())
-
-
-@pytest.mark.many
-def test_kernel_does_not_end_planning_where_a_block_cannot_be_computed_again(tmp_path: Path) -> None:
-    """Each of two blocks saves 320 MiB; the kernel kills what takes more than 260 MiB beside the loaded program."""
-    told = run_within(tmp_path, WITHIN_LITTLE, 260 * MIB)
-    assert "Never recomputed, as that takes more memory than the limit: 0, 1." in told
-
-
-VOLUMES = """
 def pair(before, after):
     return nn.Sequential(nn.Conv3d(before, after, 3, padding=1), nn.ReLU(), nn.Conv3d(after, after, 3, padding=1))
 
@@ -183,9 +122,11 @@ class Volumes(nn.Module):
         middle = self.middle(nn.functional.max_pool3d(skipped, 2))
         return self.up(torch.cat([skipped, nn.functional.interpolate(middle, scale_factor=2)], 1))
 
+directory, group = map(Path, sys.argv[1:])
 model, batch = Volumes(), torch.randn(1, 1, 64, 64, 64)
 with TierStore(directory, codec="none") as store:
-    limit = resident() + room
+    resident = int(re.search(r"VmRSS:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
+    limit = resident + 144 * 2**20
     (group / "memory.limit_in_bytes").write_text(str(limit))
     try:
         print(plan_memory(model, lambda: model(batch).square().mean(), store=store, limit=limit).num_steps)
@@ -196,45 +137,46 @@ with TierStore(directory, codec="none") as store:
 
 def test_kernel_does_not_end_planning_that_cannot_fit(tmp_path: Path) -> None:
     """What is joined in front of the last pair takes 36 MiB, its gradient as much, and convolutions copy both."""
-    assert "it cannot fit: the least is" in run_within(tmp_path, VOLUMES, 144 * MIB)
+    with made_cgroup("memory") as group:
+        begin = ["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(group)]
+        words = [*begin, sys.executable, "-c", VOLUMES, str(tmp_path), str(group)]
+        done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment_of_tests())
+    assert done.returncode == 0, done.stderr
+    assert "it cannot fit: the least is" in done.stdout
 
 
-# --- blocks that are too large ----------------------------------------------------------------------------------------
+def test_block_too_large_to_be_computed_again_within_the_limit_is_not(store: TierStore) -> None:
+    model = Model()
+    trials = Trials(model, lambda: loss_of(model, rows=64), store, ResidentMeter(), 1)
+    trials.guards_memory = False
+    prices, _ = measure_prices(trials)
+    assert set(prices.differs.values()) == {"that takes more memory than the limit"}
+    assert {*prices.uniform(Action("recompute")).actions.values()} == {Action("store")}
+
+
+def resident_with(prices: Prices, nbytes: int) -> int:
+    """What `nbytes` at a moment of a step, which was measured some time ago, would be now."""
+    meter = ResidentMeter()
+    meter.tidy()
+    return meter.level() + nbytes - prices.moments[0].bytes
 
 
 def test_block_that_fits_beside_a_narrow_staging_window_is_computed_again_within_the_limit(
-    make_store: MakeStore,
+    prices: Prices, make_store: MakeStore
 ) -> None:
     """It would not beside the whole window, of which computing again needs nothing."""
-    store = make_store(staging_bytes="192MiB")
-    model, meter = Model(), ResidentMeter()
-    with Trials(model, lambda: loss_of(model), store, meter, 2**40) as trials:
-        prices, _ = measure_prices(trials)
-    most_bytes = max(moment.bytes for moment in prices.moments)
+    store, model = make_store(staging_bytes="192MiB"), Model()
+    most_bytes = resident_with(prices, max(moment.bytes for moment in prices.moments))
     limit_bytes = most_bytes + 112 * MIB  # a narrow window and its scratch take 48 MiB, the whole one 208 MiB
-    with Trials(model, lambda: loss_of(model), store, meter, limit_bytes) as trials:
-        prices, measured = measure_prices(trials)
-    assert prices.differs == {}
+    with Trials(model, lambda: loss_of(model), store, ResidentMeter(), limit_bytes) as trials:
+        found, measured = measure_prices(trials)
+    assert found.differs == {}
     peaks = {step.peak_bytes for decision, step in measured if {*decision.actions.values()} == {AGAIN}}
     assert peaks
     assert max(peaks) <= limit_bytes
-    recompute = prices.uniform(Action("recompute"))
+    recompute = found.uniform(Action("recompute"))
     assert recompute.peak_bytes <= limit_bytes
     assert {*recompute.actions.values()} == {Action("recompute")}
-
-
-class Shard(torch.Tensor):
-    """In the place of a parameter that ranks gather."""
-
-
-def test_block_too_large_to_be_computed_again_is_tried_if_it_communicates(store: TierStore) -> None:
-    """Other ranks wait for what it sends, and may have more memory. So no step ends early where there are several."""
-    model = Model()
-    model.blocks[0].inner.shard = nn.Parameter(torch.ones(1).as_subclass(Shard))
-    trials = Trials(model, lambda: loss_of(model), store, ResidentMeter(), 1)
-    trials.guards_memory = False
-    prices, _ = measure_prices(trials)
-    assert set(prices.differs) == {f"blocks.{number}" for number in range(1, NUM_BLOCKS)}
 
 
 def test_within_the_tightest_limits_the_store_moves_less_at_a_time(
@@ -243,7 +185,7 @@ def test_within_the_tightest_limits_the_store_moves_less_at_a_time(
     store, model = make_store(staging_bytes="64MiB"), Model()
     expected = steps(copy.deepcopy(model))
     limits = store.residency.window_limits
-    decision = prices.decision_for(dict.fromkeys(prices.options, Action("store")), is_narrow=True)
+    decision = prices.uniform(Action("store"), is_narrow=True)
     plan = planned_by(prices, store, decision=decision)
     assert plan.staging_bytes == 32 * MIB
     assert "The store moves at most 32 MiB at a time meanwhile." in str(plan)
@@ -378,7 +320,7 @@ def test_error_in_the_middle_of_planning_leaves_all_as_found(store: TierStore) -
         def run(model: nn.Module = model, at: int = at) -> torch.Tensor:
             nonlocal num_calls
             num_calls += 1
-            loss = loss_of(model)
+            loss = loss_of(model, rows=64)
             if num_calls == at:
                 raise KeyboardInterrupt
             return loss

@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - the name that everybody uses
-from torch.utils.checkpoint import SAC_IGNORED_OPS, CheckpointPolicy, checkpoint
+from torch.utils.checkpoint import SAC_IGNORED_OPS, CheckpointPolicy
 
-from tests.hooks.programs import SIDE, all_bits
+from tests.hooks.programs import SIDE
 from tests.memory_plan.blocks import BLOCKS, Chain, Inner, Mlp, recorded, step, the_batch
 from tierstore import TierStore
 from tierstore.hooks.select import Kept
@@ -155,16 +155,16 @@ class ChangesItsArgument(nn.Module):
         return batch.relu_()
 
 
-class ChangesAList(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.block = Block(append_to)
-
+class ChangesAList(Inner):
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
         given: list[torch.Tensor] = []
-        result = self.block(batch, given)
+        result = self.inner(batch, given)
         assert len(given) == 1
-        return result
+        return result  # type: ignore[no-any-return]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Block(append_to)
 
 
 def append_to(block: Any, hidden: torch.Tensor, given: list[torch.Tensor]) -> torch.Tensor:
@@ -173,7 +173,7 @@ def append_to(block: Any, hidden: torch.Tensor, given: list[torch.Tensor]) -> to
 
 
 @pytest.mark.parametrize(
-    ("make", "name"), [(lambda: Chain(ChangesItsArgument, 1), "blocks.0"), (ChangesAList, "block")]
+    ("make", "name"), [(lambda: Chain(ChangesItsArgument, 1), "blocks.0"), (ChangesAList, "inner")]
 )
 def test_block_that_changes_an_argument_is_found(store: TierStore, make: Callable[[], nn.Module], name: str) -> None:
     (call,) = recorded(make(), [name], store)
@@ -215,24 +215,6 @@ def test_buffers_that_forward_changes(store: TierStore) -> None:
     (call,) = recorded(Chain(BLOCKS["Normed"], 1), ["blocks.0"], store)
     assert sorted(call.buffers) == ["norm.num_batches_tracked", "norm.running_mean", "norm.running_var"]
     assert call.differs == ""
-
-
-@pytest.mark.parametrize("make", BLOCKS.values(), ids=BLOCKS.keys())
-def test_operators_counted_as_a_checkpoint_counts_them(store: TierStore, make: Callable[[], nn.Module]) -> None:
-    torch.manual_seed(0)
-    (call,) = recorded(Chain(make, 1), ["blocks.0"], store)
-    counted: list[str] = []
-
-    def policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        counted.append(str(operator))
-        return CheckpointPolicy.PREFER_RECOMPUTE
-
-    def region(batch: torch.Tensor) -> Any:
-        return checkpoint(make(), batch, use_reentrant=False, context_fn=lambda: holding_contexts(policy, Kept, Kept))
-
-    region(the_batch() * 1.5)
-    assert [operator.name for operator in call.operators] == counted[: len(call.operators)]
-    assert len(call.operators) > 2
 
 
 class Unbiased(nn.Module):
@@ -337,18 +319,3 @@ def test_result_that_is_not_saved_is_never_held(store: TierStore) -> None:
     (call,) = recorded(Model(), ["block"], store)
     assert "aten.sin.default" in holdable(call)
     assert "aten.mul.Tensor" not in holdable(call)
-
-
-def test_recording_changes_no_bits_of_what_is_computed(store: TierStore) -> None:
-    model, losses = Chain(Mlp), []
-
-    def take(module: nn.Module) -> torch.Tensor:
-        losses.append(step(module))
-        return losses[-1]
-
-    torch.manual_seed(1)
-    take(model)
-    torch.manual_seed(1)
-    recorded(model, ["blocks.0", "blocks.1"], store, take)
-    first, second = all_bits(losses)
-    assert first == second

@@ -262,14 +262,7 @@ def test_timeline_leaves_no_hooks_on_what_a_block_returns(store: TierStore, fail
     assert not model.shared._backward_hooks
 
 
-class OfADevice(ResidentMeter):
-    is_of_host = False
-
-
-@pytest.mark.parametrize(("meter", "returned_mib"), [(ResidentMeter(), 12), (OfADevice(), 0)])
-def test_trial_is_the_median_of_steps_and_tells_what_was_returned(
-    store: TierStore, meter: ResidentMeter, returned_mib: int
-) -> None:
+def test_trial_is_the_median_of_steps_and_tells_what_was_returned(store: TierStore) -> None:
     """The first step, which is unlike the others, counts for the peak alone. With each, the store returns 3 MiB."""
     measured = [(9.0, 50), (3.0, 10), (1.0, 20), (2.0, 30)]
 
@@ -278,7 +271,6 @@ def test_trial_is_the_median_of_steps_and_tells_what_was_returned(
         return MeasuredStep(*measured.pop(0))
 
     model = Chain(Mlp)
-    with Trials(model, lambda: step(model), store, meter, 2**40) as trials:
+    with Trials(model, lambda: step(model), store, ResidentMeter(), 2**40) as trials:
         trials.steps = SimpleNamespace(take=take)  # type: ignore[assignment]
-        found = trials.take(Decision({}, 0, 0.0, 0), 4)
-    assert found == MeasuredStep(2.0, 50, returned_mib * 2**20)
+        assert trials.take(Decision({}, 0, 0.0, 0), 4) == MeasuredStep(2.0, 50, 12 * 2**20)

@@ -18,7 +18,7 @@ from rich.console import Console
 
 import tierstore
 
-from .artefacts import ROOT, build, repository_address, unpack
+from .artefacts import ROOT, build, unpack
 
 _DEMO = ("demo", "--device=cpu", "--steps=2", "--layers=2", "--width=64", "--context=128", "--batch=4")
 _TESTS = ("tests/tuning/test_findings.py", "tests/hooks/test_gradients.py", "tests/bench/test_goals.py")
@@ -45,9 +45,6 @@ def main(
             _console.print(f"failed: {' '.join(map(str, error.cmd))}", style="red", markup=False)
             _console.print(error.stderr or error.stdout or "", markup=False, highlight=False)
             raise typer.Exit(1) from error
-    if repository_address() is None:
-        words = "pyproject.toml names no Repository in [project.urls]: README's links stay relative"
-        _console.print(words, style="yellow", markup=False)
 
 
 def _test_sdist(tree: Path) -> None:

@@ -5,15 +5,10 @@ import shutil
 import subprocess
 import sys
 import tarfile
-import tomllib
 from pathlib import Path
 from typing import NamedTuple
 
-import tierstore
-
-from .readme import with_absolute_links
-
-__all__ = ["ROOT", "Release", "build", "files_of_repository", "repository_address", "unpack"]
+__all__ = ["ROOT", "Release", "build", "files_of_repository", "unpack"]
 
 ROOT = Path(__file__).parents[2]
 _NOT_OURS = (".*", "build", "dist", "__pycache__", "*.egg-info", "*.pyc", "fuzz-findings")
@@ -33,13 +28,6 @@ class Release(NamedTuple):
     wheel: Path
 
 
-def repository_address() -> str | None:
-    """`Repository` of `[project.urls]` in pyproject.toml; None: nobody has said yet where the repository is."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    address: str | None = project.get("urls", {}).get("Repository")
-    return address
-
-
 def files_of_repository() -> list[Path]:
     """Every file and link, below `ROOT`: those that git tracks; where there is no clone, all that no tool has made."""
     if (ROOT / ".git").exists() and shutil.which("git"):
@@ -56,7 +44,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def build(target: Path, scratch: Path) -> Release:
-    """Build both into `target`; README's links are absolute if the repository's address is known.
+    """Build both into `target`.
 
     Args:
         target: an existing folder.
@@ -69,10 +57,6 @@ def build(target: Path, scratch: Path) -> Release:
     for path in files_of_repository():
         (tree / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / path, tree / path, follow_symlinks=False)
-    if address := repository_address():
-        readme = tree / "README.md"
-        text = with_absolute_links(readme.read_text(encoding="utf-8"), address, f"v{tierstore.__version__}")
-        readme.write_text(text, encoding="utf-8")
     sdist = target / _build("sdist", tree, target)
     return Release(sdist, target / _build("wheel", unpack(sdist, scratch / "unpacked"), target))
 

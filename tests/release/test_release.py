@@ -1,17 +1,15 @@
-"""What is released: its files, its version, its changes, and README on a package index."""
+"""What is released: its files, its version, and its changes."""
 
 import re
 import tarfile
 import tomllib
 import zipfile
 from email import message_from_bytes
-from email.message import Message
 
 import pytest
 
 import tierstore
-from tests.release.artefacts import ROOT, Release, build, files_of_repository, repository_address
-from tests.release.readme import relative_links, with_absolute_links
+from tests.release.artefacts import ROOT, Release, build, files_of_repository
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 CHANGES = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
@@ -27,21 +25,16 @@ def release(tmp_path_factory: pytest.TempPathFactory) -> Release:
     return build(target, tmp_path_factory.mktemp("scratch"))
 
 
-def metadata(release: Release) -> Message:
-    """The wheel's: what a package index shows."""
-    with zipfile.ZipFile(release.wheel) as wheel:
-        (name,) = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
-        return message_from_bytes(wheel.read(name))
-
-
-def test_version_is_named_once_and_the_release_has_it(release: Release) -> None:
+def test_version_is_named_once_and_the_release_and_images_have_it(release: Release) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert "version" not in project, "two places would differ one day"
-    assert metadata(release)["Version"] == tierstore.__version__
+    with zipfile.ZipFile(release.wheel) as wheel:
+        (name,) = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
+        shown = message_from_bytes(wheel.read(name))
+    assert shown["Version"] == tierstore.__version__
     assert release.sdist.name == f"tierstore-{tierstore.__version__}.tar.gz"
-
-
-def test_images_in_deploy_have_the_version() -> None:
+    assert shown["Description-Content-Type"] == "text/markdown"
+    assert "## Ten lines" in str(shown.get_payload()), "an index shows README"
     text = (ROOT / "deploy" / "kubernetes.yaml").read_text(encoding="utf-8")
     assert set(re.findall(r"image: tierstore:(\S+)", text)) == {tierstore.__version__}
 
@@ -66,55 +59,13 @@ def test_wheel_has_the_package_with_its_data_and_nothing_else(release: Release) 
     assert sources <= names
 
 
-def test_changes_begin_with_this_version_dated_and_short() -> None:
+def test_changes_begin_with_this_version_dated_and_short_and_so_is_readme() -> None:
     heading, *_ = re.findall(r"^## (.+)$", CHANGES, re.MULTILINE)
     assert re.fullmatch(rf"{re.escape(tierstore.__version__)} - 20\d\d-\d\d-\d\d", heading)
     section = CHANGES.split("\n## ")[1]
     assert set(re.findall(r"^### (.+)$", section, re.MULTILINE)) <= {"Added", "Changed", "Fixed", "Removed"}
     assert len(section.split()) <= 1500
-
-
-def test_readme_is_short_and_names_the_two_commands() -> None:
     lines = README.splitlines()
     assert len(lines) <= 120
     assert max(map(len, lines)) <= 120
     assert {"make demo", "make test"} <= set(re.findall(r"make \w+", README))
-
-
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"])
-def test_links_lead_to_files(page: str) -> None:
-    links = relative_links((ROOT / page).read_text(encoding="utf-8"))
-    assert links
-    assert [link for link in links if not (ROOT / link).exists()] == []
-
-
-def test_readme_on_an_index_has_absolute_links_only_each_to_a_file() -> None:
-    base = repository_address() or "https://host/owner/name"
-    shown = with_absolute_links(README, f"{base}/", "v1")
-    assert relative_links(shown) == []
-    assert f"]({base}/raw/v1/bench/results/amd_epyc/step_memory.png)" in shown
-    links = re.findall(rf"{re.escape(base)}/(?:blob|raw)/v1/([^)\s#]+)", shown)
-    assert links == relative_links(README)
-
-
-def test_links_in_code_and_to_other_sites_stay() -> None:
-    text = "`[a](b.md)`\n```\n[c](d.md)\n```\n[e](https://e) [f](#f) [g](g.md#h) ![i](i.png)\n[j]: j.md\n"
-    assert relative_links(text) == ["g.md", "i.png", "j.md"]
-    shown = with_absolute_links(text, "https://host/o/n", "v1")
-    assert shown.splitlines()[4] == (
-        "[e](https://e) [f](#f) [g](https://host/o/n/blob/v1/g.md#h) ![i](https://host/o/n/raw/v1/i.png)"
-    )
-    assert shown.endswith("[j]: https://host/o/n/blob/v1/j.md\n")
-
-
-def test_index_shows_readme(release: Release) -> None:
-    shown = metadata(release)
-    assert shown["Description-Content-Type"] == "text/markdown"
-    assert "## Ten lines" in str(shown.get_payload())
-
-
-def test_a_page_of_the_documentation_shows_each_file_of_the_root() -> None:
-    shown = {"release_notes": "CHANGELOG", "contributing": "CONTRIBUTING", "security": "SECURITY"}
-    for name, root_file in shown.items():
-        page = (ROOT / "docs" / "project" / f"{name}.md").read_text(encoding="utf-8")
-        assert f"{{include}} ../../{root_file}.md" in page

@@ -18,7 +18,7 @@ from rich.table import Table
 from ..base.config import SizeLike, format_bytes, parse_size
 from ..errors import TierStoreError
 from .place import file_system_of, is_in_memory, store_directory
-from .settings import DEFAULT_TEXT, DemoSettings, check_device, load_text
+from .settings import DEFAULT_TEXT, DemoSettings, load_text
 
 HOST_SHARE = 8
 """By default `host_bytes` is the memory that plain training added, divided by this."""
@@ -33,16 +33,9 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class RunReport:
-    """The measurements of one run.
-
-    Attributes:
-        step_seconds: forward, backward and optimizer, per step.
-        losses: nats per byte, per step.
-        digests: per step, the SHA-256 of the loss and of every parameter's gradient as raw bytes, by name.
-        peak_host_bytes: host memory added since before the first step, see NOTE [What is counted] in `memory.py`.
-        peak_device_bytes: the same for memory allocated on the accelerator; None without an accelerator.
-        stats: the store's own statistics after the last step; None without a store.
-    """
+    """The measurements of one run: seconds, loss (nats per byte) and digests of each step, the latter by parameter;
+    memory added since before the first step (NOTE [What is counted] in `memory.py`), and on an accelerator, if there is
+    one; and the store's statistics, if there is one."""
 
     device: str
     torch_version: str
@@ -159,18 +152,11 @@ def first_difference(one: Sequence[Mapping[str, str]], other: Sequence[Mapping[s
 
 
 def run_demo(settings: DemoSettings, *, path: str | None, host_bytes: SizeLike | None, say: Say) -> DemoResult:
-    """Train plainly, then with a store, each in a fresh process; blocks until both are done.
+    """Train plainly, then with a store, each in a fresh process; blocks until both are done. Nothing is left at `path`.
 
-    Args:
-        path: the store's directory; None: one on a disk. Nothing is left there.
-        host_bytes: the store's budget; None: an eighth of what plain training added to memory.
-        say: is given lines that tell how far it is.
-
-    Raises:
-        ConfigError: an option cannot be used; raised before the first run if possible.
-        TierStoreError: a run failed; only what its store held is lost.
+    `say` is given lines that tell how far it is. Raises ConfigError: an option cannot be used; TierStoreError: a run
+    failed.
     """
-    check_device(settings.device)
     budget = None if host_bytes is None else parse_size(host_bytes, "--host-bytes")
     load_text(settings.text, at_least_bytes=settings.context + 1)
     directory = store_directory(path)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..base.device_files import has_driver
 from ..errors import ConfigError
 
 HEAD_WIDTH = 64
@@ -15,11 +14,8 @@ DEFAULT_TEXT = "CPython's own documentation (pydoc_data.topics)"
 
 @dataclass(frozen=True)
 class DemoSettings:
-    """One training run, the same for both variants; as the options of `tierstore demo`.
-
-    With the defaults the saved tensors take about a gigabyte, in pieces of 8 to 32 MiB; parameters, gradients and
-    optimizer state take a tenth of that. Raises ConfigError: a number is out of range.
-    """
+    """One training run, the same for both variants. With the defaults the saved tensors take a gigabyte, parameters,
+    gradients and optimizer state a tenth of that. Raises ConfigError: a number is out of range."""
 
     steps: int = 6
     layers: int = 8
@@ -36,15 +32,6 @@ class DemoSettings:
                 raise ConfigError(f"--{option}", given, "give a number of 1 or more")
         if self.width % HEAD_WIDTH:
             raise ConfigError("--width", self.width, f"give a multiple of {HEAD_WIDTH}, the width of an attention head")
-
-
-def check_device(name: str) -> None:
-    """Refuse an accelerator for which this machine has no driver, by ConfigError. If there is one, only torch can tell
-    whether the device is there."""
-    kind = name.partition(":")[0]
-    if kind not in ("auto", "cpu") and not has_driver(kind):
-        what = "this machine has no driver for such a device (see /dev): give cpu, or auto"
-        raise ConfigError("--device", name, what)
 
 
 def load_text(file: str | None, at_least_bytes: int) -> bytes:

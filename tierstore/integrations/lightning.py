@@ -65,13 +65,13 @@ class TierStoreCallback(Callback):  # type: ignore[misc]
         step = trainer.strategy.training_step
 
         def training_step(*args: Any, **kwargs: Any) -> Any:
-            had_plan = training.plan is not None
-            result = training.run(
-                lambda: step(*args, **kwargs), model=pl_module, optimizers=trainer.optimizers, loss_of=_loss_of
+            return training.run(
+                lambda: step(*args, **kwargs),
+                model=pl_module,
+                optimizers=trainer.optimizers,
+                loss_of=_loss_of,
+                prints_plan=trainer.is_global_zero,
             )
-            if training.plan is not None and not had_plan and trainer.is_global_zero:
-                print(training.plan, flush=True)
-            return result
 
         trainer.strategy.training_step = training_step
 

@@ -141,6 +141,7 @@ class Training:
         model: nn.Module,
         optimizers: Iterable[torch.optim.Optimizer],
         loss_of: Callable[[T], torch.Tensor | None],
+        prints_plan: bool = False,
     ) -> T:
         """Compute a loss, and store what that saves, or follow the plan, which the first call that has a loss makes.
 
@@ -154,6 +155,8 @@ class Training:
                     model, lambda: _loss(loss_of(compute())), store=self.store, limit=self._limit, reserve=reserve
                 )
                 self._planned = self.plan.apply(model)
+                if prints_plan:
+                    print(self.plan, flush=True)
         if self.plan is not None:
             return self.plan.watch(compute)
         with self._scope:

@@ -111,16 +111,13 @@ class _Offloading:
         """Evaluation saves nothing."""
         if self._training is None or not torch.is_grad_enabled():
             return self._compute_loss(model, *args, **kwargs)
-        training, had_plan = self._training, self._training.plan is not None
-        loss = training.run(
+        return self._training.run(
             lambda: self._compute_loss(model, *args, **kwargs),
             model=model,
             optimizers=[] if self._trainer.optimizer is None else [_plain(self._trainer.optimizer)],
             loss_of=_loss_of,
+            prints_plan=self._trainer.is_world_process_zero(),
         )
-        if training.plan is not None and not had_plan and self._trainer.is_world_process_zero():
-            print(training.plan, flush=True)
-        return loss
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Logs of evaluation stay as they are."""

@@ -35,11 +35,8 @@ from .menu import Action, BlockTraits, HeldOutput
 
 
 class PlannedCalls:
-    """The calls of one block go through this. An `Around`.
-
-    `scope` takes what is stored (None: nothing is). `recompute_seconds`: time that backward has spent computing the
-    block again, so far. `is_over`: calls do nothing more than without a plan.
-    """
+    """The calls of one block go through this. `scope` takes what is stored. `recompute_seconds`: that backward has
+    spent computing the block again, so far. `is_over`: calls do nothing more than without a plan."""
 
     def __init__(self, action: Action, traits: BlockTraits, scope: ModuleScope | None) -> None:
         self.action = action
@@ -116,10 +113,7 @@ def _has_other_statistics(module: nn.Module, buffers: Collection[str]) -> bool:
 
 
 class _Again:
-    """Entered, as often as wanted, to compute a block again as it was before its forward.
-
-    `replaying` gives back the outputs that are held; None: none is.
-    """
+    """Entered, as often as wanted, to compute a block again as it was, with the outputs that `replaying` gives back."""
 
     def __init__(self, calls: PlannedCalls, module: nn.Module, state: BlockState) -> None:
         self.replaying: AbstractContextManager[Any] | None = None

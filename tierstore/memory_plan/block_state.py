@@ -13,7 +13,6 @@ Globals, closures and what lies behind extensions written in C are not looked at
 
 from __future__ import annotations
 
-import copy
 import functools
 import io
 import logging
@@ -125,12 +124,9 @@ class _Version(NamedTuple):
 
 class _Looks(pickle.Pickler):
     """Writes values, and all that they refer to, as bytes that nobody reads: they are the same again if nothing has
-    changed.
-
-    Tensors have no part in them but their identity, nor have functions, locks, files and whatever else cannot be looked
-    into. `told`: the bytes by the name that was given with the value. `tensors`, `modules` (without their members) and
-    `generators`: that were found.
-    """
+    changed. Of tensors, functions, locks, files and whatever else cannot be looked into only the identity is in them.
+    Also lists the tensors, by the names of the values, and the modules (without their members) and generators that were
+    found."""
 
     def __init__(self) -> None:
         self._written = io.BytesIO()
@@ -146,6 +142,10 @@ class _Looks(pickle.Pickler):
     def at(self, name: object, value: object) -> None:
         """Look at a value. Raises TooMuchError: with all that was looked at before, it is too much."""
         self._name = name
+        identity = self.persistent_id(value)
+        if identity is not None:
+            self.told[name] = identity.encode()
+            return
         self._written.seek(0)
         self._written.truncate()
         try:
@@ -219,10 +219,8 @@ def _checksum(array: np.ndarray[Any, Any]) -> int:
 
 
 class _Member(NamedTuple):
-    """A module of the block, its name there, and its `__dict__` as it was (torch's own containers in it are copies).
-
-    `is_managed`: somebody else exchanges its parameters.
-    """
+    """A module of the block, its name there, its `__dict__` as it was (torch's own containers in it are copies), and
+    whether somebody else exchanges its parameters."""
 
     module: nn.Module
     path: str
@@ -239,11 +237,8 @@ class _Name(NamedTuple):
 
 
 class BlockState:
-    """A block and the arguments of one call, before its forward. Raises TooMuchError: it cannot be watched.
-
-    What is not a tensor in the arguments must not be changed later. `own_buffers`: names of buffers that forward
-    changes.
-    """
+    """A block, and what must not change in the arguments of one call, before its forward, which changes `own_buffers`.
+    Raises TooMuchError: it cannot be watched."""
 
     def __init__(self, module: nn.Module, arguments: Iterable[Any], own_buffers: Collection[str] = ()) -> None:
         self._module = module
@@ -325,11 +320,12 @@ class BlockState:
 
     def _look(self) -> _Looks:
         looks = _Looks()
-        found = [(path, module) for path, module in self._module.named_modules()]
+        found, seen = list(self._module.named_modules()), set[nn.Module]()
         while found:
             path, module = found.pop(0)
-            if any(module is member.module for member in self._members):
+            if module in seen:
                 continue
+            seen.add(module)
             if isinstance(module, torch.jit.ScriptModule):
                 raise TooMuchError("a ScriptModule in it cannot be watched")
             member = _Member(module, path, _with_copies(vars(module)), is_managed(module))
@@ -357,9 +353,9 @@ def copied(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _with_copies(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """The attributes of a module, with copies of torch's own containers."""
+    """With copies of torch's own containers."""
     return {
-        name: copy.copy(value) if name in OF_TORCH and isinstance(value, (dict, set)) else value
+        name: value.copy() if name in OF_TORCH and isinstance(value, (dict, set)) else value
         for name, value in attributes.items()
     }
 

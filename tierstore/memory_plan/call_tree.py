@@ -54,7 +54,7 @@ class Storages:
 
 
 def storages_among(values: Any, storages: Storages) -> dict[int, int]:
-    """The names and sizes of the storages of the tensors in nested `values`."""
+    """Of the tensors in nested `values`, with sizes."""
     found: dict[int, int] = {}
     for leaf in tree_leaves(values):
         if isinstance(leaf, torch.Tensor):
@@ -87,11 +87,9 @@ class Through(NamedTuple):
 
 
 class CallTree:
-    """Watches the calls of a model's modules that go through `around` (by the modules' names).
-
-    Only modules that have members are watched, and the members of the model itself: calls of leaves are many. `root`
-    stands for all of forward, the loss included. `num_calls`: how often the model itself was called, with gradients.
-    """
+    """Watches the calls of a model's modules that go through `around`: those of modules that have members, and of the
+    members of the model itself. `root` stands for all of forward, the loss included. `num_calls`: how often the model
+    itself was called, with gradients."""
 
     def __init__(self, model: nn.Module, storages: Storages) -> None:
         self.root = CallNode("", is_leaf=False)

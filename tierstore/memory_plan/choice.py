@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from .decision import LEAST_MARGIN, Decision, Prices, margin_of, with_margin
@@ -61,26 +61,12 @@ class Chooser:
     def least_bytes(self) -> int:
         """The least limit for which there is a decision, with a narrow staging window."""
         least = self.prices.decide(None, is_narrow=True)
-        return 0 if least is None else self._needed_bytes(least)
-
-    def fitting(self, actions: Mapping[str, Action]) -> Decision | None:
-        """The decision for an action of each block, if it is within the limit; narrow only if that has to be."""
-        for is_narrow in (False, True):
-            decision = self.prices.decision_for(actions, is_narrow=is_narrow)
-            if decision is not None and self._needed_bytes(decision) <= self.limit_bytes:
-                return decision
-        return None
-
-    def _needed_bytes(self, decision: Decision) -> int:
-        return with_margin(decision.peak_bytes + self.offset_bytes)
+        return 0 if least is None else with_margin(least.peak_bytes + self.offset_bytes)
 
     def choose(self, trials: Trials, known: Sequence[TriedDecision]) -> TriedDecision | None:
         """The fastest decision by the prices, if steps stay within the limit with it; None: no such decision was found.
-
-        It is tried. Another one is tried if the first exceeds the limit, or leaves reason to use more or less of it.
-        `known`: single strategies that were measured before. They are the choice if nothing else stays within the
-        limit.
-        """
+        It is tried. Another one is tried if the first exceeds the limit, or leaves reason to use more or less of it. If
+        neither fits: the fastest that is `known` to fit."""
         keep = self.prices.uniform(Action("keep"))
         if (
             keep.peak_bytes + margin_of(_MARGINS[0], self.limit_bytes) <= self.limit_bytes

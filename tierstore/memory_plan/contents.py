@@ -55,15 +55,9 @@ class BlockPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Contents(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A plan as a file has it.
-
-    Attributes:
-        reserve_bytes: of the limit, for what the program will take later.
-        min_bytes: smaller tensors are not stored.
-        tier: what is limited, in words.
-        num_calls: how often a step calls the model.
-        staging_bytes: of the store's staging window meanwhile; 0: as it was opened.
-    """
+    """A plan as a file has it. `reserve_bytes`: of the limit, for what the program takes later. `min_bytes`: smaller
+    tensors are not stored. `tier`: what is limited, in words. `num_calls`: how often a step calls the model.
+    `staging_bytes`: of the store's window meanwhile; 0: as it was opened."""
 
     format: int
     limit_bytes: int

@@ -30,13 +30,8 @@ _MIB = 2.0**-20  # the program is in MiB: solvers work best with numbers of simi
 
 @dataclass(frozen=True)
 class Moment:
-    """A part of the step in which memory is used.
-
-    Attributes:
-        bytes: the most that is used, beside what `holders` keep for later.
-        block: the block that is called, or whose backward runs; None: none.
-        stored_bytes: in the place of `bytes` if that block's saved tensors go to the store and come back one by one.
-    """
+    """A part of the step: `bytes` are used at most, beside what `holders` keep for later, while `block` is called or
+    its backward runs; `stored_bytes` instead if its saved tensors go to the store and come back one by one."""
 
     bytes: int
     holders: frozenset[str]
@@ -49,14 +44,8 @@ class Moment:
 
 @dataclass(frozen=True)
 class StepCosts:
-    """What all decisions share.
-
-    Attributes:
-        step_seconds: of a step in which everything is kept.
-        store_seconds: for each byte that goes to the store and comes back.
-        store_bytes: memory that the store itself needs, if anything goes to it; `spared_bytes` less with a narrow
-            window.
-    """
+    """Seconds of a step in which all is kept, and of each byte that goes to the store and comes back; memory that the
+    store itself needs if anything goes to it, and how much of that a narrow window spares."""
 
     step_seconds: float
     store_seconds: float
@@ -66,11 +55,8 @@ class StepCosts:
 
 @dataclass(frozen=True)
 class Decision:
-    """An option for each block, by the block's name; peak and step as predicted; the bytes that go to the store in a
-    step.
-
-    `is_narrow`: the store's staging window is `NARROW_BYTES` meanwhile.
-    """
+    """An option for each block; peak and step as predicted; the bytes that go to the store in a step; and whether its
+    staging window is `NARROW_BYTES` meanwhile."""
 
     chosen: Mapping[str, Option]
     peak_bytes: int
@@ -92,12 +78,8 @@ class Decision:
 
 
 class Prices(NamedTuple):
-    """All that a decision needs to know, but the limit; and what else is known of the blocks.
-
-    `kinds`: the class of each block's module. `differs`: why a block is not computed again. `min_bytes`: smaller
-    tensors are not stored. `num_calls`: how often a step calls the model. `communicates`: a block exchanges data with
-    other processes.
-    """
+    """All that a decision needs to know, but the limit; and of the blocks: the classes of their modules, why some must
+    not be computed again, which tensors are too small to be stored, and how often a step calls the model."""
 
     options: Mapping[str, Sequence[Option]]
     moments: Sequence[Moment]
@@ -107,16 +89,14 @@ class Prices(NamedTuple):
     differs: Mapping[str, str] = {}
     min_bytes: int = 0
     num_calls: int = 1
-    communicates: bool = False
 
     def decide(self, limit_bytes: int | None, *, is_narrow: bool = False) -> Decision | None:
-        """The fastest decision whose peak is within the limit; None: there is none. Without a limit: that with the
-        least peak."""
+        """The fastest decision within the limit; None: there is none. Without a limit: that with the least peak."""
         chosen = _Program(self, self._store_bytes(is_narrow), limit_bytes).solve()
         return None if chosen is None else self.decision_of(chosen, is_narrow=is_narrow)
 
     def decision_of(self, chosen: Mapping[str, Option], *, is_narrow: bool = False) -> Decision:
-        """What a choice costs, with a narrow staging window if something is stored and that is wanted."""
+        """With a narrow staging window if something is stored and that is wanted."""
         stored: dict[int, int] = {}
         for option in chosen.values():
             stored |= option.stored
@@ -127,18 +107,8 @@ class Prices(NamedTuple):
         added_seconds = sum(option.seconds for option in chosen.values()) + self.costs.store_seconds * stored_bytes
         return Decision(chosen, peak_bytes, self.costs.step_seconds + added_seconds, stored_bytes, is_narrow)
 
-    def decision_for(self, actions: Mapping[str, Action], *, is_narrow: bool = False) -> Decision | None:
-        """The decision for an action of each block; None: one of them is not offered."""
-        chosen = {}
-        for name, several in self.options.items():
-            option = next((option for option in several if option.action == actions[name]), None)
-            if option is None:
-                return None
-            chosen[name] = option
-        return self.decision_of(chosen, is_narrow=is_narrow)
-
     def uniform(self, action: Action, *, is_narrow: bool = False) -> Decision:
-        """The decision for this action in each block; blocks that cannot be computed again are stored instead."""
+        """This action in each block; blocks that cannot be computed again are stored instead."""
         chosen = {}
         for name, several in self.options.items():
             by_action = {option.action: option for option in several}
@@ -167,8 +137,7 @@ def margin_of(share: float, limit_bytes: int) -> int:
 
 
 class _Program:
-    """The mixed-integer program of one decision. Rows bound sums of columns. `store_bytes`: memory that the store
-    itself needs."""
+    """The mixed-integer program of one decision. Rows bound sums of columns."""
 
     def __init__(self, prices: Prices, store_bytes: int, limit_bytes: int | None) -> None:
         self._options, self._costs = prices.options, prices.costs

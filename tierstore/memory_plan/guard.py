@@ -27,11 +27,8 @@ class LimitReachedError(Exception):
 
 
 class MemoryGuard(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Raises LimitReachedError before an operator that would take more than the limit. Resets the meter's peak.
-
-    It foresees the operator's results, and beside them as much as its kind has taken before, for its bytes. `tidy`
-    makes room. Is called before an operator is refused.
-    """
+    """Raises LimitReachedError before an operator that would take more than the limit, after a `tidy`. It foresees the
+    operator's results, and beside them as much as its kind has taken before, for its bytes. Resets the meter's peak."""
 
     def __init__(self, meter: Meter, limit_bytes: int, tidy: Callable[[], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

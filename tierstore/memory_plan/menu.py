@@ -47,9 +47,7 @@ class Action(NamedTuple):
 
 
 class BlockTraits(NamedTuple):
-    """What planning has found out of a block: names of buffers that forward changes, and of its modules that were in
-    evaluation mode.
-    """
+    """Names of buffers that forward changes, and of modules that were in evaluation mode."""
 
     buffers: Sequence[str] = ()
     evaluates: Sequence[str] = ()
@@ -69,11 +67,8 @@ class Option:
 def options_of(
     calls: Sequence[RecordedCall], recompute_seconds: float, min_bytes: int, kept_anyway: Collection[int] = ()
 ) -> list[Option]:
-    """What may be done with a block that is called as `calls` tell, once or more in a step.
-
-    `recompute_seconds`: measured, to compute all its calls again. `min_bytes`: smaller storages stay where they are.
-    Storages that are `kept_anyway` cost nothing.
-    """
+    """What may be done with a block that is called as `calls` tell, once or more in a step. To compute it again takes
+    `recompute_seconds`. Storages of less than `min_bytes` stay where they are; those `kept_anyway` cost nothing."""
 
     def kept(kind: Kind, needed: Mapping[int, int], seconds: float, held: tuple[HeldOutput, ...] = ()) -> Option:
         charged = {name: nbytes for name, nbytes in needed.items() if name not in kept_anyway}

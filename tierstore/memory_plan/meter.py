@@ -16,11 +16,8 @@ _STATUS = re.compile(rb"^(VmHWM|VmRSS):\s+(\d+) kB", re.MULTILINE)
 
 
 class ResidentMeter:
-    """The resident memory of this process: VmRSS and VmHWM of /proc/self/status (proc(5)), of all kinds of pages.
-
-    `unit`: what is limited, for people. The peak is reset by writing 5 to /proc/self/clear_refs, which also resets what
-    other readers of VmHWM see. Some kernels and containers do not offer that file.
-    """
+    """The resident memory of this process: VmRSS and VmHWM (proc(5)), of all kinds of pages. To reset the peak, which
+    other readers see too, takes /proc/self/clear_refs; some kernels and containers do not offer that file."""
 
     unit = "resident memory of the process"
     is_of_host = True

@@ -66,7 +66,6 @@ class MemoryPlan:
         self._contents, self._planned = contents, planned
         self._watch: StepWatch | None = None
         self._applied_to: weakref.ref[nn.Module] | None = None
-        self._touched: list[weakref.ref[nn.Module]] = []  # also those that the model has under another name by now
         self._made: weakref.WeakSet[Around] = weakref.WeakSet()  # also those that only copies of the model have
 
     # --- in place --------------------------------------------------------------------------------------------------
@@ -109,18 +108,14 @@ class MemoryPlan:
         self._applied_to = weakref.ref(model)
         self._made.update(calls.values())
         for name, through in calls.items():
-            self._put_around(modules[name], through)
-        self._put_around(model, self._watch.around(calls.get("")))
+            put_around_calls(modules[name], through)
+        self._made.add(watched := self._watch.around(calls.get("")))
+        put_around_calls(model, watched)
         meter.tidy()
         if store is not None and meter.is_of_host:
             windows = (0, self.staging_bytes) if self.is_needed else (None, None)
             store.plans.keep_within(self._watch, self.limit_bytes, *windows)
         return model
-
-    def _put_around(self, module: nn.Module, around: Around) -> None:
-        self._made.add(around)
-        self._touched.append(weakref.ref(module))
-        put_around_calls(module, around)
 
     def watch(self, compute: Callable[[], T]) -> T:
         """Compute the loss by `compute`, as a step that is compared with the prediction.
@@ -146,7 +141,7 @@ class MemoryPlan:
         members = list(model.modules())
         carrying = [module for module in members if around_calls_of(module) in self._made]
         applied_to = None if self._applied_to is None else self._applied_to()
-        if applied_to is not None and applied_to in members:
+        if applied_to in members:
             self._end()
         elif applied_to is not None and not carrying:
             raise ConfigError("model", type(model).__name__, "the plan is applied to another model: give that")
@@ -158,11 +153,7 @@ class MemoryPlan:
         for around in list(self._made):
             if isinstance(around, PlannedCalls):
                 around.is_over = True  # backward of what was computed before is not changed by that
-        for module in filter(None, (reference() for reference in self._touched)):
-            if around_calls_of(module) in self._made:
-                call_plainly(module)
         watch, self._watch, self._applied_to = self._watch, None, None
-        self._touched.clear()
         if watch is not None:
             watch.end()
 

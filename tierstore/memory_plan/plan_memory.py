@@ -16,8 +16,7 @@ from .decision import with_margin
 from .guard import LimitReachedError
 from .meter import meter_of
 from .plan import MemoryPlan, Planned
-from .prices import Trials, measure_prices
-from .ranks import agreed, are_several
+from .prices import Trials, are_several, measure_prices
 
 
 def plan_memory(
@@ -54,8 +53,8 @@ def plan_memory(
         The plan, not yet applied.
 
     Raises:
-        ConfigError: an argument cannot be used; the model saves nothing that could be moved; or the step cannot fit:
-            the error says what the least limit is.
+        ConfigError: an argument cannot be used; the model saves nothing that could be moved, or its blocks exchange
+            data between ranks; or the step cannot fit: the error says what the least limit is.
 
     Errors of `run`, of backward and of the store are raised as they are.
     """
@@ -90,6 +89,4 @@ def _choose(trials: Trials, chooser: Chooser, known: Sequence[TriedDecision]) ->
     if not are_several():
         return chooser.choose(trials, known)
     decision = chooser.decide()  # all ranks have to take the same number of steps: none is tried
-    if chooser.prices.communicates:
-        decision = agreed(chooser, decision)
     return None if decision is None else TriedDecision.untried(decision)

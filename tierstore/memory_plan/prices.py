@@ -19,6 +19,7 @@ from dataclasses import replace
 from typing import Self
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from ..errors import ConfigError
@@ -32,7 +33,6 @@ from .decision import NARROW_BYTES, Decision, Moment, Prices, StepCosts, with_ma
 from .guard import LimitReachedError, MemoryGuard
 from .menu import Action, BlockTraits, options_of
 from .meter import Meter
-from .ranks import are_several, share_differences
 from .recording import TOO_LARGE, BlockRecording, RecordedCall
 from .steps import MeasuredStep, Steps, StepTimeline
 
@@ -49,11 +49,8 @@ _LEAST_DIFFERENCE = 0.2
 
 
 class Trials:
-    """Takes steps with actions applied, within `limit_bytes` of the tier that `meter` measures.
-
-    `traits`, `min_bytes`: of the blocks, once they are known. `again_seconds`: how long the last step has computed each
-    block again.
-    """
+    """Takes steps with actions applied, within `limit_bytes` of the tier that `meter` measures. `again_seconds`: how
+    long the last step has computed each block again."""
 
     def __init__(
         self, model: nn.Module, run: Callable[[], torch.Tensor], store: TierStore, meter: Meter, limit_bytes: int
@@ -127,6 +124,11 @@ class Trials:
         return self.store.stats().returned_bytes if self.meter.is_of_host else 0
 
 
+def are_several() -> bool:
+    """Whether `torch.distributed` is in use: this process may be one rank of several."""
+    return dist.is_available() and dist.is_initialized()
+
+
 Calls = Mapping[str, Sequence[RecordedCall]]
 Measured = list[tuple[Decision, MeasuredStep]]
 
@@ -135,7 +137,8 @@ def measure_prices(trials: Trials) -> tuple[Prices, Measured]:
     """Find out the prices, within the limit. Also returns the decisions that were measured on the way.
 
     Raises:
-        ConfigError: no block saves anything that could be moved, or something is around the model's calls already.
+        ConfigError: no block saves anything that could be moved, or something is around the model's calls already; or
+            blocks exchange data between ranks.
         LimitReachedError: it takes more than the limit.
     """
     model = trials.model
@@ -150,9 +153,9 @@ def measure_prices(trials: Trials) -> tuple[Prices, Measured]:
     recording = BlockRecording(Storages(model), trials.tidy)
     trials.look({name: recording.around(name) for name in names}, recording.saw, has_backward=False)
     recording.end()
-    communicates = any(call.communicates for call in recording.calls)
-    if communicates and are_several():
-        share_differences(recording.calls)
+    if recording.communicates and are_several() and dist.get_world_size() > 1:
+        what = "its blocks exchange data between ranks, as under FSDP2: ranks that decide alone would wait for others"
+        raise ConfigError("model", type(model).__name__, what)
     calls = {name: several for name in names if (several := [call for call in recording.calls if call.name == name])}
     trials.min_bytes = _min_bytes(recording)
     trials.traits = {
@@ -168,16 +171,13 @@ def measure_prices(trials: Trials) -> tuple[Prices, Measured]:
         {name: call.differs for name, several in calls.items() for call in several if call.differs},
         trials.min_bytes,
         max(1, tree.num_calls),
-        communicates,
     )
     return _with_times(trials, prices, calls, recording.rest.keys())
 
 
 def _with_times(trials: Trials, prices: Prices, calls: Calls, rest: Collection[int]) -> tuple[Prices, Measured]:
     """Add the times, and the options, whose order depends on them. A strategy that does not fit is not measured.
-
-    `rest`: storages that are kept outside of blocks. They cost nothing in any option.
-    """
+    Storages in `rest` are kept outside of blocks."""
 
     def with_options(again_seconds: Mapping[str, float]) -> Prices:
         options = {
@@ -240,10 +240,8 @@ def _min_bytes(recording: BlockRecording) -> int:
 
 
 def _moments(trials: Trials, calls: Calls) -> list[Moment]:
-    """The memory of each moment beside what blocks keep: measured with all stored, and with all computed again.
-
-    From then on `calls` says of blocks that are too large to be computed again within the limit that they are.
-    """
+    """Measured with all stored, and with all computed again. From then on `calls` says which blocks are too large for
+    that."""
     stored = trials.timeline(dict.fromkeys(calls, _STORE))
     saved_bytes = {name: max(sum(call.saved.values()) for call in several) for name, several in calls.items()}
     _refuse_large(calls, stored, saved_bytes, trials.limit_bytes)
@@ -266,12 +264,9 @@ def _moments(trials: Trials, calls: Calls) -> list[Moment]:
 
 
 def _refuse_large(calls: Calls, timeline: StepTimeline, more_bytes: Mapping[str, int], limit_bytes: int) -> None:
-    """Say of blocks that they are too large. `more_bytes`: memory that they take in backward beside what was seen.
-
-    Not of blocks that communicate: other ranks, which have other sizes, wait for what they send.
-    """
+    """Say of blocks that they are too large. `more_bytes`: memory that they take in backward beside what was seen."""
     for number, seen_bytes in timeline.backward_bytes.items():
         several = calls[name := timeline.names[number]]
-        if seen_bytes + more_bytes[name] > limit_bytes and not any(call.communicates for call in several):
+        if seen_bytes + more_bytes[name] > limit_bytes:
             for call in several:
                 call.differs = call.differs or TOO_LARGE

@@ -34,12 +34,10 @@ _COMMUNICATING = {"c10d", "_c10d_functional", "_c10d_functional_autograd", "c10d
 
 
 class Operator(NamedTuple):
-    """One call of an operator: its name, its time (with the device waited for), and the storages that it made, with
-    sizes.
+    """One call of an operator: its time (with the device waited for), and the storages that it made, with sizes.
 
-    `can_be_held`: its outputs may be given back instead of computed again: it draws no random numbers, changes nothing
-    in place, makes new storages, and nothing changes those later. Nor is it a cast: autocast keeps casts of parameters
-    for a while, so later calls may have fewer.
+    `can_be_held`: its outputs may be given back instead of computed again: it draws no random numbers, and its results
+    are new and nothing changes them later. Nor is it a cast: autocast keeps casts of parameters for a while.
     """
 
     name: str
@@ -50,16 +48,9 @@ class Operator(NamedTuple):
 
 @dataclass
 class RecordedCall:
-    """One call of a block.
-
-    Attributes:
-        inputs, saved: storages of its arguments, and those that autograd saved, with sizes; none of parameters.
-        operators: in the order of their calls, as far as they have to be computed again.
-        differs: why it must not be computed again; "": it may be.
-        buffers: names of its buffers that forward changes.
-        evaluates: its modules that are in evaluation mode, by their names in it.
-        communicates: it exchanges data with other processes, or may do so when it is called another time.
-    """
+    """One call of a block: storages of its arguments and those that autograd saved, with sizes; operators that have to
+    be computed again; why it must not be ("": it may be); names of buffers that forward changes, and of modules in
+    evaluation mode."""
 
     name: str
     inputs: dict[int, int]
@@ -68,7 +59,6 @@ class RecordedCall:
     differs: str = ""
     buffers: Sequence[str] = ()
     evaluates: Sequence[str] = ()
-    communicates: bool = False
 
     @property
     def seconds(self) -> float:
@@ -82,21 +72,22 @@ class RecordedCall:
 
 class BlockRecording:
     """The calls of all blocks in one forward, in order. `rest`: storages that autograd saved outside of blocks, with
-    sizes. `tidy` is called between the two calls of each block, to make room."""
+    sizes. `communicates`: a block exchanges data with other processes, or may do so when it is called another time.
+    `tidy` is called between the two calls of each block, to make room."""
 
     def __init__(self, storages: Storages, tidy: Callable[[], None]) -> None:
         self.calls: list[RecordedCall] = []
         self.rest: dict[int, int] = {}
+        self.communicates = False
         self._storages, self._tidy = storages, tidy
         self._is_inside = False
         self._arguments: list[tuple[RecordedCall, list[torch.Tensor], list[int]]] = []
 
     def around(self, name: str) -> Around:
-        """What the calls of a block have to go through to be recorded."""
         return Through(partial(self._run, name))
 
     def saw(self, tensor: torch.Tensor) -> bool:
-        """Note a saved tensor. For the `select` of a scope: True, so that it is stored."""
+        """For the `select` of a scope: True, so that it is stored."""
         name = None if self._is_inside else self._storages.name_of(tensor)
         if name is not None:
             self.rest[name] = self._storages.nbytes[name]
@@ -133,12 +124,11 @@ class BlockRecording:
             state = BlockState(module, tree_leaves((args, kwargs)), buffers)
         except TooMuchError as error:
             recorded.differs = str(error)
-        with _collecting(self._storages, module) as first:
-            operators = _Operators(self._storages, first)
-            with operators:
-                result = call(*args, **kwargs)
-        recorded.saved, recorded.operators = first.storages, operators.needed(result)
-        recorded.communicates = operators.communicate or any(map(is_managed, module.modules()))
+        first = _Recorder(self._storages, module)
+        with first.recording():
+            result = call(*args, **kwargs)
+        recorded.saved, recorded.operators = first.saved, first.needed(result)
+        self.communicates |= first.communicates or any(map(is_managed, module.modules()))
         # Operators may not tell that they change buffers.
         recorded.buffers = [name for name, old in buffers.items() if not torch.equal(module.get_buffer(name), old)]
         checksums = first.checksums_with(result)
@@ -158,84 +148,70 @@ class BlockRecording:
     ) -> str:
         self._tidy()
         try:
-            with state.restored(), _collecting(self._storages, module) as second:
-                return "" if second.checksums_with(call()) == checksums else "a second call gave other bits"
+            with state.restored():
+                second = _Recorder(self._storages, module)  # which is not to count the copies of buffers
+                with second.recording():
+                    result = call()
+            return "" if second.checksums_with(result) == checksums else "a second call gave other bits"
         except LimitReachedError:
             return TOO_LARGE
         except Exception as error:  # noqa: BLE001 - told as the reason why the block stays as it is
             return f"a second call failed: {type(error).__name__}"
 
 
-class _Collected:
-    """The storages that autograd saved, with sizes. The tensors themselves are not held: memory may be short.
-
-    `num_operators`: how many operators had been called when the last one was saved; set by `_Operators`. `is_noting`:
-    operators that are called now are none of the block's.
-    """
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records one call: its operators, counted as `selective_checkpoint_contexts` counts them, and the storages that
+    autograd `saved`. The tensors themselves are not held: memory may be short."""
 
     def __init__(self, storages: Storages, module: nn.Module) -> None:
-        self.storages: dict[int, int] = {}
-        self._buffers = storages_among(list(module.buffers()), storages)
-        self._checksums: list[object] = []  # in the order of saving
-        self.num_operators = 0
-        self.is_noting = False
-        self.count: Callable[[], int] = int
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.saved: dict[int, int] = {}
+        self.communicates = False
         self._names = storages
+        self._buffers = storages_among(list(module.buffers()), storages)
+        self._operators: list[Operator] = []
+        self._num_needed = 0  # that had been called when autograd saved the last tensor
+        self._checksums: list[object] = []  # in the order of saving
+        self._is_noting = False  # operators that are called now are none of the block's
 
-    def note(self, tensor: torch.Tensor) -> None:
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Hooks that are around it see what is saved too, though only the innermost are called."""
+        pack, unpack = top_hooks(False) or (Kept, unpack_kept)
+
+        def note_and_pack(tensor: torch.Tensor) -> Any:
+            self._note(tensor)
+            return pack(tensor)
+
+        with torch.autograd.graph.saved_tensors_hooks(note_and_pack, unpack), self:
+            yield
+
+    def _note(self, tensor: torch.Tensor) -> None:
         """A tensor is saved. What stays alive anyway does not count, nor parameters that FSDP frees after forward."""
         if stays_alive(tensor if tensor._base is None else tensor._base):
             return
         name = self._names.name_of(tensor)
         if name is not None and name not in self._buffers:
-            self.storages[name] = self._names.nbytes[name]
-            self.is_noting = True
+            self.saved[name] = self._names.nbytes[name]
+            self._is_noting = True
             self._checksums.append(_checksum(tensor))
-            self.is_noting = False
-            self.num_operators = self.count()
+            self._is_noting = False
+            self._num_needed = len(self._operators)
 
     def checksums_with(self, result: Any) -> list[object]:
         results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         return [*self._checksums, *map(_checksum, results)]
-
-
-@contextmanager
-def _collecting(storages: Storages, module: nn.Module) -> Iterator[_Collected]:
-    """Collects what is saved inside. Hooks that are around it see it too, though only the innermost are called."""
-    collected = _Collected(storages, module)
-    pack, unpack = top_hooks(False) or (Kept, unpack_kept)
-
-    def note_and_pack(tensor: torch.Tensor) -> Any:
-        collected.note(tensor)
-        return pack(tensor)
-
-    with torch.autograd.graph.saved_tensors_hooks(note_and_pack, unpack):
-        yield collected
-
-
-class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records the operators of one call, counted as `selective_checkpoint_contexts` counts them.
-
-    `communicate`: one of them has exchanged data with other processes.
-    """
-
-    def __init__(self, storages: Storages, saved: _Collected) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._names, self._saved = storages, saved
-        self._operators: list[Operator] = []
-        self.communicate = False
-        saved.count = lambda: len(self._operators)
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self._saved.is_noting:
+        if self._is_noting:
             return func(*args, **(kwargs or {}))
         began = time.perf_counter()
         output = func(*args, **(kwargs or {}))
-        self.communicate |= func.namespace in _COMMUNICATING
+        self.communicates |= func.namespace in _COMMUNICATING
         if func in SAC_IGNORED_OPS:
             return output
         _wait_for_device(output)
@@ -253,9 +229,8 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def needed(self, result: Any) -> list[Operator]:
         """The operators until autograd has saved everything. The block's results stay the caller's to change."""
-        returned = storages_among(result, self._names).keys() - self._saved.storages.keys()
-        self._forbid(set(returned))
-        return self._operators[: self._saved.num_operators]
+        self._forbid(set(storages_among(result, self._names).keys() - self.saved.keys()))
+        return self._operators[: self._num_needed]
 
     def _forbid(self, changed: set[int]) -> None:
         for index, operator in enumerate(self._operators):

@@ -20,10 +20,7 @@ from .meter import Meter
 
 
 class MeasuredStep(NamedTuple):
-    """Seconds of a forward and backward, and the most memory in use.
-
-    `returned_bytes`: freed memory that was returned to the system meanwhile, since memory was short.
-    """
+    """Seconds of a forward and backward, the most memory in use, and how much was returned to the system meanwhile."""
 
     seconds: float
     peak_bytes: int
@@ -122,10 +119,8 @@ class _Gradients:
 
 
 def _leaves_of(loss: torch.Tensor) -> list[torch.Tensor]:
-    """The leaves that the backward of a loss gives gradients to: of the model, of other modules, and of inputs.
-
-    A reentrant checkpoint hides what it reaches beside its inputs.
-    """
+    """What backward gives gradients to, as far as no reentrant checkpoint hides it: of the model, other modules, and
+    inputs."""
     if loss.grad_fn is None:
         return [loss]
     leaves: list[torch.Tensor] = []
@@ -175,17 +170,12 @@ def _loss_of(value: object) -> torch.Tensor:
 
 
 class StepTimeline:
-    """The moments of one step: what was the most memory in each call of a block, forward and backward.
+    """The most memory in each call of a block, forward and backward, by the call's number; `names` of the blocks
+    called; and the `order` in which their backward began. `first_bytes`: before the first call.
 
     A moment lasts from the beginning of a call to the beginning of the next one. Backward of a call begins when the
-    gradient of one of its results is known. A result that is a leaf does not tell of that. As a context manager it
-    takes its hooks off the results. Where a moment ends, it calls `tidy`, so that only what is alive is counted.
-    `not_counted` gives bytes that are no part of a moment.
-
-    Attributes:
-        names: the blocks called, in order.
-        order: the numbers of calls in the order in which their backward began.
-        forward_bytes, backward_bytes: by the call's number; `first_bytes`: before the first call.
+    gradient of one of its results is known; a leaf does not tell of that. Where a moment ends, `tidy` is called, so
+    that only what is alive is counted, without what is `not_counted`.
     """
 
     def __init__(self, meter: Meter, tidy: Callable[[], None], not_counted: Callable[[], int]) -> None:

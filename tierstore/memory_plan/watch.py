@@ -63,10 +63,8 @@ class StepWatch:
             self._store.plans.keep_within(self, None, None)
 
     def run(self, compute: Callable[[], T], *, num_calls: int | None = None) -> T:
-        """Compute what backward begins from: a step or a part of one. Without gradients it is neither.
-
-        `num_calls`: how many calls of the model it counts for; None: for all of a step.
-        """
+        """Compute what backward begins from: a step, or a part of one that counts for `num_calls` of the model. Without
+        gradients it is neither."""
         if self._is_inside or not torch.is_grad_enabled():
             return compute()
         most = self._contents.num_calls
