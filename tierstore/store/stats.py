@@ -107,7 +107,7 @@ class StoreStats:
             look like, such as "float32, many zeros". "bits" is a mask with a bit for each byte.
         memory_plan: figures of the `MemoryPlan` that uses the store; empty: none does. `limit_bytes`,
             `predicted_peak_bytes`, `measured_peak_bytes`, `predicted_step_seconds`, `measured_step_seconds`, and
-            `num_corrections`, how often it has planned again.
+            `num_corrections`, how often measured steps have replaced the prediction.
     """
 
     live_handles: int
