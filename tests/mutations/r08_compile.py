@@ -17,7 +17,7 @@ MUTATIONS = {
         ),
         "Dynamo never looks into the store": replace("uncompiled", "_mark(...)\nreturn ...", "return function"),
     },
-    "test_compiled_autograd_same_bits_in_one_graph": {
+    "test_one_graph_and_the_same_bits": {
         "compiled autograd keeps its graph whole": replace("unpack", "traceable", "uncompiled"),
         "a compiled graph is given copies": replace("_saved", "memory.clone()", "memory"),
     },
