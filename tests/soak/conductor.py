@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import ExitStack
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -23,7 +24,6 @@ from tests.soak.processes import (
     start_daemon,
     surroundings,
 )
-from tests.waiting import until
 from tierstore.daemon.report import DaemonReport
 
 __all__ = ["Conductor", "SoakFailure"]
@@ -31,6 +31,7 @@ __all__ = ["Conductor", "SoakFailure"]
 ROUND_SECONDS = 200.0
 """After which a round hangs: many times what it takes."""
 _GRACE_SECONDS, _SHORT_GRACE_SECONDS = 60.0, 0.3
+_FREED_SECONDS = 90.0
 _WARM_ROUNDS = 3
 _WARM_BYTES = 64 * 2**20  # a process that has not worked yet loads code and fills caches
 _DRIVES, _SHAKY_DRIVES = ("drive", "second drive"), ("shaky drive", "second shaky drive")
@@ -39,6 +40,15 @@ _WATCHED = "anon_inode:[eventpoll]"  # the loop has one, and each connection
 
 class SoakFailure(Exception):  # noqa: N818 - it is a finding, not an error of ours
     """Something is wrong. The message has the census."""
+
+
+def _wait_until(condition: Callable[[], object], otherwise: str) -> None:
+    """Nothing announces the end of a lease, or that a daemon has noticed the end of a connection."""
+    ends_at = time.monotonic() + _FREED_SECONDS
+    while not condition():
+        if time.monotonic() > ends_at:
+            raise SoakFailure(otherwise)
+        time.sleep(0.05)
 
 
 def _is_free(report: DaemonReport) -> bool:
@@ -155,9 +165,11 @@ class Conductor:
     def _judge_daemons(self, shaky: DaemonProcess) -> None:
         """All sessions end, and leave nothing; the shaky daemon ends as it is told to."""
         for daemon in (self._steady, shaky):
-            until(lambda daemon=daemon: _is_free(report_of(daemon)))
+            _wait_until(
+                lambda daemon=daemon: _is_free(report_of(daemon)), f"{daemon.socket} is not free of its clients"
+            )
         pid = self._steady.process.pid
-        until(lambda: census_of(pid).descriptors.get(_WATCHED, 0) <= 1)  # our own questions are over
+        _wait_until(lambda: census_of(pid).descriptors.get(_WATCHED, 0) <= 1, "our own questions are not over")
         census = census_of(pid)
         if failures := self.baselines[1].check(census):
             raise SoakFailure("\n".join([*failures, f"census: {census}"]))
