@@ -1,6 +1,7 @@
 """Compiled autograd: whatever the store does with the saved tensors, backward is one graph, and is traced twice."""
 
 import contextlib
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -35,8 +36,8 @@ def _nothing_traced_before(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Graphs:
-    def __init__(self) -> None:
-        self.number = 0
+    def __init__(self, backend: str = "aot_eager") -> None:
+        self.number, self._backend = 0, backend
 
     @contextlib.contextmanager
     def backward(self) -> Iterator[None]:
@@ -44,7 +45,7 @@ class Graphs:
 
         def compiler(graph: torch.fx.GraphModule, inputs: Tensors) -> Callable[..., object]:
             self.number += 1
-            run: Callable[..., object] = torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+            run: Callable[..., object] = torch._dynamo.lookup_backend(self._backend)(graph, inputs)
             return run
 
         with torch._dynamo.compiled_autograd._enable(torch.compile(backend=compiler, fullgraph=True)):
@@ -128,6 +129,19 @@ def test_not_traced_again_where_other_tensors_have_left_memory(make_store: MakeS
             loss.backward()  # type: ignore[no-untyped-call]
         _assert_plain(lambda step: _chain(_batch(step), weights), step, weights)
     graphs.check()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
+def test_graph_that_uses_memory_again_is_given_copies(store: TierStore) -> None:
+    weights, graphs = _weights(4), Graphs("inductor")
+    for step in range(3):
+        with tiered_offload(store, min_bytes=0):
+            loss = _chain(_batch(step), weights)
+        with graphs.backward():
+            loss.backward()  # type: ignore[no-untyped-call]
+        with Graphs("inductor").backward():
+            _assert_plain(lambda step: _chain(_batch(step), weights), step, weights)
 
 
 def test_not_traced_again_for_graphs_from_before_the_first_trace(make_store: MakeStore) -> None:

@@ -19,6 +19,8 @@ MUTATIONS = {
     },
     "test_one_graph_and_the_same_bits": {
         "compiled autograd keeps its graph whole": replace("unpack", "traceable", "uncompiled"),
+    },
+    "test_graph_that_uses_memory_again_is_given_copies": {
         "a compiled graph is given copies": replace("_saved", "memory.clone()", "memory"),
     },
     "test_compiled_autograd_sees_class_and_attributes": {

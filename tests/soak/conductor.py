@@ -70,10 +70,7 @@ class _Baseline:
 
 
 class Conductor:
-    """Runs rounds, one after the other, in an empty folder. A context manager: everything it started ends with it.
-
-    `num_rounds`: that ended well. `counts`: of what trainers did and verified, by name.
-    """
+    """Runs rounds, one after the other, in an empty folder. A context manager: everything it started ends with it."""
 
     def __init__(self, folder: Path) -> None:
         self.num_rounds = 0
