@@ -29,14 +29,7 @@ MOST_INPUT_BYTES = 4096
 
 
 class Outcome(NamedTuple):
-    """What became of a target.
-
-    Attributes:
-        num_runs: inputs that were run.
-        num_edges: of the instrumented code that they reached, as libFuzzer counts.
-        findings: files with an input each that shows one.
-        told: what the process said last, if it did not end well.
-    """
+    """How many inputs were run, and edges of the code reached; files that show a finding; last words of a bad end."""
 
     num_runs: int
     num_edges: int

@@ -19,7 +19,6 @@ from tests.gpu.device import (
     hold_up,
     make_windows_small,
 )
-from tests.gpu.seen_copies import WithoutWaits
 from tests.inspect_store import inspect
 from tierstore import TierStore, tiered_offload
 
@@ -69,19 +68,6 @@ def small_flight(make_store: MakeStore) -> TierStore:
 def test_stream_that_is_late_same_bits(small_flight: TierStore, late: str) -> None:
     stream = torch.accelerator.current_stream(DEVICE) if late == "compute" else copy_stream(small_flight, late)
     _assert_same(small_flight, lambda number: number % 6 or hold_up(DELAY_SECONDS, stream))
-
-
-def test_delays_find_a_wait_that_is_missing(make_store: MakeStore) -> None:
-    """Else the other tests here would say nothing."""
-    store = make_store(host_bytes="1GiB", copies=WithoutWaits())
-    make_windows_small(store, 4 * 2**20)
-    expected = _gradients(None)
-    late = copy_stream(store, "in")
-    inspect(store).slab.pin(DEVICE)
-    found = _gradients(store, lambda number: number % 6 or hold_up(DELAY_SECONDS, late))
-    hold_up(DELAY_SECONDS, late)
-    torch.cuda.synchronize()
-    assert not all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
 def test_forward_on_a_stream_of_the_users_same_bits(small_flight: TierStore) -> None:

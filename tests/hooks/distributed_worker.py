@@ -1,17 +1,17 @@
-"""What one rank of `test_distributed.py` does. Run by torchrun, as `-m tests.hooks.distributed_worker PLAY PATH OUT`.
+"""What one rank of `test_distributed.py` does. Run by torchrun, as `-m tests.hooks.distributed_worker PATH OUT`.
 
-Each rank opens a store of its own under PATH, and writes what it found to OUT/rank-N.json; the tests judge it.
+Each rank opens a store of its own under PATH, and writes what it found to OUT/rank-N.json; the test judges it.
 """
 
 import gc
 import hashlib
 import json
-import os
-import select
 import signal
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -20,43 +20,178 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
-from tests.descriptors import descriptors_of
-from tests.hooks.distributed_variants import RESHARDING, SHAPE, VARIANTS, Net, Training, Variant, Wrap, ddp
-from tests.hooks.programs import Bits, all_bits, bits, forget_after_error, run_offloaded, run_plain, training
+from tests.hooks.programs import (
+    Around,
+    Bits,
+    Results,
+    Settle,
+    Transformer,
+    all_bits,
+    run_offloaded,
+    run_plain,
+)
 from tierstore import TierStore, offload_module, tiered_offload
 
 LIMIT_SECONDS = 280
 """A rank that lives longer is ended by SIGALRM, whatever has become of those that started it."""
+NUM_STEPS = 3
+NUM_BLOCKS = 3
+WIDTH = 32
+SHAPE = (3, 16, WIDTH)  # of a batch
 
-STORE_OPTIONS: dict[str, Any] = {"host_bytes": 0, "disk_bytes": "2GiB", "codec": "none"}
+
+class Block(Transformer):
+    """A transformer's block; its loss, scaled onto the batch, goes on to the next, so that every weight counts.
+
+    It saves a parameter through an alias too, which nothing marks as one. FSDP frees that memory after forward and
+    fills it again for backward.
+    """
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return batch * self.norms[0].weight.detach() * (1 + super().forward(batch)).tanh()
 
 
-def train_all(directory: Path, store: TierStore) -> dict[str, Any]:
-    """Every variant, plainly, and offloaded twice: with all on disk before backward, and with writes in flight."""
-    return {name: compare(variant, store) for name, variant in VARIANTS.items()}
+class Net(nn.Module):
+    """Blocks, of which the second has a frozen weight and the last can be left out of a forward."""
+
+    def __init__(self, *, is_checkpointed: bool = False) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(WIDTH) for _ in range(NUM_BLOCKS))
+        self.blocks[1].out.weight.requires_grad_(False)
+        self.head = nn.Linear(WIDTH, WIDTH)
+        self.is_checkpointed = is_checkpointed
+
+    def forward(self, batch: torch.Tensor, num_blocks: int = NUM_BLOCKS) -> torch.Tensor:
+        for block in self.blocks[:num_blocks]:
+            batch = checkpoint(block, batch, use_reentrant=False) if self.is_checkpointed else block(batch)
+        return self.head(batch).float().exp().mean()
+
+
+def ddp(net: Net, **options: Any) -> nn.Module:
+    return nn.parallel.DistributedDataParallel(net, **options)
+
+
+def fsdp(net: Net, **options: Any) -> nn.Module:
+    from torch.distributed.fsdp import fully_shard
+
+    for block in net.blocks:
+        fully_shard(block, **options)
+    return fully_shard(net, **options)
+
+
+def fsdp_bfloat16(net: Net) -> nn.Module:
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    return fsdp(net, mp_policy=policy, reshard_after_forward=True)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to train a `Net` on several ranks.
+
+    Attributes:
+        wrap: makes the model that the ranks train together.
+        num_micro_batches: whose gradients are added up before each step; they are reduced with the last.
+        skips_block: in every second step a rank leaves out the last block, while the other one does not.
+        is_checkpointed: blocks are computed again in backward.
+        offloads_blocks: every block is wrapped in `offload_module`; else one scope is around the forward.
+    """
+
+    wrap: Callable[[Net], nn.Module]
+    num_micro_batches: int = 1
+    skips_block: bool = False
+    is_checkpointed: bool = False
+    offloads_blocks: bool = False
+
+
+RESHARDING = partial(fsdp, reshard_after_forward=True)
+
+VARIANTS = {
+    "ddp, unused parameters, accumulation": Variant(
+        partial(ddp, find_unused_parameters=True), num_micro_batches=2, skips_block=True
+    ),
+    "ddp, gradients in the buckets": Variant(partial(ddp, gradient_as_bucket_view=True), num_micro_batches=2),
+    "ddp, checkpointing": Variant(ddp, is_checkpointed=True),
+    "ddp, each block offloads": Variant(ddp, offloads_blocks=True),
+    "fsdp, resharding, accumulation": Variant(RESHARDING, num_micro_batches=2),
+    "fsdp, resharding, checkpointing": Variant(RESHARDING, is_checkpointed=True),
+    "fsdp, resharding, bfloat16": Variant(fsdp_bfloat16),
+    "fsdp, resharding, each block offloads": Variant(RESHARDING, offloads_blocks=True),
+    "fsdp, not resharding": Variant(partial(fsdp, reshard_after_forward=False)),
+}
+
+
+def train(
+    variant: Variant, around: Around, settle: Settle, offload: Callable[[nn.Module], nn.Module] = lambda block: block
+) -> Results:
+    """Some steps: losses, gradients of this rank's parts, and in the end the parameters."""
+    net = Net(is_checkpointed=variant.is_checkpointed)
+    if variant.offloads_blocks:
+        net.blocks = nn.ModuleList(map(offload, net.blocks))
+        around = nullcontext
+    model = variant.wrap(net)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    torch.manual_seed(1 + dist.get_rank())  # the ranks' batches and dropouts differ
+    results: Results = []
+    for step in range(NUM_STEPS):
+        skips_block = variant.skips_block and (step + dist.get_rank()) % 2 == 1
+        for number in range(variant.num_micro_batches):
+            with nullcontext() if number == variant.num_micro_batches - 1 else not_reducing(model):
+                with around():
+                    loss = model(torch.randn(SHAPE), NUM_BLOCKS - skips_block)
+                settle()
+                loss.backward()
+            results += [loss.detach(), *(local_copy(parameter.grad) for parameter in model.parameters())]
+        optimizer.step()
+        optimizer.zero_grad()
+    assert all(tensor is None or tensor.isfinite().all() for tensor in results), "nothing is shown by NaNs"
+    return results + [local_copy(parameter) for parameter in model.parameters()]
+
+
+@contextmanager
+def not_reducing(model: nn.Module) -> Iterator[None]:
+    """Gradients are added up on each rank and not reduced."""
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        with model.no_sync():
+            yield
+        return
+    model.set_requires_gradient_sync(False)  # type: ignore[operator]
+    yield
+    model.set_requires_gradient_sync(True)  # type: ignore[operator]
+
+
+def local_copy(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    """This rank's part of it."""
+    if tensor is None:
+        return None
+    tensor = tensor.detach()
+    return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).clone()
 
 
 def compare(variant: Variant, store: TierStore) -> dict[str, Any]:
-    expected = run_plain(Training(variant))
+    """Plainly, and offloaded twice: with all on disk before backward, and with writes in flight."""
+    expected = run_plain(partial(train, variant))
     gc.collect()
     before = store.stats()
     offload = partial(offload_module, store=store, min_bytes=0)
-    found = run_offloaded(Training(variant, offload), store)
+    found = run_offloaded(partial(train, variant, offload=offload), store)
     gc.collect()  # models under FSDP and DDP are in reference cycles, and the last graph hangs on them
     after = store.stats()
     torch.manual_seed(0)
-    in_flight = Training(variant, offload)(lambda: tiered_offload(store, min_bytes=0), lambda: None)
-    found_in_flight = all_bits(in_flight)
+    in_flight = all_bits(train(variant, lambda: tiered_offload(store, min_bytes=0), lambda: None, offload))
     gc.collect()
     last = store.stats()
+    kept = {reason for reason in after.kept_bytes if after.kept_bytes[reason] > before.kept_bytes[reason]}
     return {
         "num_tensors": 2 * sum(one is not None for one in expected),
-        "differing": differing(found, expected) + differing(found_in_flight, expected),
+        "differing": [at for at, one in enumerate(expected) if one != found[at] or one != in_flight[at]],
         "parameters": digest(expected),
         "spilled_bytes": after.spilled_bytes - before.spilled_bytes,
         "restored_bytes": after.restored_bytes - before.restored_bytes,
-        "kept_bytes": {reason: after.kept_bytes[reason] - before.kept_bytes[reason] for reason in after.kept_bytes},
+        "kept": sorted(kept),
         "left": [last.live_handles, last.disk_bytes, last.lent_bytes],
     }
 
@@ -67,138 +202,14 @@ def digest(results: list[Bits]) -> str:
     return hashlib.sha256(b"".join(one[2] for one in last if one is not None)).hexdigest()
 
 
-def differing(found: list[Bits], expected: list[Bits]) -> list[int]:
-    pairs = enumerate(zip(found, expected, strict=True))
-    return [number for number, (one, other) in pairs if one != other]
-
-
-class LocalGraph:
-    """A graph of this rank alone, whose saved tensors are on disk."""
-
-    def __init__(self, store: TierStore) -> None:
-        self._weight = torch.randn(100, 100, requires_grad=True)
-        with tiered_offload(store, min_bytes=0):
-            self._loss = (self._weight.exp() * self._weight.sin()).tanh().sum()
-        store.flush()
-        self.disk_bytes = store.stats().disk_bytes
-        other = self._weight.detach().clone().requires_grad_()
-        (other.exp() * other.sin()).tanh().sum().backward()
-        self.expected = bits(other.grad)
-
-    def gradient(self) -> Bits:
-        self._loss.backward()
-        return bits(self._weight.grad)
-
-
-def lose_a_rank(directory: Path, store: TierStore, *, wrap: Wrap, ending: str) -> dict[str, Any]:
-    """Rank 1 ends in the middle of the second step's forward; rank 0 goes on alone."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun ends those that are left: not before they are done
-    processes: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(processes, os.getpid())
-    peer = os.pidfd_open(processes[1 - dist.get_rank()])
-    torch.manual_seed(0)
-    net = Net()
-    model = wrap(net)
-    graph = LocalGraph(store)
-    step(model, store)
-    dist.barrier()
-    num_holders = len(holders_of(directory))
-    dist.barrier()
-    if dist.get_rank() == 1:
-        net.blocks[2].register_forward_pre_hook(lambda *_: end(ending, directory, store))
-    error = None
-    try:
-        step(model, store)
-    except RuntimeError as raised:
-        if dist.get_rank() == 1:
-            raise
-        error = str(raised)
-    forget_after_error()
-    is_over = bool(select.select([peer], [], [], 30)[0])  # a descriptor of a process can be read once it has ended
-    os.close(peer)
-    report = {"error": error, "num_holders": num_holders, "peer is over": is_over}
-    return report | go_on_alone(directory, store, graph)
-
-
-def step(model: nn.Module, store: TierStore) -> None:
-    with tiered_offload(store, min_bytes=0):
-        loss = model(torch.randn(SHAPE))
-    loss.backward()
-
-
-def end(ending: str, directory: Path, store: TierStore) -> None:
-    """End this process here, with bytes on disk, on their way there, and in a graph that is being made."""
-    stats = store.stats()
-    write_report({"disk_bytes": stats.disk_bytes, "live_handles": stats.live_handles, "files": num_files(directory)})
-    if ending == "killed":
-        os.kill(os.getpid(), signal.SIGKILL)
-    raise RuntimeError("this rank is meant to fail")
-
-
-def go_on_alone(directory: Path, store: TierStore, graph: LocalGraph) -> dict[str, Any]:
-    from_disk = graph.gradient()
-    program = training("transformer")
-    differing_old_store = differing(run_offloaded(program, store), run_plain(program))
-    with TierStore(directory, **STORE_OPTIONS) as another:
-        differing_new_store = differing(run_offloaded(program, another), run_plain(program))
-        new_spilled_bytes = another.stats().spilled_bytes
-    holders = sorted(holders_of(directory))
-    before = num_files(directory)
-    gc.collect()
-    live_handles = store.stats().live_handles
-    store.close()
-    return {
-        "graph on disk": graph.disk_bytes,
-        "graph": "bitwise the same" if from_disk == graph.expected else "other bits",
-        "differing": differing_old_store + differing_new_store,
-        "spilled_bytes": new_spilled_bytes,
-        "live_handles": live_handles,
-        "held by others": [process for process in holders if process != os.getpid()],
-        "files": [before, num_files(directory)],
-        "names": os.listdir(directory),
-    }
-
-
-def files_of(process: int | str, directory: Path) -> list[str]:
-    """What a process has open under the directory, files without a name included."""
-    return [target for target in descriptors_of(process).values() if target.startswith(f"{directory}/")]
-
-
-def holders_of(directory: Path) -> set[int]:
-    found = set()
-    for process in filter(str.isdecimal, os.listdir("/proc")):
-        try:
-            if files_of(process, directory):
-                found.add(int(process))
-        except (FileNotFoundError, PermissionError, ProcessLookupError):
-            pass  # it has ended, or is somebody else's
-    return found
-
-
-def num_files(directory: Path) -> int:
-    return len(files_of("self", directory))
-
-
-def write_report(report: dict[str, Any]) -> None:
-    path = Path(sys.argv[3], f"rank-{dist.get_rank()}.json")
-    path.write_text(json.dumps(report | {"process": os.getpid()}), encoding="utf-8")
-
-
-PLAYS: dict[str, Callable[[Path, TierStore], dict[str, Any]]] = {
-    "train": train_all,
-    "ddp, raises": partial(lose_a_rank, wrap=ddp, ending="raises"),
-    "fsdp, killed": partial(lose_a_rank, wrap=RESHARDING, ending="killed"),
-}
-
-
 def main() -> None:
     signal.alarm(LIMIT_SECONDS)
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=LIMIT_SECONDS))
     warnings.simplefilter("error")
-    directory = Path(sys.argv[2]).resolve()
-    with TierStore(directory, **STORE_OPTIONS) as store:
-        write_report(PLAYS[sys.argv[1]](directory, store))
+    with TierStore(sys.argv[1], host_bytes=0, disk_bytes="2GiB", codec="none") as store:
+        report = {name: compare(variant, store) for name, variant in VARIANTS.items()}
+    Path(sys.argv[2], f"rank-{dist.get_rank()}.json").write_text(json.dumps(report), encoding="utf-8")
     dist.destroy_process_group()
 
 

@@ -7,9 +7,10 @@ holds edges of its graph, not tensors: what was saved, outputs included, has no 
 
 import math
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -95,21 +96,13 @@ class Case:
         return tree_leaves(sample.output_process_fn_grad(self.function(value, *args, **kwargs)))
 
 
-def backward(case: Case, around: Around) -> Run:
-    """Forward; the gradients of all leaves."""
+def backward(case: Case, around: Around, num_passes: int = 1) -> Run:
+    """Forward; the gradients of all leaves, by one pass through the graph or several."""
     found, edges, directions, leaves = case.forward(around)
-    yield
-    seed(case.number)
-    return found + _values(_gradients(edges, directions, leaves))
-
-
-def repeated_backward(case: Case, around: Around) -> Run:
-    """Forward; backward twice through the same graph."""
-    found, edges, directions, leaves = case.forward(around)
-    for retain_graph in (True, False):
+    for number in range(num_passes):
         yield
         seed(case.number)
-        found += _values(_gradients(edges, directions, leaves, retain_graph=retain_graph))
+        found += _values(_gradients(edges, directions, leaves, retain_graph=number < num_passes - 1))
     return found
 
 
@@ -226,40 +219,24 @@ def plain_outcomes(make: Callable[[Case, Around], Run], cases: Sequence[Case]) -
     return outcomes(make, cases, nullcontext, lambda: None)
 
 
-def copying_outcomes(make: Callable[[Case, Around], Run], cases: Sequence[Case]) -> list[Outcome]:
-    """With the plainest of hooks, which hand back a copy of what was saved: what any store has to differ in."""
-    return outcomes(make, cases, _copying_hooks, lambda: None)
-
-
 def _copying_hooks() -> AbstractContextManager[object]:
+    """The plainest of hooks, which hand back a copy of what was saved: what any store has to differ in."""
     return saved_tensors_hooks(lambda tensor: tensor.detach().clone(), lambda tensor: tensor)
 
 
-def offloaded_outcomes(make: Callable[[Case, Around], Run], cases: Sequence[Case], store: TierStore) -> list[Outcome]:
-    """With everything that can go to disk there before each next pass."""
-    return outcomes(make, cases, lambda: tiered_offload(store, min_bytes=0), store.flush)
-
-
-def cases_of(entry: Entry, device: str, dtype: torch.dtype, most: int | None = None) -> list[Case]:
-    seed(0)
-    with _torch_may_warn():
-        return [Case(entry.op, each, number) for number, each in enumerate(_samples(entry, device, dtype, most))]
-
-
-def in_place_cases_of(entry: Entry, device: str, dtype: torch.dtype, most: int | None = None) -> list[Case]:
-    """Of the variant that changes its input; none for samples whose result has another shape than the input."""
-    function = entry.get_inplace()
-    if function is None or not entry.supports_inplace_autograd:
+def cases_of(
+    entry: Entry, device: str, dtype: torch.dtype, most: int | None = None, *, in_place: bool = False
+) -> list[Case]:
+    """`in_place`: of the variant that changes its input; none for samples whose result has another shape than that."""
+    function = entry.get_inplace() if in_place else entry.op
+    if function is None or (in_place and not entry.supports_inplace_autograd):
         return []
     seed(0)
     with _torch_may_warn():
-        samples = [sample for sample in _samples(entry, device, dtype, most) if not sample.broadcasts_input]
+        samples = list(islice(entry.sample_inputs(device, dtype, requires_grad=True), most))
+    if in_place:
+        samples = [sample for sample in samples if not sample.broadcasts_input]
     return [Case(function, sample, number) for number, sample in enumerate(samples)]
-
-
-def _samples(entry: Entry, device: str, dtype: torch.dtype, most: int | None) -> Iterator[Sample]:
-    samples: Iterator[Sample] = entry.sample_inputs(device, dtype, requires_grad=True)
-    return islice(samples, most)
 
 
 def _torch_may_warn() -> warnings.catch_warnings:
@@ -269,7 +246,7 @@ def _torch_may_warn() -> warnings.catch_warnings:
 
 KINDS: dict[str, Callable[[Case, Around], Run]] = {
     "forward and backward": backward,
-    "backward twice": repeated_backward,
+    "backward twice": partial(backward, num_passes=2),
     "double backward": double_backward,
     "in place": backward,
 }
@@ -283,7 +260,7 @@ def cases_by_kind(entry: Entry, device: str, dtype: torch.dtype, most: int | Non
         "forward and backward": cases,
         "backward twice": cases[:1],
         "double backward": cases[:1] if entry.supports_gradgrad else [],
-        "in place": in_place_cases_of(entry, device, dtype, most),
+        "in place": cases_of(entry, device, dtype, most, in_place=True),
     }
 
 
@@ -306,13 +283,13 @@ class Verdict(NamedTuple):
 def compare(kind: str, cases: Sequence[Case], store: TierStore) -> Verdict:
     make = KINDS[kind]
     expected = plain_outcomes(make, cases)
-    found = offloaded_outcomes(make, cases, store)
+    found = outcomes(make, cases, lambda: tiered_offload(store, min_bytes=0), store.flush)
     refused = [one for one, other in zip(expected, found, strict=True) if one == other and isinstance(one, str)]
     wrong = [number for number, (one, other) in enumerate(zip(expected, found, strict=True)) if one != other]
     differences, num_unsteady = [], 0
     for number in wrong:
         again = [plain_outcomes(make, cases[number : number + 1])[0] for _ in range(4)]
-        copying = copying_outcomes(make, cases[number : number + 1])[0]
+        copying = outcomes(make, cases[number : number + 1], _copying_hooks, lambda: None)[0]
         unsteady = any(one != expected[number] for one in again)
         num_unsteady += unsteady or copying != expected[number]
         differences.append(

@@ -1,10 +1,12 @@
 """Programs that are run twice, plainly and under a store, and the bits of what they compute."""
 
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import nn
+from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F  # noqa: N812 - the name that everybody uses
 
 from tierstore import TierStore, tiered_offload
@@ -80,6 +82,55 @@ def grads(module: nn.Module) -> list[torch.Tensor | None]:
     return [parameter.grad for parameter in module.parameters()]
 
 
+def _in_grad(ask: Callable[[], object]) -> None:
+    def function(values: torch.Tensor) -> torch.Tensor:
+        ask()
+        return values.sum()
+
+    torch.func.grad(function)(torch.ones(3))
+
+
+def _in_vmap(ask: Callable[[], object]) -> None:
+    def function(values: torch.Tensor) -> torch.Tensor:
+        ask()
+        return values.sum()
+
+    torch.vmap(function)(torch.ones(2, 3))
+
+
+def _in_fake_mode(ask: Callable[[], object]) -> None:
+    """As who wants to know the shapes of what a function computes."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        ask()
+
+
+IN_MODES: dict[str, Callable[[Callable[[], object]], None]] = {
+    "fake": _in_fake_mode,
+    "grad": _in_grad,
+    "vmap": _in_vmap,
+    "inference": lambda ask: torch.inference_mode()(ask)(),
+}
+"""Call a function where modes of torch would see what it does."""
+
+
+def in_threads(*functions: Callable[[], object]) -> None:
+    errors: list[BaseException] = []
+
+    def guarded(function: Callable[[], object]) -> None:
+        try:
+            function()
+        except BaseException as error:  # noqa: BLE001 - raised below
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(function,)) for function in functions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
 def forget_after_error() -> None:
     """After an error in backward, autograd's queue on this thread keeps what it had not come to, until the next one."""
     torch.zeros((), requires_grad=True).backward()
@@ -91,6 +142,11 @@ def sine_chain(leaf: torch.Tensor, num: int) -> torch.Tensor:
     for _ in range(num):
         value = value.sin()
     return value.sum()
+
+
+def gradient_of(loss: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
+    """May be asked for again."""
+    return torch.autograd.grad(loss, leaf, retain_graph=True)[0]
 
 
 def half_leaf(num_numbers: int = 2**10) -> torch.Tensor:

@@ -11,7 +11,7 @@ import torch
 from tests.conftest import MakeStore
 from tests.existing import set_existing
 from tests.hooks.late_copies import LateCopies
-from tests.hooks.programs import forget_after_error, half_leaf, sine_chain
+from tests.hooks.programs import forget_after_error, gradient_of, half_leaf, sine_chain
 from tests.inspect_store import inspect
 from tierstore import ModifiedInPlaceError, TierStore, tiered_offload
 from tierstore.rules import windows
@@ -52,14 +52,6 @@ def store(make_store: MakeStore, copies: _Streams) -> TierStore:
     return make_store(host_bytes="64MiB", staging_bytes="256KiB", copies=copies)
 
 
-def _chain(leaf: torch.Tensor, num: int = _NUM) -> torch.Tensor:
-    return sine_chain(leaf, num)
-
-
-def _gradient(loss: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
-    return torch.autograd.grad(loss, leaf, retain_graph=True)[0]
-
-
 def _group_sizes(store: TierStore) -> list[int]:
     return sorted(record.num_members for record in inspect(store).records)
 
@@ -67,18 +59,18 @@ def _group_sizes(store: TierStore) -> list[int]:
 @pytest.mark.parametrize("host_bytes", ["64MiB", 0])
 def test_small_tensors_leave_and_come_back_in_groups(make_store: MakeStore, copies: _Streams, host_bytes: Any) -> None:
     store = make_store(host_bytes=host_bytes, staging_bytes="256KiB", copies=copies)
-    expected = _gradient(_chain(leaf := half_leaf()), leaf)
+    expected = gradient_of(sine_chain(leaf := half_leaf(), _NUM), leaf)
     for _ in range(3):  # with a plan too
         num_before = copies.num_out
         with tiered_offload(store, min_bytes=0):
-            loss = _chain(leaf)
+            loss = sine_chain(leaf, _NUM)
         store.flush()
         sizes = _group_sizes(store)
         assert sum(sizes) == store.stats().live_handles == _NUM - 1  # the leaf stays
         assert len(sizes) <= 5, "16 tensors of 4 KiB fit into a group"
         assert copies.num_out - num_before == len(sizes)
         for _ in range(2):
-            assert torch.equal(_gradient(loss, leaf), expected)
+            assert torch.equal(gradient_of(loss, leaf), expected)
         del loss
         stats = store.stats()
         assert (stats.live_handles, stats.host_bytes, stats.device_bytes) == (0, 0, 0)
@@ -86,15 +78,15 @@ def test_small_tensors_leave_and_come_back_in_groups(make_store: MakeStore, copi
 
 
 def test_what_stays_is_in_no_group_and_what_leaves_by_the_plan_is(store: TierStore, copies: _Streams) -> None:
-    expected = _gradient(_chain(leaf := half_leaf()), leaf)
+    expected = gradient_of(sine_chain(leaf := half_leaf(), _NUM), leaf)
     for step in range(3):
         num_before = copies.num_out
         with tiered_offload(store, min_bytes=0, device_bytes=64 * _KIB):
-            loss = _chain(leaf)
+            loss = sine_chain(leaf, _NUM)
         num_tracked = _NUM - 1 - sum(_group_sizes(store))
         assert step == 0 or num_tracked == 16, "the last ones need no record"
         assert copies.num_out - num_before <= 12, "four tensors of 4 KiB are a fourth of what may stay"
-        assert torch.equal(_gradient(loss, leaf), expected)
+        assert torch.equal(gradient_of(loss, leaf), expected)
         del loss
     assert store.stats().device_bytes == 0
 
@@ -109,7 +101,7 @@ def test_what_others_hold_waits_once_and_leaves_alone(store: TierStore) -> None:
     assert set(_group_sizes(store)) == {1}
     assert store.stats().offloaded_bytes == 0
     values.clear()
-    assert torch.equal(*(_gradient(each, leaf) for each in (loss, _chain(leaf, _NUM + 1))))
+    assert torch.equal(*(gradient_of(each, leaf) for each in (loss, sine_chain(leaf, _NUM + 1))))
 
 
 def test_change_in_place_is_found_as_one_of_the_tensor_that_was_changed(store: TierStore) -> None:
@@ -125,9 +117,9 @@ def test_change_in_place_is_found_as_one_of_the_tensor_that_was_changed(store: T
     for number, loss in enumerate(losses):
         if number == 3:
             with pytest.raises(ModifiedInPlaceError):
-                _gradient(loss, leaf)
+                gradient_of(loss, leaf)
         else:
-            assert torch.equal(_gradient(loss, leaf), _gradient((leaf * number).sin().sum(), leaf))
+            assert torch.equal(gradient_of(loss, leaf), gradient_of((leaf * number).sin().sum(), leaf))
     forget_after_error()
 
 
@@ -147,13 +139,13 @@ def test_views_lazy_bits_and_dtypes_come_back(store: TierStore) -> None:
     assert max(_group_sizes(store)) > 2
     log = store.of_thread.logs.popitem()[1]()
     assert {member.first_byte % 512 for member in log.members.values()} == {0}
-    assert torch.equal(_gradient(loss, leaf), _gradient(loss_of(leaf), leaf))
+    assert torch.equal(gradient_of(loss, leaf), gradient_of(loss_of(leaf), leaf))
 
 
 def test_graph_of_groups_that_is_dropped_leaves_nothing(store: TierStore, copies: _Streams) -> None:
     leaf = half_leaf()
     with tiered_offload(store, min_bytes=0):
-        loss = _chain(leaf)
+        loss = sine_chain(leaf, _NUM)
         assert copies.num_out, "while the others are saved"
     del loss
     copies.synchronize()
@@ -166,18 +158,18 @@ def test_memory_of_members_is_kept_for_every_stream_that_may_use_it(store: TierS
     for _ in range(2):
         copies.now = "first"
         with tiered_offload(store, min_bytes=0, device_bytes="64MiB"):
-            first = _chain(leaf, 4)
+            first = sine_chain(leaf, 4)
         copies.now = "second"
-        _gradient(first, leaf)
+        gradient_of(first, leaf)
         del first
     copies.now = "first"
     with tiered_offload(store, min_bytes=0):
-        loss = _chain(leaf, 11)
+        loss = sine_chain(leaf, 11)
         copies.shared.clear()
     assert max(_group_sizes(store)) >= 4
     names = [name.split()[0] for nbytes, name in copies.shared if nbytes == 4 * _KIB]
     assert names.count("second") >= max(_group_sizes(store))
-    assert torch.equal(_gradient(loss, leaf), _gradient(_chain(leaf, 11), leaf))
+    assert torch.equal(gradient_of(loss, leaf), gradient_of(sine_chain(leaf, 11), leaf))
 
 
 @pytest.mark.parametrize("why", ["another stream", "no room"])
@@ -186,13 +178,13 @@ def test_each_leaves_alone_where_no_group_can_be_made(
 ) -> None:
     leaf = half_leaf()
     with tiered_offload(store, min_bytes=0):
-        loss = _chain(leaf, 10)
+        loss = sine_chain(leaf, 10)
         if why == "another stream":
             copies.now = "second"
         else:
             monkeypatch.setattr(torch, "cat", _no_room)
     assert _group_sizes(store) == [1] * 9
-    assert torch.equal(_gradient(loss, leaf), _gradient(_chain(leaf, 10), leaf))
+    assert torch.equal(gradient_of(loss, leaf), gradient_of(sine_chain(leaf, 10), leaf))
 
 
 def _no_room(_: object) -> torch.Tensor:
@@ -202,9 +194,9 @@ def _no_room(_: object) -> torch.Tensor:
 def test_second_derivative_of_what_came_back_in_groups(store: TierStore) -> None:
     def second(leaf: torch.Tensor, context: Any) -> torch.Tensor:
         with context:
-            loss = _chain(leaf, 12)
+            loss = sine_chain(leaf, 12)
             (first,) = torch.autograd.grad(loss, leaf, create_graph=True)
-            return _gradient((first * first).sum(), leaf)
+            return gradient_of((first * first).sum(), leaf)
 
     leaf = half_leaf()
     expected = second(leaf, torch.enable_grad())
@@ -215,14 +207,14 @@ def test_second_derivative_of_what_came_back_in_groups(store: TierStore) -> None
 def test_full_device_gets_one_member(make_store: MakeStore, room_bytes: int) -> None:
     copies = LateCopies(room_bytes)
     store = make_store(host_bytes="64MiB", staging_bytes="256KiB", copies=copies)
-    expected = _gradient(_chain(leaf := half_leaf()), leaf)
+    expected = gradient_of(sine_chain(leaf := half_leaf(), _NUM), leaf)
     for _ in range(3):
         with tiered_offload(store, min_bytes=0):
-            loss = _chain(leaf)
+            loss = sine_chain(leaf, _NUM)
         store.flush()
         assert max(_group_sizes(store)) > 1
         for _ in range(2):
-            assert torch.equal(_gradient(loss, leaf), expected)
+            assert torch.equal(gradient_of(loss, leaf), expected)
         del loss
     assert copies.num_refused
     assert copies.num_dead == 0
@@ -233,11 +225,11 @@ def test_device_without_room_for_one_member_says_where_the_bytes_are(make_store:
     copies = LateCopies(room_bytes=2 * _KIB)
     store = make_store(host_bytes="64MiB", staging_bytes="256KiB", copies=copies)
     with tiered_offload(store, min_bytes=0):
-        loss = _chain(leaf := half_leaf())
+        loss = sine_chain(leaf := half_leaf(), _NUM)
     with pytest.raises(torch.OutOfMemoryError) as raised:
-        _gradient(loss, leaf)
+        gradient_of(loss, leaf)
     assert "bytes that backward asks for are in host memory still" in raised.value.__notes__[0]
     set_existing(copies, _room_bytes=None)
     forget_after_error()
-    assert torch.equal(_gradient(loss, leaf), _gradient(_chain(leaf), leaf))
+    assert torch.equal(gradient_of(loss, leaf), gradient_of(sine_chain(leaf, _NUM), leaf))
     copies.end()

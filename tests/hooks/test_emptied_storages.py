@@ -106,27 +106,6 @@ def test_storage_emptied_and_filled_again_same_bits(store: TierStore, filled: st
     assert store.stats().spilled_bytes > 0
 
 
-def test_storage_emptied_the_unpacked_tensor_is_over_it_each_time(store: TierStore) -> None:
-    """Twice the same tensor, of the geometry that was saved, which sees what is filled in, and counts its changes."""
-    saved, weight = torch.arange(float(NUM_ELEMENTS)), torch.ones(NUM_ELEMENTS, requires_grad=True)
-    view = saved.view(2, -1)[1]
-    with tiered_offload(store, min_bytes=0):
-        loss = Refilled.apply(weight, lambda: None, view)
-    store.flush()
-    saved.untyped_storage().resize_(0)
-    first, second = loss.grad_fn.saved_tensors[0], loss.grad_fn.saved_tensors[0]
-    assert first is second
-    assert (first.shape, first.stride(), first.storage_offset(), first.dtype) == (
-        view.shape, view.stride(), view.storage_offset(), view.dtype
-    )  # fmt: skip
-    assert first.untyped_storage().nbytes() == 0
-    saved.untyped_storage().resize_(4 * NUM_ELEMENTS)
-    saved.fill_(7.0)
-    assert first.sum() == 7.0 * (NUM_ELEMENTS // 2)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        loss.sum().backward()
-
-
 def test_put_tensor_emptied_before_its_write_is_not_taken_for_stored(make_store: MakeStore) -> None:
     """It is small, so its write waits until somebody does. Its bytes are with whoever has moved them."""
     store = make_store(host_bytes=0)

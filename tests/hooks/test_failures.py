@@ -25,22 +25,10 @@ def fill(store: TierStore, held: list[torch.Tensor], num_graphs: int = 100) -> N
 
 
 @pytest.mark.parametrize("host_bytes", [0, 2 * NBYTES])
-def test_disk_and_host_full_pack_raises_with_figures(make_store: MakeStore, host_bytes: int) -> None:
+def test_disk_and_host_full_pack_raises_with_figures_and_graphs_that_were_made_are_right(
+    make_store: MakeStore, host_bytes: int
+) -> None:
     store = make_store(host_bytes=host_bytes, disk_bytes=5 * NBYTES, staging_bytes=2 * NBYTES)
-    held: list[torch.Tensor] = []
-    with pytest.raises(StoreFullError) as caught:
-        fill(store, held)
-    error = caught.value
-    assert error.needed_bytes == NBYTES
-    assert (error.disk_budget_bytes, error.host_budget_bytes) == (5 * NBYTES, host_bytes)
-    assert 0 < error.disk_bytes <= 5 * NBYTES
-    assert error.host_bytes <= host_bytes
-    assert str(error.needed_bytes) in str(error)
-    assert len(held) >= 5
-
-
-def test_store_full_graphs_that_were_made_still_right(make_store: MakeStore) -> None:
-    store = make_store(disk_bytes=4 * NBYTES, staging_bytes=NBYTES)
     weight = torch.randn(256, 256, requires_grad=True)
     held: list[torch.Tensor] = []
 
@@ -49,12 +37,18 @@ def test_store_full_graphs_that_were_made_still_right(make_store: MakeStore) -> 
             with tiered_offload(store, min_bytes=0):
                 held.append((weight * number / 50).exp().sum())
 
-    with pytest.raises(StoreFullError):
+    with pytest.raises(StoreFullError) as caught:
         fill_with_different()
+    error = caught.value
+    assert error.needed_bytes == NBYTES
+    assert (error.disk_budget_bytes, error.host_budget_bytes) == (5 * NBYTES, host_bytes)
+    assert 0 < error.disk_bytes <= 5 * NBYTES
+    assert error.host_bytes <= host_bytes
+    assert str(error.needed_bytes) in str(error)
+    assert len(held) >= 5
     for number, loss in enumerate(held):
-        expected = weight.detach().clone().requires_grad_()
-        (expected * number / 50).exp().sum().backward()
-        assert_same_bits(all_bits(torch.autograd.grad(loss, [weight])), all_bits([expected.grad]))
+        expected = torch.autograd.grad((weight * number / 50).exp().sum(), [weight])
+        assert_same_bits(all_bits(torch.autograd.grad(loss, [weight])), all_bits(expected))
 
 
 def test_store_full_graphs_dropped_training_goes_on(make_store: MakeStore) -> None:
@@ -78,27 +72,6 @@ def test_store_full_of_graphs_in_cycles_collected_instead_of_raised(make_store: 
         del held
 
 
-def test_tensors_larger_than_every_budget_refused_and_right_where_they_are(make_store: MakeStore) -> None:
-    store = make_store(host_bytes=100, disk_bytes="64KiB", staging_bytes=0)
-    weight = torch.randn(256, 256, requires_grad=True)
-    held: list[torch.Tensor] = []
-    with pytest.raises(StoreFullError):
-        fill(store, held)
-    for loss in held:
-        loss.backward()
-    with tiered_offload(store, min_bytes="1MiB"):  # they are smaller than this
-        (weight * 2).exp().sum().backward()
-
-
-def test_closed_store_pack_raises_and_outside_the_scope_training_works(make_store: MakeStore) -> None:
-    store = make_store()
-    store.close()
-    weight = torch.randn(SIDE, SIDE, requires_grad=True)
-    with pytest.raises(StoreClosedError), tiered_offload(store, min_bytes=0):
-        (weight * 2).exp().sum()
-    (weight * 2).exp().sum().backward()
-
-
 @pytest.mark.parametrize("host_bytes", [0, "1GiB"])
 @pytest.mark.parametrize("flushed", [True, False])
 def test_closed_store_live_graph_raises_each_time(make_store: MakeStore, host_bytes: object, flushed: bool) -> None:
@@ -119,27 +92,13 @@ def test_closed_store_live_graph_raises_each_time(make_store: MakeStore, host_by
     assert (stats.live_handles, stats.disk_bytes, stats.host_bytes) == (0, 0, 0)
 
 
-def test_store_closed_inside_the_scope_scope_can_be_left(make_store: MakeStore) -> None:
-    store = make_store()
+def test_store_closed_inside_the_scope_packs_and_backward_raise_and_training_goes_on_outside(store: TierStore) -> None:
     weight = torch.randn(SIDE, SIDE, requires_grad=True)
     with tiered_offload(store, min_bytes=0):
         loss = (weight * 2).exp().sum()
         store.close()
+        with pytest.raises(StoreClosedError):
+            (weight * 2).exp()
     with pytest.raises(StoreClosedError):
         loss.backward()
-
-
-def test_error_in_one_graph_others_and_later_steps_right(store: TierStore) -> None:
-    weight = torch.randn(SIDE, SIDE, requires_grad=True)
-    for _ in range(3):
-        with tiered_offload(store, min_bytes=0):
-            hidden = weight * 2
-            loss = hidden.sin().sum()
-        with torch.no_grad():
-            hidden.add_(1)
-        del hidden
-        with pytest.raises(RuntimeError, match="modified by an inplace"):
-            loss.backward()
-        del loss
-        assert_same_gradients(training("mlp", num_steps=1), store)
-    assert store.stats().live_handles == 0
+    (weight * 2).exp().sum().backward()

@@ -42,24 +42,6 @@ def test_scope_interrupted_at_any_moment_leaves_no_hooks(make_store: Any, functi
     assert first + 5 < number < MOST_MOMENTS - 1
 
 
-def test_interrupt_that_closes_the_store_says_so(make_store: Any) -> None:
-    """At some moment of leaving a scope the books are half changed."""
-    for number in range(2, MOST_MOMENTS):
-        store = make_store(host_bytes=0)
-        weight = torch.ones(1000, requires_grad=True)
-        moment, scope = Moment(tiered_offload.__exit__, number, interrupt), tiered_offload(store, min_bytes=0)
-        with pytest.raises(KeyboardInterrupt) as caught, moment, scope:
-            (weight * weight).exp()
-        if notes := getattr(caught.value, "__notes__", None):
-            assert len(notes) == 1
-            assert "came in the middle of a change of its bookkeeping and closed it; open another" in notes[0]
-            with pytest.raises(StoreClosedError, match="open another"):
-                store.flush()
-            return
-        store.flush()
-    raise AssertionError("no moment closes the store")
-
-
 def hooks_of_thread() -> list[Any]:
     """The innermost first."""
     found = []

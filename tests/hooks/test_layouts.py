@@ -1,6 +1,7 @@
 """Every dtype and geometry comes back as it went, through `put` and `get` and through autograd."""
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -59,13 +60,13 @@ def facts(tensor: torch.Tensor) -> tuple[object, ...]:
 
 def assert_round_trip(store: TierStore, make: Callable[[], torch.Tensor]) -> None:
     """`make` gives a new tensor, always the same."""
-    torch.manual_seed(1)
+    torch.default_generator.manual_seed(1)
     expected = make()
-    torch.manual_seed(1)
+    torch.default_generator.manual_seed(1)
     handle = store.put(make())
     weight, seen = torch.ones((), requires_grad=True), []
     with tiered_offload(store, min_bytes=0):
-        torch.manual_seed(1)
+        torch.default_generator.manual_seed(1)
         output = Check.apply(weight, make(), seen)
     store.flush()
     output.backward()
@@ -76,21 +77,18 @@ def assert_round_trip(store: TierStore, make: Callable[[], torch.Tensor]) -> Non
     assert len(seen) == 1
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_any_dtype_and_geometry_same_values_and_strides(make_store: MakeStore, dtype: torch.dtype) -> None:
-    for options in ({"codec": "none"}, {"codec": "shuffle-zstd", "inline_bytes": None}):
-        store = make_store(**options)
-        for cut in GEOMETRIES.values():
-            assert_round_trip(store, lambda cut=cut: cut(tensor_of(dtype)))  # type: ignore[misc]
+@pytest.mark.parametrize("options", [{"codec": "none"}, {"codec": "shuffle-zstd", "inline_bytes": None}], ids=str)
+def test_any_dtype_and_geometry_same_values_and_strides(make_store: MakeStore, options: dict[str, Any]) -> None:
+    store = make_store(**options)
+    for dtype, cut in product(DTYPES, GEOMETRIES.values()):
+        assert_round_trip(store, lambda cut=cut, dtype=dtype: cut(tensor_of(dtype)))  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)
-@pytest.mark.parametrize("cut", GEOMETRIES.values(), ids=GEOMETRIES.keys())
-def test_lazy_conjugate_and_negative_bits_kept(
-    store: TierStore, dtype: torch.dtype, cut: Callable[[torch.Tensor], torch.Tensor]
-) -> None:
-    for lazy in (torch.conj, lambda whole: whole.conj().imag, lambda whole: torch._neg_view(whole.conj())):
-        assert_round_trip(store, lambda lazy=lazy: lazy(cut(tensor_of(dtype))))  # type: ignore[misc]
+def test_lazy_conjugate_and_negative_bits_kept(store: TierStore, dtype: torch.dtype) -> None:
+    for cut in GEOMETRIES.values():
+        for lazy in (torch.conj, lambda whole: whole.conj().imag, lambda whole: torch._neg_view(whole.conj())):
+            assert_round_trip(store, lambda lazy=lazy, cut=cut: lazy(cut(tensor_of(dtype))))  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("cut", [torch.conj, lambda whole: whole.conj().imag], ids=["conjugate", "negative"])
@@ -115,23 +113,13 @@ def test_tensors_with_lazy_bits_go_to_disk(store: TierStore, cut: Callable[[torc
     assert not any(second.kept_bytes.values())
 
 
-@pytest.mark.parametrize("memory_format", [torch.channels_last, torch.contiguous_format])
-def test_memory_formats_kept(store: TierStore, memory_format: torch.memory_format) -> None:
-    assert_round_trip(store, lambda: torch.randn(2, 3, 5, 7).to(memory_format=memory_format))
-    if memory_format is torch.channels_last:
-        handle = store.put(torch.randn(2, 3, 5, 7).to(memory_format=memory_format))
-        store.flush()
-        assert store.get(handle).is_contiguous(memory_format=torch.channels_last)
-
-
-@pytest.mark.parametrize("num_elements", [0, 1, 15, 16, 17, 511, 512, 1023, 1024, 1025, 16383, 16385, 300_001])
-def test_sizes_around_every_boundary_same_bits(make_store: MakeStore, num_elements: int) -> None:
+def test_sizes_around_every_boundary_and_memory_formats_same_bits(make_store: MakeStore) -> None:
     store = make_store(staging_bytes="64KiB", inline_bytes="4KiB")
-    assert_round_trip(store, lambda: torch.randn(num_elements))
-    assert_round_trip(store, lambda: torch.randn(num_elements + 3)[3:])
-
-
-def test_zero_dimensional_tensor_same_bits(store: TierStore) -> None:
+    for num_elements in (0, 1, 15, 16, 17, 511, 512, 1023, 1024, 1025, 16383, 16385, 300_001):
+        assert_round_trip(store, lambda: torch.randn(num_elements))  # noqa: B023 - called at once
+        assert_round_trip(store, lambda: torch.randn(num_elements + 3)[3:])  # noqa: B023
+    for memory_format in (torch.channels_last, torch.contiguous_format):
+        assert_round_trip(store, lambda: torch.randn(2, 3, 5, 7).to(memory_format=memory_format))  # noqa: B023
     assert_round_trip(store, lambda: torch.tensor(float("nan")))
     assert_round_trip(store, lambda: torch.tensor(True))
 

@@ -1,16 +1,10 @@
 """Random programs over graphs: what "the same bits" means, as something that runs.
 
-A *program* is a list of steps (`random_graphs.py`): it computes, takes views, edits in place, drops what it has, makes
-graphs and uses them. It is run plainly, and over a store. Each run gives an *account*: what happened at each step, and
-the bits of all that the program got. The two accounts must be equal:
-
-- where plain PyTorch gives gradients, the store gives the same bits;
-- where plain PyTorch refuses (an edit of what was saved, a second backward), the store refuses at the same step;
-- what a program was given earlier stays whole, whatever the store does later with the memory;
-- nothing is left in the store when the program is gone.
-
-There is one more outcome: if a device is full of what is in use, backward may raise `torch.OutOfMemoryError`. Up to
-there the accounts must be equal, and the store can be used afterwards.
+A *program* is a list of steps (`random_graphs.py`). It is run plainly, and over a store. Each run gives an *account*:
+what happened at each step, and the bits of all that the program got. The two accounts must be equal: the same bits, the
+same refusals at the same steps (an edit of what was saved, a second backward), and what a program was given earlier
+stays whole. Nothing is left in the store when the program is gone. If a device is full of what is in use, backward may
+raise `torch.OutOfMemoryError`: up to there the accounts must be equal, and the store can be used afterwards.
 
 `CopyAtPack` copies at pack, and gives a copy back. Its account is equal too, except where autograd itself counts on
 shared memory (`Step.needs_shared_memory`). So what is required here could be had by a store that moves everything at

@@ -21,18 +21,17 @@ ELEMENTS = 64 * 2**10
 NBYTES = 4 * ELEMENTS
 HOST, STAGING = 4 * NBYTES, 3 * NBYTES
 
-MakeDrive = Callable[[int], "Drive"]
-
 
 class Drive:
     """Reads of records end when backward has asked for so many more tensors. Any thread."""
 
-    def __init__(self, num_more: int) -> None:
+    def __init__(self, num_more: int, patch: pytest.MonkeyPatch) -> None:
         self._num_more = num_more
         self._num_asked = 0
         self._begun: list[int] = []  # for each read, how many had been asked for by then
         self._changed = threading.Condition()
         self._read: Any = records.read_raw
+        patch.setattr(records, "read_raw", self.read)
 
     def read(self, *arguments: Any) -> None:
         """In place of `read_raw`."""
@@ -56,16 +55,6 @@ class Drive:
             return sum(begun + self._num_more > self._num_asked for begun in self._begun)
 
 
-@pytest.fixture
-def drive(monkeypatch: pytest.MonkeyPatch) -> MakeDrive:
-    def make(num_more: int) -> Drive:
-        made = Drive(num_more)
-        monkeypatch.setattr(records, "read_raw", made.read)
-        return made
-
-    return make
-
-
 def _is_beyond_staging(store: TierStore) -> bool:
     """Whether something that came from disk is charged to the host budget."""
     inside = inspect(store)
@@ -77,11 +66,11 @@ def _is_beyond_staging(store: TierStore) -> bool:
 
 
 class SaveOne(torch.autograd.Function):
-    """The identity; saves so many elements, and tells in backward that it has asked for them."""
+    """The identity; saves a tensor, and tells in backward that it has asked for it."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, num_elements: int, asked: Callable[[], None]) -> torch.Tensor:
-        ctx.save_for_backward(torch.full((num_elements,), 3.0))
+    def forward(ctx: Any, x: torch.Tensor, asked: Callable[[], None]) -> torch.Tensor:
+        ctx.save_for_backward(torch.full((ELEMENTS,), 3.0))
         ctx.asked = asked
         return x.view_as(x)
 
@@ -91,11 +80,11 @@ class SaveOne(torch.autograd.Function):
         assert bool((saved == 3).all())
         del saved
         ctx.asked()
-        return gradient, None, None
+        return gradient, None
 
 
-def _step(store: TierStore, drive: Drive, sizes: list[int], **options: Any) -> list[bool]:
-    """For each node of backward, last saved first, whether anything from disk lay beyond staging then."""
+def _step(store: TierStore, drive: Drive, num: int, **options: Any) -> list[bool]:
+    """For each of so many nodes of backward, whether anything from disk lay beyond staging then."""
     seen: list[bool] = []
 
     def asked() -> None:
@@ -105,46 +94,34 @@ def _step(store: TierStore, drive: Drive, sizes: list[int], **options: Any) -> l
     x = torch.ones(1, requires_grad=True)
     with tiered_offload(store, min_bytes=NBYTES, **options):
         y = x
-        for num_elements in sizes:
-            y = SaveOne.apply(y, num_elements, asked)
+        for _ in range(num):
+            y = SaveOne.apply(y, asked)
     store.flush()
     y.backward()
     return seen
 
 
-def test_known_graph_on_a_fast_drive_is_fetched_near(make_store: MakeStore, drive: MakeDrive) -> None:
-    store, fast = make_store(host_bytes=HOST, staging_bytes=STAGING, codec="none"), drive(0)
-    assert any(_step(store, fast, [ELEMENTS] * 16))
+def test_known_graph_on_a_fast_drive_is_fetched_near(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, fast = make_store(host_bytes=HOST, staging_bytes=STAGING, codec="none"), Drive(0, monkeypatch)
+    assert any(_step(store, fast, 16))
     for _ in range(3):
-        assert not any(_step(store, fast, [ELEMENTS] * 16))
+        assert not any(_step(store, fast, 16))
     stats = store.stats()
     assert stats.prefetch_hits > 30
     assert (stats.prefetch_late, stats.prefetch_misses) == (0, 0)
+    for options in ({"lookahead_bytes": HOST + STAGING}, {"prefetch": "reverse"}):
+        for _ in range(2):
+            assert any(_step(store, fast, 16, **options)), "that is given, or not learned"
 
 
-@pytest.mark.parametrize("options", [{"lookahead_bytes": HOST + STAGING}, {"prefetch": "reverse"}])
-def test_given_lookahead_or_order_that_is_not_learned_always_far(
-    make_store: MakeStore, drive: MakeDrive, options: dict[str, Any]
+def test_drive_that_takes_longer_than_staging_lasts_always_far(
+    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, fast = make_store(host_bytes=HOST, staging_bytes=STAGING, codec="none"), drive(0)
-    for _ in range(3):
-        assert any(_step(store, fast, [ELEMENTS] * 16, **options))
-    assert store.stats().prefetch_late == 0
-
-
-def test_drive_that_takes_longer_than_staging_lasts_always_far(make_store: MakeStore, drive: MakeDrive) -> None:
     """Each read ends when backward has asked for five tensors more, of which staging holds three."""
-    store, slow = make_store(host_bytes=2 * HOST, staging_bytes=STAGING, codec="none", io_depth=16), drive(5)
+    store, slow = (
+        make_store(host_bytes=2 * HOST, staging_bytes=STAGING, codec="none", io_depth=16),
+        Drive(5, monkeypatch),
+    )
     for _ in range(3):
-        assert any(_step(store, slow, [ELEMENTS] * 20))
+        assert any(_step(store, slow, 20))
     assert (store.stats().prefetch_late, store.stats().prefetch_misses) == (0, 0)
-
-
-def test_far_from_the_moment_that_it_waits_and_the_next_time(make_store: MakeStore, drive: MakeDrive) -> None:
-    """The last tensor is larger than staging, so it cannot be fetched near: backward waits for it, if it is."""
-    store, fast = make_store(host_bytes=2 * HOST, staging_bytes=STAGING, codec="none"), drive(0)
-    sizes = [ELEMENTS] * 16
-    sizes[3] = 4 * ELEMENTS  # after twelve nodes of backward
-    began = ["far" if any(_step(store, fast, sizes)[:12]) else "near" for _ in range(4)]
-    assert began == ["far", "near", "far", "near"]
-    assert store.stats().prefetch_late + store.stats().prefetch_misses == 2

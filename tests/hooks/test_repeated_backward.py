@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
 from tests.conftest import MakeStore
-from tests.hooks.programs import MODELS, SIDE, Around, Results, Settle, assert_same_gradients, grads
+from tests.hooks.programs import MODELS, SIDE, Around, Results, Settle, assert_same_gradients, grads, program_of
 from tierstore import ModifiedInPlaceError, TierStore, tiered_offload
 
 
@@ -29,12 +30,11 @@ def test_retain_graph_three_backwards_same_bits(store: TierStore, model: str) ->
     assert_same_gradients(program, store)
 
 
-@pytest.mark.parametrize("create_inside", [True, False])
 @pytest.mark.parametrize("host_bytes", [0, "20KiB", "1GiB"])
-def test_double_backward_same_bits(make_store: MakeStore, create_inside: bool, host_bytes: object) -> None:
+def test_double_backward_same_bits(make_store: MakeStore, host_bytes: object) -> None:
     """The gradient of a penalty on gradients; the first backward saves what it unpacks once more."""
 
-    def program(around: Around, settle: Settle) -> Results:
+    def program(create_inside: bool, around: Around, settle: Settle) -> Results:
         weight = torch.randn(SIDE, SIDE, requires_grad=True)
         batch = torch.randn(SIDE, SIDE, requires_grad=True)
         with around():
@@ -52,7 +52,9 @@ def test_double_backward_same_bits(make_store: MakeStore, create_inside: bool, h
         (third[0].sin().sum() + penalty).backward()
         return [*inner, *third, weight.grad, batch.grad]
 
-    assert_same_gradients(program, make_store(host_bytes=host_bytes))
+    store = make_store(host_bytes=host_bytes)
+    for create_inside in (True, False):
+        assert_same_gradients(partial(program, create_inside), store)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
@@ -71,15 +73,10 @@ def test_forward_mode_over_backward_same_bits(store: TierStore) -> None:
 
 
 def test_vmap_inside_the_scope_same_bits(store: TierStore) -> None:
-    def program(around: Around, settle: Settle) -> Results:
-        weight, batch = torch.randn(SIDE, SIDE, requires_grad=True), torch.randn(SIDE, SIDE)
-        with around():
-            loss = torch.vmap(lambda row: (row @ weight).tanh().exp())(batch).sum()
-        settle()
-        loss.backward()
-        return [weight.grad]
+    def loss(weight: torch.Tensor) -> torch.Tensor:
+        return torch.vmap(lambda row: (row @ weight).tanh().exp())(torch.randn(SIDE, SIDE)).sum()
 
-    assert_same_gradients(program, store)
+    assert_same_gradients(program_of(loss), store)
 
 
 def test_hooks_on_tensors_and_nodes_same_bits(store: TierStore) -> None:
@@ -98,23 +95,6 @@ def test_hooks_on_tensors_and_nodes_same_bits(store: TierStore) -> None:
     assert_same_gradients(program, store)
 
 
-@pytest.mark.parametrize("host_bytes", [0, "1GiB"])
-def test_derivatives_agree_with_differences(make_store: MakeStore, host_bytes: object) -> None:
-    """`gradcheck` and `gradgradcheck` of a function that offloads."""
-    store = make_store(host_bytes=host_bytes)
-
-    def function(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        with tiered_offload(store, min_bytes=0):
-            values: torch.Tensor = torch.linalg.qr((left * 1) @ (right * 1).tanh()).R.exp()
-        store.flush()  # tensors as small as these leave only when somebody waits
-        return values
-
-    inputs = [torch.randn(4, 4, dtype=torch.float64, requires_grad=True) for _ in range(2)]
-    assert torch.autograd.gradcheck(function, inputs)
-    assert torch.autograd.gradgradcheck(function, inputs)
-    assert bool(store.stats().spilled_bytes) == (host_bytes == 0)
-
-
 def test_what_double_backward_saves_again_is_not_written_again(store: TierStore) -> None:
     weight = torch.randn(SIDE, SIDE, requires_grad=True)
     with tiered_offload(store, min_bytes=0):
@@ -131,16 +111,14 @@ def test_what_double_backward_saves_again_is_not_written_again(store: TierStore)
     assert weight.grad is not None
 
 
-def _data_of(values: torch.Tensor) -> torch.Tensor:
-    return values.data
-
-
-def _chunk_of(values: torch.Tensor) -> torch.Tensor:
-    return values.detach().unsafe_chunk(1)[0]
+OTHER_COUNTERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "data": lambda values: values.data,
+    "unsafe_chunk": lambda values: values.detach().unsafe_chunk(1)[0],
+}
 
 
 @pytest.mark.parametrize("is_stored", [False, True], ids=["plain", "stored"])
-@pytest.mark.parametrize("other_counter", [_data_of, _chunk_of], ids=["data", "unsafe_chunk"])
+@pytest.mark.parametrize("other_counter", OTHER_COUNTERS.values(), ids=OTHER_COUNTERS)
 def test_restored_bytes_saved_again_by_another_counter_are_guarded_by_it(
     store: TierStore, other_counter: Callable[[torch.Tensor], torch.Tensor], is_stored: bool
 ) -> None:

@@ -4,10 +4,12 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
@@ -21,52 +23,31 @@ from tests.hooks.programs import (
     all_bits,
     assert_same_bits,
     assert_same_gradients,
-    bits,
     grads,
+    in_threads,
+    program_of,
     run_plain,
 )
 from tierstore import ConfigError, TierStore, keep_resident, tiered_offload
 
 
-def in_threads(*functions: Callable[[], object]) -> None:
-    errors: list[BaseException] = []
-
-    def guarded(function: Callable[[], object]) -> None:
-        try:
-            function()
-        except BaseException as error:  # noqa: BLE001 - raised below
-            errors.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(function,)) for function in functions]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-
-
-def test_decorator_each_call_is_a_scope(store: TierStore) -> None:
+def test_decorator_each_call_is_a_scope_and_keeps_name_arguments_and_result(store: TierStore) -> None:
     def program(around: Around, settle: Settle) -> Results:
-        model = Mlp()
-        scope = around()
-        forward = scope(model.forward) if isinstance(scope, tiered_offload) else model.forward
+        model, scope = Mlp(), around()
+
+        def named(batch: Tensor, *, factor: int) -> Tensor:
+            """Doc."""
+            return model(batch * factor)
+
+        forward = scope(named) if isinstance(scope, tiered_offload) else named
+        assert (forward.__name__, forward.__doc__) == ("named", "Doc.")
         for _ in range(2):
-            loss = forward(torch.randn(SIDE, SIDE))
+            loss = forward(torch.randn(SIDE, SIDE), factor=2)
             settle()
             loss.backward()
         return grads(model)
 
     assert_same_gradients(program, store)
-
-
-def test_decorator_keeps_name_arguments_and_result(store: TierStore) -> None:
-    @tiered_offload(store)
-    def named(first: int, *, second: int) -> int:
-        """Doc."""
-        return first + second
-
-    assert (named.__name__, named.__doc__, named(1, second=2)) == ("named", "Doc.", 3)
 
 
 async def _coroutine() -> None: ...
@@ -101,9 +82,6 @@ def test_decorator_of_what_runs_after_its_call_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=f"is {kind}: .*Enter the scope inside it"):
         tiered_offload(store)(function)
-
-
-def test_decorator_of_a_class_or_an_object_that_is_called_accepted(store: TierStore) -> None:
     assert isinstance(tiered_offload(store)(_AsyncWhenCalled)(), _AsyncWhenCalled)  # to make one awaits nothing
     assert tiered_offload(store)(partial(max, 3))(2) == 3
 
@@ -112,65 +90,37 @@ def test_one_scope_entered_twice_at_once_same_bits(store: TierStore) -> None:
     scope = tiered_offload(store, min_bytes=0)
 
     def program(around: Around, settle: Settle) -> Results:
-        enter = scope if around is not nullcontext else nullcontext()
-        weight = torch.randn(SIDE, SIDE, requires_grad=True)
-        with enter:
+        def loss(weight: Tensor) -> Tensor:
             first = weight.exp()
-            with enter:
+            with nullcontext() if around is nullcontext else scope:
                 second = first.tanh()
-            third = second.sigmoid().sum()
-        outside = weight.cos().sum()
-        settle()
-        (third + outside).backward()
-        return [weight.grad]
+            return second.sigmoid().sum()
+
+        return list(program_of(loss)(around if around is nullcontext else lambda: scope, settle))
 
     assert_same_gradients(program, store)
 
 
 def test_nested_scopes_innermost_store_saves(make_store: MakeStore) -> None:
+    """The tensor that both saved is stored by both."""
     outer, inner = make_store(), make_store()
-    weight = torch.randn(SIDE, SIDE, requires_grad=True)
-    with tiered_offload(outer, min_bytes=0):
-        first = (weight * 2).exp()
-        with tiered_offload(inner, min_bytes=0):
-            second = first.tanh()
-        loss = second.sigmoid().sum()
-    del first, second
-    assert (outer.stats().packed_tensors, inner.stats().packed_tensors) == (2, 1)
-    for store in (outer, inner):
-        store.flush()
-    loss.backward()
-    plain = weight.detach().clone().requires_grad_()
-    (plain * 2).exp().tanh().sigmoid().sum().backward()
-    assert bits(weight.grad) == bits(plain.grad)
-
-
-def test_same_tensor_in_two_stores_stored_by_both(make_store: MakeStore) -> None:
-    one, two = make_store(), make_store()
 
     def program(around: Around, settle: Settle) -> Results:
-        scopes = (
-            [nullcontext(), nullcontext()]
-            if around is nullcontext
-            else [tiered_offload(store, min_bytes=0) for store in (one, two)]
-        )
-        weight = torch.randn(SIDE, SIDE, requires_grad=True)
-        hidden = weight * 2
-        with scopes[0]:
+        def loss(weight: Tensor) -> Tensor:
+            hidden = weight * 2
             left = hidden.sin()
-        with scopes[1]:
-            right = hidden.cos()
-        loss = (left + right).sum()
-        del hidden, left, right
-        settle()
-        two.flush()
-        loss.backward()
-        return [weight.grad]
+            with nullcontext() if around is nullcontext else tiered_offload(inner, min_bytes=0):
+                right = hidden.cos()
+            return (left + right).exp().sum()
 
-    assert_same_gradients(program, one)
-    for store in (one, two):
-        assert store.stats().restored_bytes == SIDE * SIDE * 4
-        assert store.stats().live_handles == 0
+        return list(program_of(loss)(around, lambda: (settle(), inner.flush())))
+
+    assert_same_gradients(program, outer)
+    for store, num_tensors in ((outer, 2), (inner, 1)):
+        stats = store.stats()
+        assert stats.packed_tensors == num_tensors
+        assert stats.restored_bytes == num_tensors * SIDE * SIDE * 4
+        assert stats.live_handles == 0
 
 
 @pytest.mark.parametrize("is_inside", [True, False], ids=["inside", "around"])
@@ -184,28 +134,17 @@ def test_other_hooks_inside_the_scope_or_around_it_same_bits(
 ) -> None:
     def program(around: Around, settle: Settle) -> Results:
         outer, inner = (around, others) if is_inside else (others, around)
-        weight = torch.randn(SIDE, SIDE, requires_grad=True)
-        with outer():
+
+        def loss(weight: Tensor) -> Tensor:
             first = weight.exp()
             with inner():
                 second = first.tanh().sin()
-            loss = second.exp().sum()
-        settle()
-        loss.backward()
-        return [weight.grad]
+            return second.exp().sum()
+
+        return list(program_of(loss)(outer, settle))
 
     assert_same_gradients(program, store)
     assert is_inside or store.stats().restored_bytes > 0
-
-
-def test_keep_resident_inside_scope_nothing_stored_and_counted(store: TierStore) -> None:
-    weight = torch.randn(SIDE, SIDE, requires_grad=True)
-    with tiered_offload(store, min_bytes=0), keep_resident():
-        loss = (weight * 2).exp().sum()
-    stats = store.stats()
-    assert stats.packed_tensors == 0
-    assert stats.kept_bytes["selected out"] == SIDE * SIDE * 4
-    loss.backward()
 
 
 def test_scope_left_by_exception_hooks_removed(store: TierStore) -> None:
@@ -242,7 +181,7 @@ def test_scopes_on_several_threads_over_one_store_same_bits(make_store: MakeStor
     start = threading.Barrier(4)
     found: dict[int, Results] = {}
 
-    def model_of(number: int) -> tuple[Mlp, list[torch.Tensor]]:
+    def model_of(number: int) -> tuple[Mlp, list[Tensor]]:
         generator = torch.Generator().manual_seed(number)
         model = Mlp().eval()  # no dropout: the global generator is shared by the threads
         with torch.no_grad():
@@ -269,24 +208,17 @@ def test_scopes_on_several_threads_over_one_store_same_bits(make_store: MakeStor
 
 
 def test_store_named_only_in_the_scope_lives_as_long_as_the_graph(store_directory: Path) -> None:
-    def program(around: Around, settle: Settle) -> Results:
-        model = Mlp()
-        with around():
-            loss = model(torch.randn(SIDE, SIDE))
-        loss.backward()
-        return grads(model)
-
+    program = program_of(lambda weight: weight.exp().sin().sum())
     torch.manual_seed(0)
-    found = all_bits(
-        program(lambda: tiered_offload(TierStore(store_directory, host_bytes=0, disk_bytes="1GiB"), min_bytes=0), bool)
+    found = program(
+        lambda: tiered_offload(TierStore(store_directory, host_bytes=0, disk_bytes="1GiB"), min_bytes=0), bool
     )
-    assert_same_bits(found, run_plain(program))
+    assert_same_bits(all_bits(found), run_plain(program))
 
 
 @pytest.mark.parametrize("use_reentrant", [True, False])
-@pytest.mark.parametrize("backward_inside", [True, False])
-def test_checkpoint_inside_the_scope_same_bits(store: TierStore, use_reentrant: bool, backward_inside: bool) -> None:
-    def program(around: Around, settle: Settle) -> Results:
+def test_checkpoint_inside_the_scope_same_bits(store: TierStore, use_reentrant: bool) -> None:
+    def program(backward_inside: bool, around: Around, settle: Settle) -> Results:
         blocks = torch.nn.ModuleList(Mlp().layers for _ in range(3))
         batch = torch.randn(SIDE, SIDE, requires_grad=True)
         with around():
@@ -303,7 +235,8 @@ def test_checkpoint_inside_the_scope_same_bits(store: TierStore, use_reentrant: 
             loss.backward()
         return [batch.grad, *grads(blocks)]
 
-    assert_same_gradients(program, store)
+    for backward_inside in (True, False):
+        assert_same_gradients(partial(program, backward_inside), store)
 
 
 def test_checkpoint_not_reentrant_only_its_inputs_are_stored(store: TierStore) -> None:
@@ -319,31 +252,12 @@ def test_checkpoint_not_reentrant_only_its_inputs_are_stored(store: TierStore) -
     assert store.stats().packed_bytes == 3 * SIDE * SIDE * 4
 
 
-def test_scope_inside_checkpoint_same_bits(store: TierStore) -> None:
-    def program(around: Around, settle: Settle) -> Results:
-        model = Mlp()
-
-        def forward(batch: torch.Tensor) -> torch.Tensor:
-            with around():
-                return model(batch)
-
-        batch = torch.randn(SIDE, SIDE, requires_grad=True)
-        loss = checkpoint(forward, batch, use_reentrant=False)
-        settle()
-        loss.backward()
-        return [batch.grad, *grads(model)]
-
-    assert_same_gradients(program, store)
-
-
-@pytest.mark.parametrize("cache_enabled", [True, False])
-@pytest.mark.parametrize("autocast_outside", [True, False])
-def test_autocast_to_bfloat16_same_bits(store: TierStore, autocast_outside: bool, cache_enabled: bool) -> None:
-    def program(around: Around, settle: Settle) -> Results:
+def test_autocast_to_bfloat16_same_bits(store: TierStore) -> None:
+    def program(outside: bool, cache_enabled: bool, around: Around, settle: Settle) -> Results:
         model = Mlp()
         for _ in range(2):
             cast = torch.autocast("cpu", torch.bfloat16, cache_enabled=cache_enabled)
-            outer, inner = (cast, around()) if autocast_outside else (around(), cast)
+            outer, inner = (cast, around()) if outside else (around(), cast)
             with outer, inner:
                 loss = model(torch.randn(SIDE, SIDE))
                 loss = loss + model.layers(torch.randn(SIDE, SIDE)).float().exp().sum()
@@ -351,5 +265,6 @@ def test_autocast_to_bfloat16_same_bits(store: TierStore, autocast_outside: bool
             loss.backward()
         return grads(model)
 
-    assert_same_gradients(program, store)
+    for outside, cache_enabled in product((True, False), (True, False)):
+        assert_same_gradients(partial(program, outside, cache_enabled), store)
     assert store.stats().restored_bytes > 0

@@ -8,26 +8,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.conftest import MakeStore
-from tests.gpu.device import make_windows_small
-from tests.gpu.seen_copies import SeenCopies
-from tests.hooks.late_copies import LateCopies
 from tests.hooks.programs import forget_after_error
 from tests.inspect_store import inspect
 from tierstore import TierStore, tiered_offload
 from tierstore.residency.copies import Marker
-from tierstore.residency.graph_times import GraphTimes
+from tierstore.residency.handle import Handle
 from tierstore.residency.memory import StoreMemory
-from tierstore.residency.slab import Slab
-from tierstore.rules.coverage import Coverage
 from tierstore.rules.device import DeviceRules
 from tierstore.testing import SimulatedCopies
 
@@ -62,109 +55,20 @@ def _gradients(store: TierStore | None, device_bytes: int | str = 0, num_steps: 
 
 
 @pytest.mark.parametrize("host_bytes", [0, "20KiB", "1GiB"])
-@pytest.mark.parametrize("device_bytes", [0, 20_000, "auto", 1 << 30])
 @pytest.mark.parametrize("codec", ["none", "shuffle-zstd"])
-def test_gradients_through_the_device_tier_same_bits(
-    make_store: MakeStore, copies: SimulatedCopies, host_bytes: int | str, device_bytes: int | str, codec: str
-) -> None:
-    store = make_store(host_bytes=host_bytes, codec=codec, copies=copies)
-    for plain, offloaded in zip(_gradients(None), _gradients(store, device_bytes), strict=True):
-        assert torch.equal(plain, offloaded)
-    copies.synchronize()
-    stats = store.stats()
-    assert (copies.num_out > 0) == (device_bytes != 1 << 30)
-    assert (stats.spilled_bytes > 0) == (host_bytes != "1GiB" and device_bytes != 1 << 30)
-    assert (stats.live_handles, stats.device_bytes, stats.disk_bytes) == (0, 0, 0)
-
-
-def test_small_windows_of_the_tests_on_a_device_are_those_of_the_store(
-    make_store: MakeStore, copies: SimulatedCopies
-) -> None:
-    nbytes = 32 * 64 * 4
-    store = make_store(copies=copies, host_bytes="1GiB")
-    make_windows_small(store, 2 * nbytes)
-    devices = inspect(store).devices
-    assert devices.has_room_to_reload(2 * nbytes)
-    with tiered_offload(store, min_bytes=0):
-        loss = _model()(torch.randn(32, 64)).sum()
-        assert devices.held_bytes <= 3 * nbytes  # the newest node's included
-    loss.backward()
-    assert not inspect(store).device_window.fits_reload(2 * nbytes + 1)
-
-
-class _Gated(nn.Module):
-    """Saves a storage whose two halves two functions ask for, one after the other."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.both, self.down = nn.LayerNorm(64), nn.Linear(64, 512), nn.Linear(256, 64)
-
-    def forward(self, stream: torch.Tensor) -> torch.Tensor:
-        gate, up = self.both(self.norm(stream)).chunk(2, -1)
-        return stream + self.down(nn.functional.silu(gate) * up)
-
-
-def test_known_graph_a_storage_that_is_asked_for_twice_comes_back_once(
-    make_store: MakeStore, copies: SimulatedCopies
-) -> None:
-    """It fills the window nearly; between the two requests others would come back ahead."""
-    store = make_store(copies=copies, host_bytes="1GiB")
-    make_windows_small(store, 3 * (32 * 512 * 4) // 2)
-    torch.manual_seed(0)
-    model = nn.Sequential(*(_Gated() for _ in range(4)))
-    for _ in range(3):
-        before = store.stats()
-        with tiered_offload(store, min_bytes=0):
-            loss = model(torch.randn(32, 64)).square().mean()
-        loss.backward()
-        after = store.stats()
-    reloaded_bytes = after.reloaded_bytes - before.reloaded_bytes  # what is still there need not come back
-    assert 0 < reloaded_bytes <= after.offloaded_bytes - before.offloaded_bytes
-
-
-def test_known_order_that_lacks_what_is_asked_for_same_bits(make_store: MakeStore, copies: SimulatedCopies) -> None:
-    """Steps that end early teach an order of their own; then backward goes on to what that order does not have."""
-    store = make_store(copies=copies, host_bytes="1GiB")
-    make_windows_small(store, 3 * (32 * 512 * 4) // 2)
-    torch.manual_seed(0)
-    model, batch = nn.Sequential(*(_Gated() for _ in range(4))), torch.randn(32, 64)
-    late = list(model[2:].parameters())
-
-    def gradients(wanted: list[nn.Parameter], is_offloaded: bool) -> list[torch.Tensor]:
-        with tiered_offload(store, min_bytes=0) if is_offloaded else nullcontext():
-            loss = model(batch).square().mean()
-        return list(torch.autograd.grad(loss, wanted))
-
-    for wanted in (late, late, list(model.parameters()), late, list(model.parameters())):
-        pairs = zip(gradients(wanted, True), gradients(wanted, False), strict=True)
-        assert all(torch.equal(one, other) for one, other in pairs)
-
-
-def test_graph_dropped_while_copies_run_everything_is_freed(make_store: MakeStore, copies: SimulatedCopies) -> None:
-    store = make_store(copies=copies)
-    for _ in range(5):
-        with tiered_offload(store, min_bytes=0):
-            loss = _model()(torch.randn(32, 64)).sum()
-        del loss
-    store.flush()
-    copies.end()
-    stats = store.stats()
-    assert (stats.live_handles, stats.device_bytes, stats.host_bytes, stats.disk_bytes) == (0, 0, 0, 0)
-    assert stats.staging_used_bytes == 0
-
-
-def test_retain_graph_through_the_device_tier_same_bits(make_store: MakeStore, copies: SimulatedCopies) -> None:
-    store = make_store(copies=copies)
-    model = _model()
-    batch = torch.randn(32, 64)
-    model(batch).square().mean().backward()
-    plain = [parameter.grad.clone() for parameter in model.parameters()]
-    with tiered_offload(store, min_bytes=0):
-        loss = model(batch).square().mean()
-    for _ in range(3):
-        model.zero_grad()
-        loss.backward(retain_graph=True)
-        assert all(torch.equal(a, b.grad) for a, b in zip(plain, model.parameters(), strict=True))
+def test_gradients_through_the_device_tier_same_bits(make_store: MakeStore, host_bytes: int | str, codec: str) -> None:
+    expected = _gradients(None)
+    for device_bytes in (0, 20_000, "auto", 1 << 30):
+        with SimulatedCopies() as copies:
+            store = make_store(host_bytes=host_bytes, codec=codec, copies=copies)
+            for plain, offloaded in zip(expected, _gradients(store, device_bytes), strict=True):
+                assert torch.equal(plain, offloaded)
+            copies.synchronize()
+            stats = store.stats()
+            assert (copies.num_out > 0) == (device_bytes != 1 << 30)
+            assert (stats.spilled_bytes > 0) == (host_bytes != "1GiB" and device_bytes != 1 << 30)
+            assert (stats.live_handles, stats.device_bytes, stats.disk_bytes) == (0, 0, 0)
+            store.close()
 
 
 def test_known_graph_what_the_device_may_not_keep_leaves_it_at_once(
@@ -205,16 +109,6 @@ def test_part_of_a_storage_comes_back_at_the_address_it_had_modulo_the_allocator
     assert handle.record.first_byte == 512
 
 
-def test_part_of_a_storage_that_is_asked_for_while_it_is_copied_out_is_that_part(make_store: MakeStore) -> None:
-    with LateCopies() as late:
-        store = make_store(copies=late, host_bytes="1GiB")
-        whole = torch.randn(4096)
-        handle = store.put(whole[200:])
-        store.stats()
-        assert torch.equal(store.get(handle), whole[200:])
-        assert (late.num_out, late.num_in) == (1, 0)
-
-
 @pytest.mark.parametrize("num_tensors", [1, 3])
 def test_device_full_while_copying_ahead_backward_goes_on_without(make_store: MakeStore, num_tensors: int) -> None:
     """Room for what is asked for, and a little more: what is copied ahead finds none."""
@@ -249,13 +143,19 @@ def test_device_full_nothing_is_copied_ahead_for_the_rest_of_that_backward(make_
             assert 0 < copies.num_refused - before <= num_tensors // 3
 
 
+def _put_all(store: TierStore, copies: SimulatedCopies, content: list[torch.Tensor]) -> list[Handle]:
+    """The copies out are over, and their memory is let go."""
+    handles = [store.put(each.clone()) for each in content]
+    copies.synchronize()
+    store.stats()
+    return handles
+
+
 def test_device_full_what_is_asked_for_takes_the_place_of_what_was_copied_back(make_store: MakeStore) -> None:
     content = [torch.arange(1024) + number for number in range(3)]
     with SimulatedCopies(room_bytes=content[0].nbytes) as copies:
         store = make_store(copies=copies, host_bytes="1GiB")
-        handles = [store.put(each.clone()) for each in content]
-        copies.synchronize()
-        store.stats()  # the copies out are over, and their memory is let go
+        handles = _put_all(store, copies, content)
         for handle, expected in zip(handles, content, strict=True):
             assert torch.equal(store.get(handle), expected)
         assert copies.num_refused == 2
@@ -265,9 +165,7 @@ def test_device_full_of_what_is_in_use_raises_and_is_there_when_there_is_room(ma
     content = [torch.arange(1024) + number for number in range(2)]
     with SimulatedCopies(room_bytes=content[0].nbytes) as copies:
         store = make_store(copies=copies, host_bytes="1GiB")
-        handles = [store.put(each.clone()) for each in content]
-        copies.synchronize()
-        store.stats()  # the copies out are over, and their memory is let go
+        handles = _put_all(store, copies, content)
         in_use = store.get(handles[0])
         for _ in range(2):
             with pytest.raises(torch.OutOfMemoryError) as raised:
@@ -279,20 +177,6 @@ def test_device_full_of_what_is_in_use_raises_and_is_there_when_there_is_room(ma
         del in_use, raised
         forget_after_error()
         assert torch.equal(store.get(handles[1]), content[1])
-
-
-def test_pack_asks_whether_the_tensors_own_device_captures(
-    make_store: MakeStore, copies: SimulatedCopies, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[torch.device] = []
-    monkeypatch.setattr("tierstore.hooks.scope.is_capturing", lambda device: asked.append(device) or True)
-    store = make_store(copies=copies)
-    weight = torch.randn(64, 64, requires_grad=True)
-    with tiered_offload(store, min_bytes=0):
-        loss = (weight * 2).sin().sum()
-    assert asked == [weight.device]
-    assert store.stats().kept_bytes["unsupported"] == weight.nbytes
-    loss.backward()
 
 
 def test_copies_to_and_from_memory_that_is_not_pinned_are_counted(
@@ -308,63 +192,6 @@ def test_copies_to_and_from_memory_that_is_not_pinned_are_counted(
     monkeypatch.setattr(slab, "is_pinned", lambda slot: slot.start is not None)
     store.put(content.clone())
     assert store.stats().pageable_copy_bytes == 2 * content.nbytes
-
-
-def test_step_that_went_through_memory_that_was_just_being_pinned_tells_nothing_of_the_link(
-    make_store: MakeStore, copies: SimulatedCopies, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What has to stay on the device is found from a step's times, and never taken back."""
-    is_being_pinned = True
-    monkeypatch.setattr(Slab, "is_being_pinned", property(lambda slab: is_being_pinned))
-    measured: list[bool] = []
-
-    def note(coverage: Coverage, signature: int, times: GraphTimes) -> None:
-        measured.append(times.measured() is not None)
-
-    monkeypatch.setattr(Coverage, "note", note)
-    store = make_store(copies=copies, host_bytes="1GiB")
-    _gradients(store, "auto")
-    assert measured
-    assert not any(measured)
-    is_being_pinned = False
-    measured.clear()
-    _gradients(store, "auto")
-    assert any(measured)
-
-
-class Noting(TorchDispatchMode):
-    """Notes what is copied."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.num_copies = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.num_copies += func is torch.ops.aten.copy_.default
-        return func(*args, **(kwargs or {}))
-
-
-class AtOnce(SimulatedCopies):
-    """Copies are made by the caller, as the copy engine for a device queues them."""
-
-    def _copy(self, source: torch.Tensor, target: torch.Tensor) -> Marker:
-        target.copy_(source)
-        return self.mark(None)
-
-
-@pytest.mark.parametrize("is_inside", [False, True])
-def test_copies_are_seen_by_what_is_to_check_their_streams(make_store: MakeStore, is_inside: bool) -> None:
-    """The store shuts modes out; without this the check on a device would pass whatever the store does."""
-    with AtOnce() as plain, AtOnce() as engine:
-        unseen, seen, content = Noting(), Noting(), torch.arange(1024)
-        for copies, mode in ((plain, unseen), (SeenCopies(engine, seen), seen)):
-            store = make_store(copies=copies, host_bytes="1GiB")
-            with mode if is_inside else nullcontext():
-                handle = store.put(content.clone())
-                store.stats()
-                got = store.get(handle)
-            assert torch.equal(got, content)
-        assert (unseen.num_copies, seen.num_copies) == (0, 2)
 
 
 class LostDevice(SimulatedCopies):

@@ -1,11 +1,13 @@
 """Small tensors stay noted where staging has room for them: NOTE [Small tensors] in `tierstore/rules/windows.py`."""
 
 from collections.abc import Callable
+from itertools import product
 
 import pytest
 import torch
 
 from tests.conftest import MakeStore
+from tests.hooks.programs import half_leaf, sine_chain
 from tests.inspect_store import inspect
 from tierstore import TierStore, tiered_offload
 from tierstore.rules import windows as host
@@ -37,41 +39,28 @@ class Watch:
         return True
 
 
-def chain(
-    store: TierStore, num: int, nbytes: int, select: Callable[[torch.Tensor], bool] | None = None
-) -> torch.Tensor:
-    """A graph that saves so many tensors of that size; its last value, and the gradient by `backward`."""
-    value = torch.full((nbytes // 4,), 0.5, requires_grad=True)
-    leaf = value
-    with tiered_offload(store, min_bytes=0, select=select):
-        for _ in range(num):
-            value = value.sin()
-    loss = value.sum()
-    loss.leaf = leaf  # type: ignore[attr-defined]
-    return loss
+class Chain:
+    """A graph that saves so many tensors of that size."""
 
+    def __init__(
+        self, store: TierStore, num: int, nbytes: int, select: Callable[[torch.Tensor], bool] | None = None
+    ) -> None:
+        self._leaf, self._num = half_leaf(nbytes // 4), num
+        with tiered_offload(store, min_bytes=0, select=select):
+            self._loss = sine_chain(self._leaf, num)
 
-def gradient(loss: torch.Tensor) -> torch.Tensor:
-    loss.backward()
-    grad: torch.Tensor = loss.leaf.grad  # type: ignore[attr-defined]
-    return grad
-
-
-def expected(num: int, nbytes: int) -> torch.Tensor:
-    leaf = value = torch.full((nbytes // 4,), 0.5, requires_grad=True)
-    for _ in range(num):
-        value = value.sin()
-    value.sum().backward()
-    assert leaf.grad is not None
-    return leaf.grad
+    def check(self) -> None:
+        """Its gradient is that without a store."""
+        expected = torch.autograd.grad(sine_chain(self._leaf, self._num), self._leaf)
+        assert torch.equal(*torch.autograd.grad(self._loss, self._leaf), *expected)
 
 
 def test_small_graph_is_never_booked(make_store: MakeStore) -> None:
     store = make_store(host_bytes=0)
-    loss = chain(store, 100, 32)
+    loss = Chain(store, 100, 32)
     assert inspect(store).records == []
     assert inspect(store).used_bytes == (0, 99 * 32)
-    assert torch.equal(gradient(loss), expected(100, 32))
+    loss.check()
     del loss
     stats = store.stats()
     assert stats.packed_tensors == 99
@@ -80,26 +69,25 @@ def test_small_graph_is_never_booked(make_store: MakeStore) -> None:
 
 def test_flush_books_small_tensors_and_has_them_written(make_store: MakeStore) -> None:
     store = make_store(host_bytes=0)
-    loss = chain(store, 100, 32)
+    loss = Chain(store, 100, 32)
     store.flush()
     assert inspect(store).noted_bytes_in_staging == 0
     stats = store.stats()
     assert (stats.spilled_bytes, stats.staging_used_bytes) == (98 * 64 + 32, 0)  # a group, in which each is aligned
-    assert torch.equal(gradient(loss), expected(100, 32))
+    loss.check()
 
 
 @pytest.mark.parametrize("host_bytes", [0, 100 * _KIB])
 @pytest.mark.parametrize("staging_bytes", ["64KiB", "1MiB"])
-@pytest.mark.parametrize("nbytes", [_KIB, 4 * _KIB, 5 * _KIB])
 def test_small_tensors_are_held_within_host_and_staging(
-    make_store: MakeStore, host_bytes: int, staging_bytes: str, nbytes: int
+    make_store: MakeStore, host_bytes: int, staging_bytes: str
 ) -> None:
     store = make_store(host_bytes=host_bytes, staging_bytes=staging_bytes)
-    watch = Watch(store)
-    for number in range(3):  # with a plan too
-        loss = chain(store, 200, nbytes, watch)
+    for nbytes, number in product((_KIB, 4 * _KIB, 5 * _KIB), range(3)):  # with a plan too
+        watch = Watch(store)
+        loss = Chain(store, 200, nbytes, watch)
         assert number or bool(watch.most_noted_bytes) == (nbytes <= 4 * _KIB or staging_bytes == "1MiB")
-        assert torch.equal(gradient(loss), expected(200, nbytes))
+        loss.check()
         del loss
     store.flush()
     assert store.stats().staging_used_bytes == 0
@@ -107,54 +95,25 @@ def test_small_tensors_are_held_within_host_and_staging(
 
 
 @pytest.mark.parametrize("num_numbers", [1000, 16 * _KIB, 20 * _KIB], ids=["small", "as staging", "larger"])
-def test_put_takes_the_place_of_small_tensors(make_store: MakeStore, num_numbers: int) -> None:
+@pytest.mark.parametrize("is_there", [False, True], ids=["put", "restored"])
+def test_what_is_put_or_restored_takes_the_place_of_small_tensors(
+    make_store: MakeStore, num_numbers: int, is_there: bool
+) -> None:
     store = make_store(host_bytes=0, staging_bytes="64KiB")
-    loss = chain(store, 10, 4 * _KIB)
-    assert inspect(store).noted_bytes_in_staging == 9 * 4 * _KIB
-    handle = store.put(torch.ones(num_numbers))
-    assert inspect(store).noted_bytes_in_staging == 0
-    assert torch.equal(store.get(handle), torch.ones(num_numbers))
-    assert torch.equal(gradient(loss), expected(10, 4 * _KIB))
-
-
-def test_put_has_the_newest_small_tensor_give_way(make_store: MakeStore) -> None:
-    """It cannot be booked before the scope ends; what needs all of staging does not wait for that."""
-    store = make_store(host_bytes=0, staging_bytes="64KiB")
-    weight = torch.full((_KIB,), 0.5, requires_grad=True)
-    with tiered_offload(store, min_bytes=0):
-        loss = weight.exp().sin().sum()
-        assert inspect(store).noted_bytes_in_staging
-        handle = store.put(torch.ones(20 * _KIB))
+    handle = store.put(torch.ones(num_numbers)) if is_there else None
+    store.flush()
+    loss = Chain(store, 10, 4 * _KIB)
+    if handle is None:
+        assert inspect(store).noted_bytes_in_staging == 9 * 4 * _KIB
+        handle = store.put(torch.ones(num_numbers))
         assert inspect(store).noted_bytes_in_staging == 0
-        assert torch.equal(store.get(handle), torch.ones(20 * _KIB))
-    loss.backward()
-    assert weight.grad is not None
-
-
-def test_restore_takes_the_place_of_small_tensors(make_store: MakeStore) -> None:
-    store = make_store(host_bytes=0, staging_bytes="64KiB")
-    handle = store.put(torch.ones(16 * _KIB))
-    store.flush()
-    loss = chain(store, 10, 4 * _KIB)
-    assert torch.equal(store.get(handle), torch.ones(16 * _KIB))
-    assert inspect(store).noted_bytes_in_staging == 0
-    assert torch.equal(gradient(loss), expected(10, 4 * _KIB))
-
-
-def test_large_tensor_beside_small_ones_leaves(make_store: MakeStore) -> None:
-    store = make_store(host_bytes=0, staging_bytes="64KiB")
-    small = chain(store, 10, 4 * _KIB)
-    large = chain(store, 4, 80 * _KIB)
-    assert inspect(store).noted_bytes_in_staging == 0
-    assert torch.equal(gradient(large), expected(4, 80 * _KIB))
-    assert torch.equal(gradient(small), expected(10, 4 * _KIB))
-    store.flush()
-    assert store.stats().spilled_bytes >= 80 * _KIB
+    assert torch.equal(store.get(handle), torch.ones(num_numbers))
+    loss.check()
 
 
 def test_store_closed_over_small_tensors_holds_nothing(make_store: MakeStore) -> None:
     store = make_store(host_bytes=0)
-    loss = chain(store, 10, 32)
+    loss = Chain(store, 10, 32)
     store.close()
     assert inspect(store).used_bytes == (0, 0)
     del loss

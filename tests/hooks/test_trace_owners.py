@@ -87,19 +87,15 @@ def test_ours_of_views_is_told_when_the_last_of_them_is_let_go_of(store: TierSto
 
 
 def test_workload_of_recorded_step_lets_go_when_the_trace_says_so(store: TierStore, tmp_path: Path) -> None:
-    trace = recorded(store, tmp_path / "step.jsonl", chain)
+    file = tmp_path / "step.jsonl"
+    trace = recorded(store, file, chain)
     workload = workload_of(trace, steps_of(trace)[0])
     assert [saved.is_shared for saved in workload.saved] == [True, False, False, False, False]
     kinds = (Pack, LetGo, EndScope)
     said = [(type(action), *action) for action in workload.actions if isinstance(action, kinds)]
     assert said[:5] == [(Pack, 0), (Pack, 1), (Pack, 2), (LetGo, 1), (Pack, 3)]
     assert said.index((LetGo, 2)) > said.index((EndScope,))
-
-
-def test_workload_of_trace_of_version_1_takes_all_to_be_the_stores_own(store: TierStore, tmp_path: Path) -> None:
-    """Such a trace is read, but does not tell who holds what."""
-    file = tmp_path / "step.jsonl"
-    recorded(store, file, chain)
+    # A trace of version 1 is read, but does not tell who holds what.
     lines = [line for line in file.read_bytes().splitlines(keepends=True) if b'"event":"ours"' not in line]
     file.write_bytes(b"".join(lines).replace(b'"version":2', b'"version":1', 1))
     trace = read_trace(file)

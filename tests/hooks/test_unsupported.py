@@ -9,7 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import Function
 
-from tests.hooks.programs import SIDE, Around, Settle, assert_same_bits, run_offloaded, run_plain
+from tests.hooks.programs import SIDE, Around, Settle, assert_same_bits, program_of, run_offloaded, run_plain
 from tierstore import ModifiedInPlaceError, TierStore, tiered_offload
 
 
@@ -52,14 +52,7 @@ KINDS: dict[str, Callable[[], torch.Tensor]] = {
 
 @pytest.mark.parametrize("make", KINDS.values(), ids=KINDS.keys())
 def test_unsupported_kind_saved_right_value_and_counted(store: TierStore, make: Callable[[], torch.Tensor]) -> None:
-    def program(around: Around, settle: Settle) -> list[torch.Tensor | None]:
-        weight = torch.ones(SIDE, requires_grad=True)
-        with around():
-            loss = Scale.apply(weight, make()).sum()
-        settle()
-        loss.backward()
-        return [weight.grad]
-
+    program = program_of(lambda weight: Scale.apply(weight, make()).sum(), [SIDE])
     assert_same_bits(run_offloaded(program, store), run_plain(program))
     assert store.stats().packed_tensors == 0
     assert store.stats().kept_bytes["unsupported"] > 0
@@ -105,75 +98,55 @@ def test_unsupported_kind_changed_in_place_refused(
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize(("layout", "words"), [(torch.strided, "float32 nested tensor"), (torch.jagged, "shape")])
-def test_nested_tensor_changed_in_place_refused(store: TierStore, layout: torch.layout, words: str) -> None:
-    nested = torch.nested.nested_tensor([torch.randn(length, 8) for length in (3, 5)], layout=layout)
-    weight = torch.randn(8, 8, requires_grad=True)
-    with tiered_offload(store, min_bytes=0):
-        output = torch.nn.functional.linear(nested, weight)
-        loss = torch.nested.to_padded_tensor(output, 0.0).sum()
-    nested.mul_(2)
-    with pytest.raises(ModifiedInPlaceError, match=words):
-        loss.backward()
+def test_nested_tensors_same_bits(store: TierStore, layout: torch.layout, words: str) -> None:
+    """And one that is changed in place is refused."""
 
-
-def test_sparse_matrix_product_same_bits(store: TierStore) -> None:
-    def program(around: Around, settle: Settle) -> list[torch.Tensor | None]:
-        weight = torch.randn(SIDE, SIDE, requires_grad=True)
-        with around():
-            loss = torch.sparse.mm(torch.eye(SIDE).to_sparse(), weight * 2).exp().sum()
-        settle()
-        loss.backward()
-        return [weight.grad]
-
-    assert_same_bits(run_offloaded(program, store), run_plain(program))
-
-
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
-def test_nested_tensors_same_bits(store: TierStore, layout: torch.layout) -> None:
-    def program(around: Around, settle: Settle) -> list[torch.Tensor | None]:
+    def make(requires_grad: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         parts = [torch.randn(length, 8) for length in (3, 5)]
-        nested = torch.nested.nested_tensor(parts, layout=layout, requires_grad=True)
+        nested = torch.nested.nested_tensor(parts, layout=layout, requires_grad=requires_grad)
         weight = torch.randn(8, 8, requires_grad=True)
+        output = torch.nn.functional.linear(nested, weight).relu()
+        return nested, weight, torch.nested.to_padded_tensor(output, 0.0).exp().sum()
+
+    def program(around: Around, settle: Settle) -> list[torch.Tensor | None]:
         with around():
-            output = torch.nn.functional.linear(nested, weight).relu()
-            loss = torch.nested.to_padded_tensor(output, 0.0).exp().sum()
+            nested, weight, loss = make(requires_grad=True)
         settle()
         loss.backward()
         return [weight.grad, *nested.grad.unbind()]  # type: ignore[union-attr]
 
     assert_same_bits(run_offloaded(program, store), run_plain(program))
-
-
-def test_meta_tensors_pass_and_nothing_is_stored(store: TierStore) -> None:
     with tiered_offload(store, min_bytes=0):
-        weight = torch.randn(SIDE, SIDE, device="meta", requires_grad=True)
-        loss = (weight * 2).exp().sum()
-    store.flush()
-    loss.backward()
+        nested, _, loss = make(requires_grad=False)
+    nested.mul_(2)
+    with pytest.raises(ModifiedInPlaceError, match=words):
+        loss.backward()
+
+
+@pytest.mark.parametrize("is_fake", [False, True], ids=["meta", "fake"])
+def test_tensors_without_bytes_pass_and_nothing_is_stored(store: TierStore, is_fake: bool) -> None:
+    with FakeTensorMode() if is_fake else torch.device("meta"):
+        with tiered_offload(store, min_bytes=0):
+            weight = torch.randn(SIDE, SIDE, requires_grad=True)
+            loss = (weight * 2).exp().sum()
+        store.flush()
+        loss.backward()
     assert weight.grad is not None
-    assert (weight.grad.device.type, weight.grad.shape) == ("meta", (SIDE, SIDE))
+    assert weight.grad.shape == (SIDE, SIDE)
     assert store.stats().packed_tensors == 0
     assert store.stats().kept_bytes["unsupported"] > 0
 
 
-def test_fake_tensors_pass_and_nothing_is_stored(store: TierStore) -> None:
-    with FakeTensorMode(), tiered_offload(store, min_bytes=0):
-        weight = torch.randn(SIDE, SIDE, requires_grad=True)
-        loss = (weight * 2).exp().sum()
-        loss.backward()
-    assert store.stats().packed_tensors == 0
-    assert store.stats().kept_bytes["unsupported"] > 0
+LOSSES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "sparse product": lambda weight: torch.sparse.mm(torch.eye(SIDE).to_sparse(), weight * 2).exp().sum(),
+    "subclass": lambda weight: (
+        (weight.as_subclass(Labelled) * 2).exp().mul(weight.as_subclass(Labelled)).sin().as_subclass(torch.Tensor).sum()
+    ),
+}
 
 
-def test_subclass_through_operations_same_bits(store: TierStore) -> None:
-    def program(around: Around, settle: Settle) -> list[torch.Tensor | None]:
-        weight = torch.randn(SIDE, SIDE).as_subclass(Labelled).requires_grad_()
-        with around():
-            loss = ((weight * 2).exp() * weight).sin().sum()
-        settle()
-        loss.backward()
-        assert type(weight.grad) is Labelled or type(weight.grad) is torch.Tensor
-        return [weight.grad.as_subclass(torch.Tensor)]  # type: ignore[union-attr]
-
-    assert_same_bits(run_offloaded(program, store), run_plain(program))
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
+def test_operations_on_unsupported_tensors_same_bits(
+    store: TierStore, loss: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    assert_same_bits(run_offloaded(program_of(loss), store), run_plain(program_of(loss)))

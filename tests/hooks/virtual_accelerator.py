@@ -17,17 +17,12 @@ __all__ = ["VirtualAccelerator", "forward_through"]
 
 
 class _Stream:
-    def __init__(self) -> None:
+    def __init__(self, bytes_per_second: float = 0.0) -> None:
         self.seconds = 0.0  # when what is queued is done
+        self.bytes_per_second = bytes_per_second  # of a link
 
     def comes_to(self, seconds: float) -> None:
         self.seconds = max(self.seconds, seconds)
-
-
-class _Way(_Stream):
-    def __init__(self, bytes_per_second: float) -> None:
-        super().__init__()
-        self.bytes_per_second = bytes_per_second
 
 
 class _At:
@@ -63,8 +58,8 @@ class VirtualAccelerator:
         self.compute = _Stream()
         self.host_seconds = 0.0
         self.out_bytes = self.in_bytes = 0
-        self._out = _Way(bytes_per_second)
-        self._in = _Way(back_bytes_per_second or bytes_per_second)
+        self._out = _Stream(bytes_per_second)
+        self._in = _Stream(back_bytes_per_second or bytes_per_second)
 
     def computes(self, seconds: float) -> None:
         """A kernel is queued that takes so long."""
@@ -113,7 +108,7 @@ class VirtualAccelerator:
     def spare_bytes(self, device: torch.device) -> int | None:
         return self.spare
 
-    def _carry(self, way: _Way, nbytes: int, not_before: float) -> _At:
+    def _carry(self, way: _Stream, nbytes: int, not_before: float) -> _At:
         way.comes_to(not_before)
         way.seconds += nbytes / way.bytes_per_second
         return _At(self, way.seconds)

@@ -72,13 +72,9 @@ class Host:
             pytest.skip(f"no host can be made here: {self._holder.communicate()[1].strip()}")
         self.pid = psutil.Process(self._holder.pid).children()[0].pid
 
-    @property
-    def runtime(self) -> Path:
-        return Path(f"/proc/{self.pid}/root/run")
-
-    @property
-    def shared_memory(self) -> Path:
-        return Path(f"/proc/{self.pid}/root/dev/shm")
+    def inside(self, path: str) -> Path:
+        """Where the test sees a path of this host."""
+        return Path(f"/proc/{self.pid}/root{path}")
 
     @property
     def log(self) -> str:
@@ -110,7 +106,7 @@ class Host:
 
     @property
     def _socket(self) -> Path:
-        return self.runtime / "tierstore" / "tierstore.sock"
+        return self.inside("/run/tierstore/tierstore.sock")
 
     def processes(self) -> list[psutil.Process]:
         own = os.readlink(f"/proc/{self.pid}/ns/pid")

@@ -1,7 +1,7 @@
 """Training over two hosts with two ranks and a daemon each: the same bits, whoever is killed, and nothing left behind.
 
-`network.py` makes the hosts, `rank.py` is what a rank does. An import of torch takes seconds, so all of it is one
-launch of torchrun.
+`network.py` makes the hosts, `rank.py` is what a rank does. All of it is one launch of torchrun: an import of torch
+takes seconds.
 """
 
 import json
@@ -25,13 +25,9 @@ pytestmark = pytest.mark.slow
 
 
 class Played(NamedTuple):
-    """What came of the launch.
+    """What each rank found before those of the second host were killed, and at the end; and what is known of each host.
 
-    Attributes:
-        first, last: what each rank found before the ranks of the second host were killed, and at the end.
-        sessions: how many each daemon has opened since its last start.
-        left: what each host still held at the end, by kind; empty lists if nothing.
-        logs: of all that ran on each host.
+    `sessions`: how many its daemon has opened since its last start. `left`: what it still held at the end, by kind.
     """
 
     first: list[Any]
@@ -80,8 +76,8 @@ def left_on(host: Host) -> dict[str, list[str]]:
     return {
         "processes": [" ".join(process.cmdline()) for process in host.processes()],
         "files on the drive": os.listdir(host.files),
-        "sockets": [str(path) for path in host.runtime.rglob("*") if path.is_socket()],
-        "shared memory": os.listdir(host.shared_memory),
+        "sockets": [str(path) for path in host.inside("/run").rglob("*") if path.is_socket()],
+        "shared memory": os.listdir(host.inside("/dev/shm")),
     }
 
 

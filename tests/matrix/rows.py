@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
-__all__ = ["LONG", "ROOT", "SUITE", "Row", "outcome_with", "requirements_with", "run_row", "table_of", "written_into"]
+__all__ = ["ROOT", "SUITE", "Row", "outcome_with", "requirements_with", "run_row", "table_of", "written_into"]
 
 ROOT = Path(__file__).parents[2]
 _HOOKS = (
@@ -26,11 +26,6 @@ SUITE = tuple(
     for name in names.split()
 )
 """The files of tests/ that a release of torch or Python can break: hooks, store, daemon. Some minutes."""
-LONG = (
-    "hooks/test_gradients.py", "hooks/test_in_place.py", "hooks/test_compile.py", "hooks/test_module.py",
-    "store/test_store.py", "daemon/test_survival.py",
-)  # fmt: skip
-"""Of them, those that take three quarters of the time."""
 _TOOLS = ("pytest", "pytest-asyncio", "pytest-timeout", "hypothesis")
 _TIME_LIMIT_SECONDS = 1800.0
 _BEGIN, _END = "<!-- matrix: begin -->\n", "<!-- matrix: end -->\n"
@@ -131,10 +126,9 @@ def outcome_with(inside: Path, report: Path, files: Sequence[str]) -> Row:
     return Row(*versions, total - skipped - failed, skipped, failed, is_broken=failed > 0)
 
 
-def table_of(rows: Sequence[Row], today: datetime.date, left_out: Sequence[str] = ()) -> str:
-    """The rows that were run in Markdown, when that was, and which files of the suite were left out."""
-    without = f", without {', '.join(f'`tests/{file}`' for file in left_out)}" if left_out else ""
-    lines = [f"Run on {today.isoformat()}{without}.", ""]
+def table_of(rows: Sequence[Row], today: datetime.date) -> str:
+    """The rows that were run in Markdown, and when that was."""
+    lines = [f"Run on {today.isoformat()}.", ""]
     lines += ["| torch | Python | passed | skipped | failed |", "|---|---|---|---|---|"]
     for row in rows:
         if row.is_broken and row.reason:

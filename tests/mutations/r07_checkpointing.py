@@ -3,12 +3,12 @@
 from .changes import drop, never, replace
 
 MUTATIONS = {
-    "test_call_with_other_arguments_than_in_forward_raises": {
+    "test_region_that_runs_otherwise_the_second_time_raises": {
         "an output goes to the call that it was made by": never(
             "_Replay.__torch_dispatch__", "held.inputs != _inputs_of((args, kwargs))"
         ),
     },
-    "test_product_of_a_layer_that_the_caller_changes_is_computed_again": {
+    "test_product_of_a_layer_that_is_changed_is_computed_again": {
         "an output is computed again if a hidden view of it was changed": never(
             "_Replay.__torch_dispatch__", "not held.is_as_held"
         ),

@@ -14,8 +14,10 @@ MUTATIONS = {
         ),
         "Dynamo never looks into the store": replace("uncompiled", "_mark(...)\nreturn ...", "return function"),
     },
-    "test_compiled_autograd_same_bits_in_one_graph": {
+    "test_one_graph_and_the_same_bits": {
         "compiled autograd keeps its graph whole": replace("unpack", "traceable", "uncompiled"),
+    },
+    "test_graph_that_uses_memory_again_is_given_copies": {
         "a compiled graph is given copies": replace("_saved", "memory.clone()", "memory"),
     },
     "test_event_that_is_asked_for_while_another_thread_captures_does_it_no_harm": {

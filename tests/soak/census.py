@@ -6,8 +6,7 @@ import os
 import re
 from collections import Counter
 from pathlib import Path
-
-import msgspec
+from typing import NamedTuple
 
 __all__ = ["ALLOWANCE_BYTES", "Census", "census_of", "differences", "trim_memory"]
 
@@ -18,7 +17,7 @@ _KEPT, _MOST_KEPT = "segment", 3
 """Descriptors that a store keeps for some minutes on purpose: segments that are empty."""
 
 
-class Census(msgspec.Struct, frozen=True):
+class Census(NamedTuple):
     """What a process holds now.
 
     Attributes:

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import ExitStack
 from multiprocessing.connection import wait
 from pathlib import Path
-
-from msgspec.structs import replace
 
 from tests.daemon.conftest import DaemonProcess
 from tests.soak.census import Census, census_of, differences
@@ -25,7 +24,6 @@ from tests.soak.processes import (
     start_daemon,
     surroundings,
 )
-from tests.waiting import until
 from tierstore.daemon.report import DaemonReport
 
 __all__ = ["Conductor", "SoakFailure"]
@@ -33,6 +31,7 @@ __all__ = ["Conductor", "SoakFailure"]
 ROUND_SECONDS = 200.0
 """After which a round hangs: many times what it takes."""
 _GRACE_SECONDS, _SHORT_GRACE_SECONDS = 60.0, 0.3
+_FREED_SECONDS = 90.0
 _WARM_ROUNDS = 3
 _WARM_BYTES = 64 * 2**20  # a process that has not worked yet loads code and fills caches
 _DRIVES, _SHAKY_DRIVES = ("drive", "second drive"), ("shaky drive", "second shaky drive")
@@ -43,8 +42,16 @@ class SoakFailure(Exception):  # noqa: N818 - it is a finding, not an error of o
     """Something is wrong. The message has the census."""
 
 
+def _wait_until(condition: Callable[[], object], otherwise: str) -> None:
+    """Nothing announces the end of a lease, or that a daemon has noticed the end of a connection."""
+    ends_at = time.monotonic() + _FREED_SECONDS
+    while not condition():
+        if time.monotonic() > ends_at:
+            raise SoakFailure(otherwise)
+        time.sleep(0.05)
+
+
 def _is_free(report: DaemonReport) -> bool:
-    """Nothing announces the end of a lease."""
     return not (report.sessions or report.disk.num_records or report.disk.disk_bytes)
 
 
@@ -63,15 +70,7 @@ class _Baseline:
 
 
 class Conductor:
-    """Runs rounds, one after the other. A context manager: everything it started ends with it.
-
-    Args:
-        folder: an empty one, on the disk to use; its path is short enough for a socket.
-
-    Attributes:
-        num_rounds: that ended well.
-        counts: of what trainers did and verified, by name.
-    """
+    """Runs rounds, one after the other, in an empty folder. A context manager: everything it started ends with it."""
 
     def __init__(self, folder: Path) -> None:
         self.num_rounds = 0
@@ -154,7 +153,7 @@ class Conductor:
             if trainer is self._trainer:
                 failures += self.baselines[0].check(said.census)
             else:
-                before = replace(begun[trainer], memory_bytes=begun[trainer].memory_bytes + _WARM_BYTES)
+                before = begun[trainer]._replace(memory_bytes=begun[trainer].memory_bytes + _WARM_BYTES)
                 failures += [f"{trainer.name}: {each}" for each in differences(before, said.census)]
         if failures:
             censuses = {trainer.name: said.census for trainer, said in told.items()}
@@ -163,12 +162,11 @@ class Conductor:
     def _judge_daemons(self, shaky: DaemonProcess) -> None:
         """All sessions end, and leave nothing; the shaky daemon ends as it is told to."""
         for daemon in (self._steady, shaky):
-            try:
-                until(lambda daemon=daemon: _is_free(report_of(daemon)))
-            except AssertionError:
-                raise SoakFailure(f"a daemon is not free of its clients: {report_of(daemon)}") from None
+            _wait_until(
+                lambda daemon=daemon: _is_free(report_of(daemon)), f"{daemon.socket} is not free of its clients"
+            )
         pid = self._steady.process.pid
-        until(lambda: census_of(pid).descriptors.get(_WATCHED, 0) <= 1)  # our own questions are over
+        _wait_until(lambda: census_of(pid).descriptors.get(_WATCHED, 0) <= 1, "our own questions are not over")
         census = census_of(pid)
         if failures := self.baselines[1].check(census):
             raise SoakFailure("\n".join([*failures, f"census: {census}"]))
@@ -190,7 +188,7 @@ class Conductor:
 
 def _ready(trainer: TrainerProcess) -> Census:
     """Wait for a trainer's first word: what it holds."""
-    said = trainer.hear()
+    said = trainer.hear() if trainer.words.poll(ROUND_SECONDS) else None
     if said is None or said.census is None:
         raise SoakFailure(f"{trainer.name} ended: {trainer.dump()}")
     return said.census

@@ -4,9 +4,8 @@ And what a conductor and its trainers say to each other.
 """
 
 import random
-from typing import Any
-
-import msgspec
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from tests.soak.census import Census
 
@@ -36,15 +35,14 @@ _CODECS = ("none", "auto", "zstd:1", "shuffle-zstd:1", "zstd:-3")
 _HOST_BYTES = (0, 0, 100_000, MIB, 4 * MIB, 64 * MIB)
 
 
-class TrainerPlan(msgspec.Struct, frozen=True):
+class TrainerPlan(NamedTuple):
     """What one process does in a round.
 
     Attributes:
         home: "embedded", or the daemon: "steady" lives as long as the soak, "shaky" for a round.
         options: of its store, beside where it is.
         most_noted_bytes: of small tensors, that may stay.
-        num_threads: that work at once, over the one store.
-        num_episodes: of each.
+        num_episodes: of each of its threads, which share the store.
         allowed: names of the errors that the round brings about; any other is a failure.
     """
 
@@ -57,7 +55,7 @@ class TrainerPlan(msgspec.Struct, frozen=True):
     allowed: tuple[str, ...]
 
 
-class RoundPlan(msgspec.Struct, frozen=True):
+class RoundPlan(NamedTuple):
     """A round.
 
     Attributes:
@@ -75,14 +73,15 @@ class RoundPlan(msgspec.Struct, frozen=True):
     num_drives: int
 
 
-class Order(msgspec.Struct, frozen=True):
+class Order(NamedTuple):
     """A round's work. `places`: a directory, or two, or a daemon's socket."""
 
     plan: TrainerPlan
     places: list[str]
 
 
-class Said(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class Said:
     """What a trainer tells.
 
     Attributes:
@@ -94,8 +93,8 @@ class Said(msgspec.Struct, frozen=True):
 
     kind: str
     census: Census | None = None
-    counts: dict[str, int] = {}
-    failures: list[str] = []
+    counts: dict[str, int] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
 
 
 def plan_of(seed: int, number: int, num_episodes: int, num_trainers: int) -> RoundPlan:

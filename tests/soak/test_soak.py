@@ -12,7 +12,6 @@ from queue import SimpleQueue
 
 import pytest
 import torch
-from msgspec.structs import replace
 
 from tests.conftest import MakeStore
 from tests.inspect_store import inspect
@@ -114,4 +113,4 @@ def test_census_names_what_is_more(tmp_path: Path) -> None:
     assert "left open: 0 before, 1 after" in descriptors
     assert threads.startswith("threads")
     assert memory.startswith("memory")
-    assert differences(before, replace(before, memory_bytes=before.memory_bytes + ALLOWANCE_BYTES)) == []
+    assert differences(before, before._replace(memory_bytes=before.memory_bytes + ALLOWANCE_BYTES)) == []
