@@ -27,6 +27,8 @@ class Watch:
     def __init__(self, store: TierStore) -> None:
         self.inside = inspect(store)
         self.most_noted_bytes = 0
+        with self.inside.lock:
+            self.inside.drop_ended()  # else the graph before is counted until the store does so
 
     def __call__(self, _: torch.Tensor) -> bool:
         host, staging, noted_bytes = (*map(self.inside.window, ("host", "staging")), self.inside.noted_bytes_in_staging)
