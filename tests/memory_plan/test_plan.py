@@ -161,24 +161,6 @@ def resident_with(prices: Prices, nbytes: int) -> int:
     return meter.level() + nbytes - prices.moments[0].bytes
 
 
-def test_block_that_fits_beside_a_narrow_staging_window_is_computed_again_within_the_limit(
-    prices: Prices, make_store: MakeStore
-) -> None:
-    """It would not beside the whole window, of which computing again needs nothing."""
-    store, model = make_store(staging_bytes="192MiB"), Model()
-    most_bytes = resident_with(prices, max(moment.bytes for moment in prices.moments))
-    limit_bytes = most_bytes + 112 * MIB  # a narrow window and its scratch take 48 MiB, the whole one 208 MiB
-    with Trials(model, lambda: loss_of(model), store, ResidentMeter(), limit_bytes) as trials:
-        found, measured = measure_prices(trials)
-    assert found.differs == {}
-    peaks = {step.peak_bytes for decision, step in measured if {*decision.actions.values()} == {AGAIN}}
-    assert peaks
-    assert max(peaks) <= limit_bytes
-    recompute = found.uniform(Action("recompute"))
-    assert recompute.peak_bytes <= limit_bytes
-    assert {*recompute.actions.values()} == {Action("recompute")}
-
-
 def test_within_the_tightest_limits_the_store_moves_less_at_a_time(
     prices: Prices, make_store: MakeStore, tmp_path: Path
 ) -> None:

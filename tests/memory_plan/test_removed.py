@@ -78,24 +78,6 @@ def test_block_under_another_name_is_undone(plan: MemoryPlan, store: TierStore) 
     assert not arounds(model), "also in a wrapper"
 
 
-def test_block_that_somebody_else_took_over_meanwhile_is_left(plan: MemoryPlan, store: TierStore) -> None:
-    model = plan.apply(Chain(Mlp), store=store)
-    del model.blocks[0].__dict__["_tierstore_scope"]
-    offload_module(model.blocks[0], store=store)
-    plan.remove(model)
-    assert len(arounds(model)) == 1
-
-
-def test_copy_is_undone_alone(plan: MemoryPlan, store: TierStore) -> None:
-    model = plan.apply(Chain(Mlp), store=store)
-    copied = copy.deepcopy(model)
-    assert len(arounds(copied)) == 2
-    plan.remove(copied)
-    assert not arounds(copied)
-    assert not stores(copied, store)
-    assert stores(model, store)
-
-
 def test_copy_computes_plainly_once_the_plan_is_removed(plan: MemoryPlan, store: TierStore) -> None:
     model = Chain(Mlp)
     expected = trained(copy.deepcopy(model))
