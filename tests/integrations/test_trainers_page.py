@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.integrations.left import what_is_left
+from tests.integrations.left import directory, what_is_left
 from tests.integrations.recipe_programs import PAGE, recipes
 
 pytestmark = pytest.mark.filterwarnings("default")  # the libraries' own
@@ -13,11 +13,7 @@ pytestmark = pytest.mark.filterwarnings("default")  # the libraries' own
 EXAMPLES = recipes(PAGE.with_name("trainers.md"))
 
 
-@pytest.fixture
-def drive(tmp_path: Path) -> Path:
-    path = tmp_path / "nvme"
-    path.mkdir()
-    return path
+drive = pytest.fixture(name="drive")(directory)
 
 
 def test_page_has_these_examples_short_enough_to_paste() -> None:

@@ -12,9 +12,8 @@ import torch
 from torch import nn
 
 from tests.hooks.programs import assert_same_bits
-from tests.memory_plan.blocks import Chain, Mlp, step, trained
+from tests.memory_plan.blocks import Chain, Mlp, arounds, step, trained
 from tierstore import ConfigError, MemoryPlan, TierStore, offload_module
-from tierstore.hooks.in_place import around_calls_of
 
 NAMES = ["blocks.0", "blocks.1"]
 _HEAD = """
@@ -36,10 +35,6 @@ def plan(tmp_path: Path) -> MemoryPlan:
     blocks = "".join(f"[[blocks]]\nname = '{name}'\nmodule = 'Mlp'\naction = 'store'\n" for name in NAMES)
     path.write_text(_HEAD + blocks)
     return MemoryPlan.load(path)
-
-
-def arounds(model: nn.Module) -> list[object]:
-    return [around for around in map(around_calls_of, model.modules()) if around is not None]
 
 
 def stores(model: nn.Module, store: TierStore) -> bool:

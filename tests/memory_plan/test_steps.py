@@ -179,23 +179,37 @@ def test_run_that_gives_no_loss_refused(loss: object) -> None:
         Steps(Chain(Mlp), lambda: loss, ResidentMeter()).take({})  # type: ignore[arg-type, return-value]
 
 
-def timeline_of(model: nn.Module, run: Callable[[], torch.Tensor], timeline: StepTimeline, store: TierStore) -> None:
-    around = {name: timeline.around(name, calls) for name, calls in planned(NAMES, RECOMPUTE, [], store).items()}
-    Steps(model, run, timeline._meter).take(around, timeline=timeline)
+class CountingMeter(ResidentMeter):
+    """Peaks are given in advance."""
+
+    def __init__(self, peaks: list[int]) -> None:
+        super().__init__()
+        self.peaks = peaks
+
+    def peak(self) -> int:
+        return self.peaks.pop(0)
+
+    def reset(self) -> None:
+        pass
 
 
-def test_timeline_leaves_out_calls_without_gradients_and_nested_ones(store: TierStore) -> None:
-    model, timeline = Chain(Mlp), StepTimeline(ResidentMeter(), lambda: None, lambda: 0)
+def test_timeline_calls_with_gradients_in_order_and_peaks_of_each(store: TierStore) -> None:
+    """One moment for each call in forward, then one for each in backward, of what is left without the store's own."""
+    meter = CountingMeter([100, 110, 120, 130, 140, 150, 160, 170, 999, 180])  # the last but one is the whole step's
+    tidied: list[None] = []
+    model, timeline = Chain(Mlp), StepTimeline(meter, lambda: tidied.append(None), lambda: 1)
 
     def run() -> torch.Tensor:
         with torch.no_grad():
             step(model)
         return step(model) + step(model)
 
-    timeline_of(model, run, timeline, store)
-    assert timeline.names == NAMES * 2
-    assert sorted(timeline.order) == [0, 1, 2, 3]
-    assert timeline.forward_bytes.keys() == timeline.backward_bytes.keys() == {0, 1, 2, 3}
+    around = {name: timeline.around(name, calls) for name, calls in planned(NAMES, RECOMPUTE, [], store).items()}
+    Steps(model, run, meter).take(around, timeline=timeline)
+    assert (timeline.names, timeline.order, timeline.first_bytes) == (NAMES * 2, [3, 2, 1, 0], 99)
+    assert timeline.forward_bytes == {0: 109, 1: 119, 2: 129, 3: 139}
+    assert timeline.backward_bytes == {3: 149, 2: 159, 1: 169, 0: 179}
+    assert len(tidied) == 9
 
 
 class GivesLeaves(nn.Module):
