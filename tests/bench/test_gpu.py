@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from bench.gpu import __main__ as command
 from bench.gpu import cases as all_cases
@@ -76,9 +75,3 @@ def test_floor_is_the_slower_of_compute_and_copies_and_what_both_ways_cover_besi
     assert [floor_seconds(NONE, FLOORS, nbytes) for nbytes in (10, 40, 80)] == [2 + 3, 4 + 3, 8 + 4]
     assert covered_fraction(NONE, FLOORS) == 0.5
     assert covered_fraction(NONE | {"saved_bytes": 10.0}, FLOORS) == 1
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
-def test_command_without_a_device_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main([]) == 2
-    assert "--tiny --device cpu" in capsys.readouterr().err

@@ -141,6 +141,18 @@ def test_allocator_keeps_what_is_freed_only_while_a_store_has_a_limit() -> None:
     assert not nobody.told_to_keep, "nobody returns it"
 
 
+def test_allocator_keeps_what_is_freed_only_while_auto_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tierstore.returning.returner._IDLE_AFTER_SECONDS", 0.2)
+    releases, is_busy = Releases(), threading.Event()
+    with running("auto", releases, is_busy) as (_, looks):
+        is_busy.set()
+        looks.wait_for(3)
+        is_busy.clear()
+        while len(releases.told_to_keep) < 2:
+            looks.wait_for(1)
+    assert releases.told_to_keep == [True, False]
+
+
 @pytest.mark.parametrize(
     ("mode", "allocator", "description"),
     [
