@@ -96,18 +96,3 @@ def test_judge_round_whose_ratio_noise_hides_counts_as_one_that_missed() -> None
     assert verdict.measured == "7 (5 to 9); 1 of the rounds are hidden by noise"
     assert judged_costs(costs, at_least=6.5).median == 6.0
     assert judged_costs(costs, at_least=6.5).outcome == "missed"
-
-
-@pytest.mark.parametrize(
-    ("goal", "asked"),
-    [
-        (Goal("goal", "held_bytes", "ours", at_most=2**27), "≤ 128 MiB"),
-        (Goal("goal", "time_seconds", "ours", at_most=1.05, of=("floor",)), "≤ 1.05 x floor"),
-        (Goal("goal", "time_seconds", "ours", at_most=1.05, of=("a", "b")), "≤ 1.05 x the best of a, b"),
-        (Goal("goal", "pack_microseconds", "ours", at_most=8, beyond="no hooks"), "≤ 8 µs, beyond no hooks"),
-        (Goal("goal", "time_seconds", "ours", at_least=8, of=("a",), beyond="b"), "≥ 8 x a, beyond b"),
-        (Goal("goal", "kills", "ours", equals=0), "= 0"),
-    ],
-)
-def test_asked_in_words(goal: Goal, asked: str) -> None:
-    assert goal.asked == asked

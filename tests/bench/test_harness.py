@@ -9,12 +9,10 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from matplotlib.figure import Figure
 
 import bench.__main__ as command
 from bench.harness import RESULTS, Record, Results, processes_of, read_results, run_benchmark
-from bench.plots import draw, draw_panel
-from bench.report import frame_of, goals_as_markdown, table_of, time_taken, verdicts_of
+from bench.report import goals_as_markdown, table_of, verdicts_of
 from tests.bench.toy import BENCHMARK as TOY
 from tierstore.disk.native import SWITCH as NATIVE_SWITCH
 
@@ -59,35 +57,6 @@ def test_run_lines_tell_machine_and_versions_but_no_host_or_path(toy_results: Pa
         assert platform.node() not in text
 
 
-def test_time_taken_is_told_where_it_was_noted(toy_results: Path) -> None:
-    toy = read_results("toy", toy_results)
-    assert all(0 < record.seconds < 60 for record in toy.records)
-    assert time_taken({"toy": toy}) in goals_as_markdown({}, {"toy": toy})
-    old = Results([Record("one", 1, {"width_seconds": 7.0})], {}, {})
-    new = Results([Record("one", 1, {}, seconds=60.0), Record("one", 2, {}, seconds=30.0)], {}, {})
-    assert time_taken({"old": old}) == ""
-    slow = Results([Record("one", 1, {}, seconds=150.0)], {}, {})
-    said = time_taken({"old": old, "new": new, "slow": slow, "absent": None})
-    assert said == "The runs took 4.0 minutes: slow 150 s, new 90 s."
-
-
-def test_run_of_variants_that_share_a_process_has_a_record_of_each(tmp_path: Path) -> None:
-    shared = dataclasses.replace(TOY, processes={"both": ("one", "two")})
-    run_benchmark(shared, tmp_path, None, lambda text: None, tmp_path / "results")
-    records = read_results("toy", tmp_path / "results").records
-    order = [(record.round, record.variant) for record in records]
-    assert order == [(1, "one"), (1, "two"), (1, "broken"), (2, "broken"), (2, "one"), (2, "two")]
-    assert [record.figures and record.figures["size_bytes"] for record in records[:3]] == [2.0**20, 2.0**20, None]
-    assert "only_two" in records[1].figures
-    assert records[0].seconds == records[1].seconds, "they share what their process took"
-    broken = dataclasses.replace(TOY, variants=("one", "two"), processes={"broken": ("one", "two")})
-    run_benchmark(broken, tmp_path, 1, lambda text: None, tmp_path / "results")
-    records = read_results("toy", tmp_path / "results").records
-    assert [(record.variant, record.failure) for record in records] == [
-        (variant, "exit code 1: RuntimeError: it broke") for variant in ("one", "two")
-    ]
-
-
 def test_run_ends_with_what_is_concluded_of_all_runs_and_what_they_left(tmp_path: Path) -> None:
     def conclude(records: Sequence[Record], folder: Path) -> dict[str, dict[str, float]]:
         files = sorted(file.name for file in folder.iterdir())
@@ -100,13 +69,6 @@ def test_run_ends_with_what_is_concluded_of_all_runs_and_what_they_left(tmp_path
     assert [(record.round, record.variant) for record in records] == [(1, "leaves"), (1, "two"), (2, "both")]
     assert records[-1].figures == {"width_seconds": 3.0}
     assert [file.name for file in tmp_path.iterdir()] == ["results"]
-
-
-def test_run_that_takes_too_long_has_failed(tmp_path: Path) -> None:
-    slow = dataclasses.replace(TOY, variants=("slow",), timeout_seconds=0.2)
-    run_benchmark(slow, tmp_path, 1, lambda text: None, tmp_path / "results")
-    (record,) = read_results("toy", tmp_path / "results").records
-    assert record.failure == "not done within 0.2 s"
 
 
 def test_table_tells_medians_spread_and_failures(toy_results: Path) -> None:
@@ -130,35 +92,6 @@ def test_page_of_goals_tells_outcomes_and_what_ran_on_which_machine(toy_results:
     assert f"torch {toy.versions['torch']}: late, later." in page
     assert f"torch {toy.versions['torch']}: toy." in page
     assert [verdict.outcome for verdict in verdicts_of(TOY, None)] == ["not measured"] * 3
-
-
-@pytest.mark.parametrize("plotted", [None, ("size_bytes", "width_seconds"), ("absent",)])
-def test_draw_is_of_the_figures_that_are_named_or_of_the_first(
-    toy_results: Path, tmp_path: Path, plotted: tuple[str, ...] | None
-) -> None:
-    results, benchmark = read_results("toy", toy_results), dataclasses.replace(TOY, plotted=plotted)
-    file = draw(benchmark, results, tmp_path)
-    if plotted == ("absent",):
-        assert file is None
-        assert list(tmp_path.iterdir()) == []
-        return
-    assert file == tmp_path / "toy.png"
-    drawn = file.read_bytes()
-    assert drawn.startswith(b"\x89PNG")
-    assert draw(benchmark, results, tmp_path).read_bytes() == drawn
-    other = Results([Record("one", 1, {"width_seconds": 7.0})], results.machine, results.versions)
-    assert draw(benchmark, other, tmp_path).read_bytes() != drawn
-
-
-def test_draw_bars_are_medians_and_dots_the_runs() -> None:
-    runs = [Record("two", number, {"size_bytes": size * 2.0**20}) for number, size in enumerate((1, 9, 2))]
-    runs.append(Record("broken", 1, {"out_of_memory_kills": 1}))
-    panel = Figure().subplots()
-    draw_panel(panel, "size_bytes", list(TOY.variants), frame_of(Results(runs, {}, {})))
-    assert [bar.get_width() for bar in panel.patches] == [0, 2, 0]
-    assert [(x, y) for x, y in zip(*panel.lines[0].get_data(), strict=True)] == [(1, 1), (9, 1), (2, 1)]
-    assert [text.get_text() for text in panel.texts] == ["-", "2", "killed"]
-    assert panel.get_xlabel() == "size (MiB)"
 
 
 @pytest.mark.parametrize("name", command.NAMES)

@@ -138,12 +138,3 @@ def test_made_table_of_metrics_has_every_one(made_pages: ModuleType, monkeypatch
     code = (DOCS.parent / "daemon" / "metrics.py").read_text(encoding="utf-8")
     whole_names = set(re.findall(r'"(tierstore_\w+)"', code))
     assert {name for name in whole_names if not any(each.startswith(name) for each in named)} == set()
-
-
-def test_made_page_of_commands_has_every_command_and_option(made_pages: ModuleType) -> None:
-    page = made_pages.fill_in((REFERENCE / "cli.md").read_text(encoding="utf-8"))
-    for name, command in commands().items():
-        (text,) = re.findall(rf"^#+ `{name}`$(.*?)(?=^#+ `|\Z)", page, re.MULTILINE | re.DOTALL)
-        for parameter in command.params:  # type: ignore[attr-defined]
-            assert parameter.opts[0] in text or (parameter.metavar or parameter.name) in text, (name, parameter.name)
-    assert not re.search(r"(?<![`-])--[a-z]", re.sub(r"`[^`\n]+`", "", page)), "outside of code it becomes a dash"

@@ -159,30 +159,11 @@ def test_configuration_of_another_program_can_be_read(text: str) -> None:
 # --- nothing is left out --------------------------------------------------------------------------------------------
 
 
-def test_reason_stands_beside_what_is_not_run() -> None:
-    for page in ALL_PAGES:
-        for block in blocks_of(page):
-            if block.before.startswith(NOT_RUN):
-                reason = block.before.removeprefix(NOT_RUN).strip(" *.")
-                assert len(reason.split()) > 2, f"{page}:{block.line}"
-
-
 def test_recipes_are_executed_by_the_tests_of_the_integrations() -> None:
     tests = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "tests" / "integrations").glob("*.py"))
     named = {match[1] for blocks in PYTHON.values() for each in blocks if (match := RECIPE.match(each.before))}
     assert named
     assert {name for name in named if f'"{name}"' not in tests} == set()
-
-
-def test_code_has_a_language() -> None:
-    """A block of code without one would be executed by nobody."""
-    for page in ALL_PAGES:
-        for block in blocks_of(page):
-            if not block.language:
-                assert not re.search(r"^(import|from) \w+|^with |^def ", block.code, re.MULTILINE), (
-                    f"{page}:{block.line}"
-                )
-                assert not re.search(r"^\$? ?tierstore \w+ ", block.code, re.MULTILINE), f"{page}:{block.line}"
 
 
 # --- commands -------------------------------------------------------------------------------------------------------

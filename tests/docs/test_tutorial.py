@@ -1,4 +1,4 @@
-"""The tutorial, done as its pages say: by an ordinary user with a home of their own, word for word.
+"""The tutorial, done as its pages say: in a home of its own, word for word.
 
 Only the installation is made short: the environment has no pip, and finds the packages of the one that runs the tests.
 `python -m tests.release` installs a release.
@@ -21,12 +21,6 @@ from tests.daemon.conftest import END_SECONDS, READY_SECONDS
 from tests.docs.pages import DOCS, ROOT, Block, blocks_of, commands_of
 
 TUTORIAL = DOCS / "tutorial"
-UID = 65534
-_AS_USER = (
-    "setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups", "--bounding-set=-all,+dac_read_search",
-    "--inh-caps=-all,+dac_read_search", "--ambient-caps=-all,+dac_read_search",
-)  # fmt: skip
-"""It may read what is root's, since Python itself may be installed there."""
 
 
 class Page:
@@ -63,39 +57,29 @@ class Reader:
     Attributes:
         home: their home directory.
         folder: where the pages have them put everything.
+        socket: where their daemon listens.
     """
 
     def __init__(self, home: Path) -> None:
         self.home = home
         self.folder = home / Path(FOLDER[0].split()[-1]).name
-        self._is_other = os.geteuid() == 0
-        if self._is_other:
-            os.chown(home, UID, UID)
-        runtime = home / "run"
-        runtime.mkdir(mode=0o700)
-        self.own(runtime)
+        self.socket = home / "t.sock"
         self._environment: Mapping[str, str] = {
             "HOME": str(home),
-            "XDG_RUNTIME_DIR": str(runtime),
+            "TIERSTORE_SOCKET": str(self.socket),  # a daemon of root would listen in /run
             "PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin",
             "LANG": "C.UTF-8",
             "COLUMNS": "200",
         }
 
-    def own(self, path: Path) -> None:
-        """Give them what a test made in their home."""
-        if self._is_other:
-            os.chown(path, UID, UID)
-
     def saves(self, page: Page, folder: Path) -> None:
         for name, code in page.files.items():
             folder.joinpath(name).write_text(code, encoding="utf-8")
-            self.own(folder / name)
 
     def terminal(self, *typed: str, cwd: Path | None = None, **variables: str) -> subprocess.Popen[str]:
         """Open a terminal and type the lines. The first that fails ends it."""
         return subprocess.Popen(
-            [*(_AS_USER if self._is_other else ()), "bash", "-ec", "\n".join((*typed, "exit"))],
+            ["bash", "-ec", "\n".join((*typed, "exit"))],
             cwd=cwd or self.home,
             env=self._environment | variables,
             stdin=subprocess.PIPE,
@@ -123,8 +107,6 @@ START, ENTER = INSTALL[1], DRIVE[1]  # in each terminal, once
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
     """A reader who has done what stands under "Install", in short."""
-    if os.geteuid() == 0 and shutil.which("setpriv") is None:
-        pytest.skip("there is no setpriv, by which root becomes an ordinary user")
     folder = Path("/tmp", f"ts-{os.getpid()}-{tmp_path_factory.getbasetemp().name}")
     folder.mkdir(mode=0o700)
     try:
@@ -196,7 +178,7 @@ def test_trace_is_drawn_and_explained(trained: Trained, reader: Reader) -> None:
 def test_training_through_the_daemon(trained: Trained, reader: Reader) -> None:
     with reader.terminal(*SERVE) as daemon:
         try:
-            _wait_for(reader.home / "run" / "tierstore" / "tierstore.sock", daemon)
+            _wait_for(reader.socket, daemon)
             with reader.terminal(START, ENTER, *CONNECT) as client:
                 assert client.stdin is not None
                 assert client.stdout is not None
@@ -231,7 +213,7 @@ def test_what_the_pages_remove_is_only_what_they_made(short_directory: Path) -> 
     person.types(*REMOVE, cwd=person.folder)
     left = {str(path.relative_to(short_directory)) for path in short_directory.glob("*/*")}
     assert left == {f"{name}/mine" for name in names}
-    assert {path.name for path in short_directory.iterdir()} == {*names, "run"}
+    assert {path.name for path in short_directory.iterdir()} == set(names)
 
 
 @pytest.mark.many

@@ -1,9 +1,15 @@
-"""What a training may leave behind."""
+"""Where a training stores, and what it may leave behind."""
 
 import threading
 from pathlib import Path
 
 from tierstore.residency.torch_names import top_hooks
+
+
+def directory(tmp_path: Path) -> Path:
+    path = tmp_path / "nvme"
+    path.mkdir(exist_ok=True)
+    return path
 
 
 def what_is_left(drive: Path) -> list[object]:

@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import StochasticWeightAveraging
 from lightning.pytorch.loggers import CSVLogger
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.conftest import MakeStore
 from tests.hooks.programs import SIDE, all_bits
-from tests.integrations.left import what_is_left
+from tests.integrations.left import directory, what_is_left
 from tierstore import ConfigError, TierStore
 from tierstore.integrations.lightning import TierStoreCallback
 
@@ -87,12 +86,6 @@ def fit(path: Path, callbacks: list[Callback], module: LightningModule, **argume
     return trainer
 
 
-def directory(tmp_path: Path) -> Path:
-    path = tmp_path / "nvme"
-    path.mkdir(exist_ok=True)
-    return path
-
-
 def callback_of(path: Path | TierStore) -> TierStoreCallback:
     options = None if isinstance(path, TierStore) else {"host_bytes": 0}
     return TierStoreCallback(path, store_options=options, min_bytes=0)
@@ -112,7 +105,6 @@ COMBINATIONS: dict[str, tuple[Callable[[], Module], dict[str, Any]]] = {
     "manual optimisation": (lambda: Module(manual=True), {}),
     "accumulation": (Module, {"accumulate_grad_batches": 2}),
     "bf16": (Module, {"precision": "bf16-mixed"}),
-    "averaged weights": (Module, {"averages": True}),
     "fast_dev_run": (Module, {"fast_dev_run": True}),
 }
 
@@ -120,16 +112,9 @@ COMBINATIONS: dict[str, tuple[Callable[[], Module], dict[str, Any]]] = {
 @pytest.mark.parametrize("case", COMBINATIONS)
 def test_same_losses_and_parameters_as_without(tmp_path: Path, case: str) -> None:
     make, arguments = COMBINATIONS[case]
-    drive, arguments = directory(tmp_path), dict(arguments)
-    averages = arguments.pop("averages", False)
-
-    def others() -> list[Callback]:
-        return [StochasticWeightAveraging(swa_lrs=1e-2, swa_epoch_start=1)] if averages else []
-
-    plain, module = make(), make()
-    fit(tmp_path, others(), plain, **arguments)
-    callback = callback_of(drive)
-    trainer = fit(tmp_path, [callback, *others()], module, **arguments)
+    drive, plain, module = directory(tmp_path), make(), make()
+    fit(tmp_path, [], plain, **arguments)
+    trainer = fit(tmp_path, [callback_of(drive)], module, **arguments)
     assert outcome(module) == outcome(plain)
     assert trainer.logged_metrics["tierstore/packed_gib"] > 0
     assert what_is_left(drive) == []
@@ -219,14 +204,10 @@ def test_argument_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
     assert what_is_left(drive) == []
 
 
-@pytest.mark.parametrize("case", ["plain", "bf16"])
-def test_limit_makes_a_plan_that_is_printed_and_logged(
-    tmp_path: Path, case: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    make, arguments = COMBINATIONS[case]
-    plain, module, drive = make(), make(), directory(tmp_path)
-    fit(tmp_path, [], plain, **arguments)
-    trainer = fit(tmp_path, [TierStoreCallback(drive, limit="100GiB")], module, **arguments)
+def test_limit_makes_a_plan_that_is_printed_and_logged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plain, module, drive = Module(), Module(), directory(tmp_path)
+    fit(tmp_path, [], plain, precision="bf16-mixed")
+    trainer = fit(tmp_path, [TierStoreCallback(drive, limit="100GiB")], module, precision="bf16-mixed")
     assert all_bits(module.parameters()) == all_bits(plain.parameters())
     assert module.losses[-len(plain.losses) + 1 :] == plain.losses[1:]
     assert "It fits: nothing to do." in capsys.readouterr().out

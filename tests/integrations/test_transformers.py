@@ -17,7 +17,7 @@ from tests.conftest import MakeStore
 from tests.daemon.conftest import StartDaemon, short_directory, start_daemon
 from tests.hooks.programs import all_bits
 from tests.integrations.language import Tokens, tiny_model
-from tests.integrations.left import what_is_left
+from tests.integrations.left import directory, what_is_left
 from tierstore import ConfigError, StoreClosedError, TierStore
 from tierstore.hooks.in_place import around_calls_of
 from tierstore.integrations.training import missing_state_bytes
@@ -63,12 +63,6 @@ def logged(trainer: Trainer, name: str = SPILLED) -> list[float]:
     return [log[name] for log in trainer.state.log_history if name in log]
 
 
-def directory(tmp_path: Path) -> Path:
-    path = tmp_path / "nvme"
-    path.mkdir(exist_ok=True)
-    return path
-
-
 def lora() -> nn.Module:
     return get_peft_model(tiny_model(), LoraConfig(r=4, target_modules=["q_proj", "v_proj"]))  # type: ignore[no-any-return]
 
@@ -83,8 +77,6 @@ COMBINATIONS: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
     "workers forked": (tiny_model, {"dataloader_num_workers": 2}),
     "checkpointing, reentrant": (tiny_model, REENTRANT),
     "checkpointing, not reentrant": (tiny_model, NOT_REENTRANT),
-    "checkpointing and accumulation": (tiny_model, NOT_REENTRANT | {"gradient_accumulation_steps": 2}),
-    "LoRA": (lora, {}),
     "LoRA, checkpointing": (lora, NOT_REENTRANT),
 }
 

@@ -1,19 +1,18 @@
 """`offload_trainer` with the real trainers of TRL: supervised, and rewards of generated text."""
 
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from datasets import Dataset
-from peft import LoraConfig
 from transformers import LlamaForCausalLM, Trainer
 from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
 from tests.hooks.programs import all_bits
 from tests.integrations.language import TEXT, WORDS, tiny_model, tiny_tokenizer
-from tests.integrations.left import what_is_left
+from tests.integrations.left import directory, what_is_left
 from tierstore.integrations.transformers import offload_trainer
 
 pytestmark = pytest.mark.filterwarnings("default")  # the libraries' own
@@ -29,7 +28,6 @@ COMMON = {
     "disable_tqdm": True,
     "seed": 1,
 }
-LORA = LoraConfig(r=4, target_modules=["q_proj", "v_proj"])
 
 
 def saved_model(path: Path) -> Any:
@@ -41,10 +39,10 @@ def saved_model(path: Path) -> Any:
 PROMPTS = [" ".join(WORDS[start % 5 : start % 5 + 8]) for start in range(8)]
 
 
-def sft(path: Path, lora: LoraConfig | None = None, **arguments: Any) -> Trainer:
+def sft(path: Path, **arguments: Any) -> Trainer:
     data = Dataset.from_dict({"text": [TEXT] * 8})
     config = SFTConfig(output_dir=str(path), max_length=32, **COMMON | arguments)
-    return SFTTrainer(tiny_model(), config, train_dataset=data, processing_class=tiny_tokenizer(), peft_config=lora)
+    return SFTTrainer(tiny_model(), config, train_dataset=data, processing_class=tiny_tokenizer())
 
 
 def grpo(path: Path, **arguments: Any) -> Trainer:
@@ -58,22 +56,18 @@ def grpo(path: Path, **arguments: Any) -> Trainer:
     return GRPOTrainer(saved_model(path), reward, config, train_dataset=data, processing_class=tiny_tokenizer())
 
 
-TRAINERS = {"SFT": sft, "SFT with LoRA": partial(sft, lora=LORA), "GRPO": grpo}
-
-
 def outcome(trainer: Trainer) -> list[Any]:
     losses = [(log.get("loss"), log.get("grad_norm")) for log in trainer.state.log_history]
     return [*losses, *all_bits(trainer.model.parameters())]
 
 
-@pytest.mark.parametrize(("kind", "checkpoints"), [("SFT", True), ("SFT with LoRA", False), ("GRPO", True)])
-def test_same_losses_and_parameters_as_without(tmp_path: Path, kind: str, checkpoints: bool) -> None:
-    drive = tmp_path / "nvme"
-    drive.mkdir()
-    arguments = {"activation_checkpointing": checkpoints}
-    plain = TRAINERS[kind](tmp_path / "plain", **arguments)
+@pytest.mark.parametrize("make", [sft, grpo])
+def test_same_losses_and_parameters_as_without(tmp_path: Path, make: Callable[..., Trainer]) -> None:
+    drive = directory(tmp_path)
+    arguments = {"activation_checkpointing": True}
+    plain = make(tmp_path / "plain", **arguments)
     plain.train()
-    trainer = TRAINERS[kind](tmp_path / "stored", **arguments)
+    trainer = make(tmp_path / "stored", **arguments)
     offload_trainer(trainer, drive, store_options={"host_bytes": 0}, min_bytes=0)
     trainer.train()
     assert outcome(trainer) == outcome(plain)

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.hooks.programs import SIDE, Bits, all_bits, bits
 from tierstore import TierStore, tiered_offload
+from tierstore.hooks.in_place import around_calls_of
 from tierstore.hooks.module import ModuleScope
 from tierstore.memory_plan.applied import PlannedCalls
 from tierstore.memory_plan.call_tree import Storages
@@ -146,6 +147,11 @@ class Compiled(nn.Module):
 BLOCKS: dict[str, Callable[[], nn.Module]] = {
     kind.__name__: kind for kind in (Mlp, Normed, Spectral, InPlace, Custom, Attention, Checkpointed)
 }
+
+
+def arounds(model: nn.Module) -> list[object]:
+    """What is around the calls of its modules."""
+    return [around for around in map(around_calls_of, model.modules()) if around is not None]
 
 
 def the_batch() -> torch.Tensor:

@@ -5,12 +5,8 @@ from __future__ import annotations
 import copy
 import io
 import random
-import subprocess
-import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +16,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - the name that everybody uses
 from torch.utils.checkpoint import checkpoint
 
-from tests.hooks.programs import SIDE, all_bits, assert_same_bits, forget_after_error, grads
+from tests.hooks.programs import all_bits, assert_same_bits, forget_after_error, grads
 from tests.memory_plan.blocks import (
     KEEP,
     RECOMPUTE,
@@ -99,6 +95,13 @@ class Several(Inner):
         return hidden.tanh(), hidden.exp(), batch.sin()
 
 
+class Last(Inner):
+    """Saves neither its argument nor its result."""
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return self.inner((batch + 1) * 3)  # type: ignore[no-any-return]
+
+
 class Drawing(Inner):
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
         batch = self.inner(batch * 2)
@@ -130,19 +133,18 @@ def parts_of_the_results(model: nn.Module) -> list[Any]:
     return found
 
 
+def result_changed_in_place(model: nn.Module) -> list[Any]:
+    batch = the_batch()
+    model.blocks[0](batch * 2).mul_(2).sum().backward()
+    return [batch.grad, *grads(model)]
+
+
 def double_backward(model: nn.Module) -> list[Any]:
     batch = the_batch()
     loss = model(batch).square().mean()
     (gradient,) = torch.autograd.grad(loss, batch, create_graph=True)
     (loss + gradient.square().sum()).backward()
     return [gradient, batch.grad, *grads(model)]
-
-
-def forwards_before_backward(model: nn.Module) -> list[Any]:
-    losses = [model(torch.randn(SIDE, SIDE)).square().mean() for _ in range(3)]
-    for loss in (losses[1], losses[0], losses[2]):
-        loss.backward()
-    return grads(model)
 
 
 def without_gradients_and_in_eval(model: nn.Module) -> list[Any]:
@@ -212,9 +214,9 @@ def compiled_as_a_whole(model: nn.Module) -> list[Any]:
 
 PROGRAMS = {
     "nested arguments and results": (OddModel, one_step),
+    "a result changed in place by the caller": (lambda: Chain(Last, 1), result_changed_in_place),
     "backward of a part of the results": (lambda: Chain(Several, 1), parts_of_the_results),
     "double backward": (lambda: Chain(Mlp), double_backward),
-    "forwards before backward": (lambda: Chain(Mlp), forwards_before_backward),
     "without gradients, and in eval": (lambda: Chain(Mlp), without_gradients_and_in_eval),
     "generators of Python and NumPy": (lambda: Chain(Drawing), random_numbers_of_python_and_numpy),
     "a tensor of the user's class": (lambda: Chain(Mlp), tensor_of_the_users_class),
@@ -267,48 +269,6 @@ def test_graph_dropped_without_backward_nothing_stays(store: TierStore, action: 
         until(lambda: store.stats().live_handles == 0)  # a write that is on its way keeps its handle
 
 
-FIRST_CALL = """
-import gc, sys
-from tests.memory_plan.blocks import RECOMPUTE_STORED, Chain, Mlp, step, with_action
-from tests.waiting import until
-from tierstore import TierStore
-gc.disable()
-with TierStore(sys.argv[1], host_bytes=0) as store:
-    model = Chain(Mlp)
-    with with_action(model, ["blocks.0"], RECOMPUTE_STORED, [], store):
-        loss = step(model)
-        assert store.stats().live_handles
-        del loss
-        until(lambda: store.stats().live_handles == 0)
-"""
-
-
-def test_first_recomputed_call_of_a_process_keeps_no_graph_alive(store_directory: Path) -> None:
-    subprocess.run([sys.executable, "-c", FIRST_CALL, str(store_directory)], check=True, timeout=120)
-
-
-class Last(Inner):
-    """Saves neither its argument nor its result."""
-
-    def forward(self, batch: torch.Tensor) -> torch.Tensor:
-        return self.inner((batch + 1) * 3)  # type: ignore[no-any-return]
-
-
-@each_action
-def test_result_changed_in_place_by_the_caller(store: TierStore, action: Action) -> None:
-    """Arguments: `test_nested_argument_changed_before_backward_refused`. The block itself: `test_same_state.py`."""
-
-    def take(model: nn.Module) -> list[Any]:
-        batch = the_batch()
-        model.inner(batch * 2).mul_(2).sum().backward()
-        return [batch.grad, *grads(model)]
-
-    model = nn.Module()
-    model.inner = Last()
-    plain, found = (run(model, take, ["inner"], each, store) for each in (None, action))
-    assert_same_bits(all_bits(found), all_bits(plain))
-
-
 @each_action
 @pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt])
 def test_error_in_forward_or_in_the_recomputation_later_steps_are_right(
@@ -358,31 +318,3 @@ def test_copies_compute_with_their_own_weights_and_buffers(store: TierStore, act
         num_packed = store.stats().packed_tensors
         assert_same_bits(trained(torch.load(file, weights_only=False)), expected)
         assert store.stats().packed_tensors == num_packed, "in a pickled module there is no plan"
-
-
-@each_action
-def test_replicas_on_threads_at_once(store: TierStore, action: Action) -> None:
-    """As `DataParallel` calls them."""
-    num_threads = 4
-    model = Chain(Normed)
-    expected = trained(copy.deepcopy(model))
-    barrier, found = threading.Barrier(num_threads), [[] for _ in range(num_threads)]
-
-    def work(number: int, replica: nn.Module) -> None:
-        barrier.wait()
-        optimizer = torch.optim.SGD(replica.parameters(), lr=0.01)
-        for _ in range(2):
-            optimizer.zero_grad()
-            step(replica).backward()
-            found[number] += all_bits(grads(replica))
-            optimizer.step()
-        found[number] += all_bits(replica.state_dict().values())
-
-    with with_action(model, NAMES, action, STATISTICS, store):
-        threads = [threading.Thread(target=work, args=(number, copy.deepcopy(model))) for number in range(num_threads)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    for one in found:
-        assert_same_bits(one, expected[:-1])

@@ -47,11 +47,8 @@ def test_options_of_a_block_the_more_held_the_less_computed() -> None:
     assert seconds == sorted(seconds, reverse=True)
     assert seconds[0] == 0.141
     assert seconds[-1] > 0
-
-
-def test_what_is_kept_anyway_costs_nothing() -> None:
     options = by_action(recorded(), kept_anyway=(1, 13))
-    assert options[KEEP].kept == {2: 4, 10: 100, 11: 100, 12: 5}
+    assert options[KEEP].kept == {2: 4, 10: 100, 11: 100, 12: 5}, "what is kept anyway costs nothing"
     assert options[STORE].stored == {10: 100, 11: 100}
 
 

@@ -19,10 +19,10 @@ from tests.conftest import MakeStore
 from tests.daemon.conftest import environment_of_tests
 from tests.hooks.programs import all_bits, assert_same_bits, forget_after_error, grads
 from tests.memory_plan.blocks import Mlp as SmallMlp
+from tests.memory_plan.blocks import arounds, trained
 from tests.memory_plan.conftest import Fitting
 from tests.memory_plan.planned_model import NUM_BLOCKS, Block, Model, far_above, loss_of, planned, planned_by
 from tierstore import ConfigError, MemoryPlan, StoreClosedError, TierStore, offload_module, plan_memory
-from tierstore.hooks.in_place import around_calls_of
 from tierstore.memory_plan import meter
 from tierstore.memory_plan.decision import Prices
 from tierstore.memory_plan.menu import Action
@@ -31,22 +31,6 @@ from tierstore.memory_plan.prices import Trials, measure_prices
 
 MIB = 2**20
 AGAIN = Action("recompute", stores=True)
-
-
-def steps(model: nn.Module, num_steps: int = 2) -> list[Any]:
-    torch.manual_seed(3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    found = []
-    for _ in range(num_steps):
-        optimizer.zero_grad()
-        loss_of(model).backward()
-        found += all_bits(grads(model))
-        optimizer.step()
-    return [*found, *all_bits(model.state_dict().values())]
-
-
-def arounds(model: nn.Module) -> list[object]:
-    return [around_calls_of(module) for module in model.modules() if around_calls_of(module) is not None]
 
 
 def test_what_fits_is_left_alone(fitting: Fitting, store: TierStore) -> None:
@@ -58,8 +42,8 @@ def test_what_fits_is_left_alone(fitting: Fitting, store: TierStore) -> None:
     assert plan.num_steps <= 10
     assert "It fits: nothing to do." in str(plan)
     model = copy.deepcopy(model)
-    expected = steps(copy.deepcopy(model))
-    assert_same_bits(steps(plan.apply(model, store=store)), expected)
+    expected = trained(copy.deepcopy(model), loss_of)
+    assert_same_bits(trained(plan.apply(model, store=store), loss_of), expected)
     assert store.stats().packed_tensors == 0
     plan.remove(model)
 
@@ -81,7 +65,7 @@ def test_what_cannot_fit_is_refused(store: TierStore) -> None:
 def test_within_a_limit_same_bits(prices: Prices, store: TierStore) -> None:
     """Some blocks have to give way: the margin of a decision alone is 16 MiB."""
     model = Model()
-    expected = steps(copy.deepcopy(model), 3)
+    expected = trained(copy.deepcopy(model), loss_of, 3)
     limit_bytes = resident_with(prices, prices.uniform(Action("keep")).peak_bytes) - MIB
     plan = planned(model, store, limit_bytes)
     assert plan.is_needed
@@ -92,7 +76,7 @@ def test_within_a_limit_same_bits(prices: Prices, store: TierStore) -> None:
     assert all(len(line) <= 80 for line in str(plan).splitlines())
     assert re.search(r"this plan +\d.* yes", str(plan))
     assert plan.apply(model) is model
-    assert_same_bits(steps(model, 3), expected)
+    assert_same_bits(trained(model, loss_of, 3), expected)
     told = store.stats().memory_plan
     assert told["limit_bytes"] == limit_bytes
     assert told["measured_step_seconds"] > 0
@@ -161,29 +145,11 @@ def resident_with(prices: Prices, nbytes: int) -> int:
     return meter.level() + nbytes - prices.moments[0].bytes
 
 
-def test_block_that_fits_beside_a_narrow_staging_window_is_computed_again_within_the_limit(
-    prices: Prices, make_store: MakeStore
-) -> None:
-    """It would not beside the whole window, of which computing again needs nothing."""
-    store, model = make_store(staging_bytes="192MiB"), Model()
-    most_bytes = resident_with(prices, max(moment.bytes for moment in prices.moments))
-    limit_bytes = most_bytes + 112 * MIB  # a narrow window and its scratch take 48 MiB, the whole one 208 MiB
-    with Trials(model, lambda: loss_of(model), store, ResidentMeter(), limit_bytes) as trials:
-        found, measured = measure_prices(trials)
-    assert found.differs == {}
-    peaks = {step.peak_bytes for decision, step in measured if {*decision.actions.values()} == {AGAIN}}
-    assert peaks
-    assert max(peaks) <= limit_bytes
-    recompute = found.uniform(Action("recompute"))
-    assert recompute.peak_bytes <= limit_bytes
-    assert {*recompute.actions.values()} == {Action("recompute")}
-
-
 def test_within_the_tightest_limits_the_store_moves_less_at_a_time(
     prices: Prices, make_store: MakeStore, tmp_path: Path
 ) -> None:
     store, model = make_store(staging_bytes="64MiB"), Model()
-    expected = steps(copy.deepcopy(model))
+    expected = trained(copy.deepcopy(model), loss_of)
     limits = store.residency.window_limits
     decision = prices.uniform(Action("store"), is_narrow=True)
     plan = planned_by(prices, store, decision=decision)
@@ -191,7 +157,7 @@ def test_within_the_tightest_limits_the_store_moves_less_at_a_time(
     assert "The store moves at most 32 MiB at a time meanwhile." in str(plan)
     plan.apply(model)
     assert store.residency.window_limits == (0, 32 * MIB)
-    assert_same_bits(steps(model), expected)
+    assert_same_bits(trained(model, loss_of), expected)
     plan.remove(model)
     assert store.residency.window_limits == limits
     plan.save(tmp_path / "plan.toml")
@@ -210,7 +176,7 @@ def test_apply_lets_go_of_code_that_rests(easy: MemoryPlan) -> None:
     model = Model()
     easy.apply(model)
     assert file_bytes() < before - 24 * MIB
-    assert len(steps(model)) > 0
+    assert len(trained(model, loss_of)) > 0
 
 
 def file_bytes() -> int:
@@ -225,7 +191,7 @@ def test_saved_and_loaded_it_says_and_does_the_same(
     easy: MemoryPlan, store: TierStore, tmp_path: Path, action: str
 ) -> None:
     model, path = Model(), tmp_path / "plan.toml"
-    expected = steps(copy.deepcopy(model))
+    expected = trained(copy.deepcopy(model), loss_of)
     easy.save(path)
     same = MemoryPlan.load(path)
     assert (str(same), same._contents) == (str(easy), easy._contents)
@@ -234,7 +200,7 @@ def test_saved_and_loaded_it_says_and_does_the_same(
     assert {block.action for block in loaded.blocks} == {action}
     assert all(len(line) <= 80 for line in str(loaded).splitlines())
     num_packed = store.stats().packed_tensors
-    assert_same_bits(steps(loaded.apply(model, store=store)), expected)
+    assert_same_bits(trained(loaded.apply(model, store=store), loss_of), expected)
     assert (store.stats().packed_tensors > num_packed) == (action == "store")
     loaded.remove(model)
     if action == "store":
@@ -301,7 +267,7 @@ def test_store_closed_apply_refuses_and_remove_works(prices: Prices, make_store:
     plan = planned_by(prices, store)
     plan.apply(model)
     store.close()
-    steps(model)
+    trained(model, loss_of)
     plan.remove(model)
     with pytest.raises(StoreClosedError):
         plan.apply(model)

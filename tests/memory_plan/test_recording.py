@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,16 +12,12 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - the name that everybody uses
-from torch.utils.checkpoint import SAC_IGNORED_OPS, CheckpointPolicy
 
 from tests.hooks.programs import SIDE
-from tests.memory_plan.blocks import BLOCKS, Chain, Inner, Mlp, recorded, step, the_batch
+from tests.memory_plan.blocks import Chain, Inner, Mlp, recorded, step
 from tierstore import TierStore
-from tierstore.hooks.select import Kept
-from tierstore.hooks.selective import holding_contexts
 from tierstore.memory_plan.recording import RecordedCall
 from tierstore.residency.layout import is_foreign
-from tierstore.residency.torch_names import TorchDispatchMode
 
 MATRIX_BYTES = SIDE * SIDE * 4
 
@@ -32,10 +27,9 @@ class Block(Inner):
 
     def __init__(self, compute: Callable[[Any, torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
-        self.own, self.cache, self.named = torch.Generator(), [], {"first": 1.0}
+        self.own, self.cache = torch.Generator(), []
         self.own_python, self.own_numpy = random.Random(1), np.random.default_rng(1)
         self.num_calls = 0
-        self.options = SimpleNamespace(power=2)
         self.register_buffer("mean", torch.zeros(SIDE))
         self.compute = compute
 
@@ -60,18 +54,8 @@ def appends(block: Any, hidden: torch.Tensor) -> torch.Tensor:
     return hidden.sin()
 
 
-def renames(block: Any, hidden: torch.Tensor) -> torch.Tensor:
-    block.named["first"] += 1
-    return hidden.sin()
-
-
 def remembers(block: Any, hidden: torch.Tensor) -> torch.Tensor:
     block.last = hidden.detach()
-    return hidden.sin()
-
-
-def changes_an_object(block: Any, hidden: torch.Tensor) -> torch.Tensor:
-    block.options.power += 1
     return hidden.sin()
 
 
@@ -92,8 +76,6 @@ def fails_twice(block: Any, hidden: torch.Tensor) -> torch.Tensor:
 
 DIFFERING: dict[str, tuple[Callable[..., torch.Tensor], str]] = {
     "appends to a list": (appends, "changes its module, or an argument, in place"),
-    "changes a dictionary": (renames, "changes its module, or an argument, in place"),
-    "changes an object": (changes_an_object, "changes its module, or an argument, in place"),
     "a cache elsewhere": (reads_a_cache, "other bits"),
     "a second call fails": (fails_twice, "a second call failed: ValueError"),
 }
@@ -155,28 +137,8 @@ class ChangesItsArgument(nn.Module):
         return batch.relu_()
 
 
-class ChangesAList(Inner):
-    def forward(self, batch: torch.Tensor) -> torch.Tensor:
-        given: list[torch.Tensor] = []
-        result = self.inner(batch, given)
-        assert len(given) == 1
-        return result  # type: ignore[no-any-return]
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = Block(append_to)
-
-
-def append_to(block: Any, hidden: torch.Tensor, given: list[torch.Tensor]) -> torch.Tensor:
-    given.append(hidden)
-    return hidden.sin()
-
-
-@pytest.mark.parametrize(
-    ("make", "name"), [(lambda: Chain(ChangesItsArgument, 1), "blocks.0"), (ChangesAList, "inner")]
-)
-def test_block_that_changes_an_argument_is_found(store: TierStore, make: Callable[[], nn.Module], name: str) -> None:
-    (call,) = recorded(make(), [name], store)
+def test_block_that_changes_an_argument_is_found(store: TierStore) -> None:
+    (call,) = recorded(Chain(ChangesItsArgument, 1), ["blocks.0"], store)
     assert "changes its arguments" in call.differs
 
 
@@ -209,57 +171,6 @@ def test_what_a_call_saves_and_is_given(store: TierStore) -> None:
         assert sorted(call.saved.values()) == [MATRIX_BYTES, MATRIX_BYTES, *[2 * MATRIX_BYTES] * 2, 2 * MATRIX_BYTES]
     assert not calls[0].saved.keys() & calls[1].saved.keys()
     assert calls[0].kind == calls[1].kind
-
-
-def test_buffers_that_forward_changes(store: TierStore) -> None:
-    (call,) = recorded(Chain(BLOCKS["Normed"], 1), ["blocks.0"], store)
-    assert sorted(call.buffers) == ["norm.num_batches_tracked", "norm.running_mean", "norm.running_var"]
-    assert call.differs == ""
-
-
-class Unbiased(nn.Module):
-    """Products of three dimensions, which are hidden views."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = (nn.Linear(SIDE, SIDE, bias=False) for _ in range(2))
-
-    def forward(self, batch: torch.Tensor) -> torch.Tensor:
-        return self.last(self.first(batch.view(2, -1, SIDE)).sin()).cos().view(SIDE, SIDE)  # type: ignore[no-any-return]
-
-
-class Computed(TorchDispatchMode):
-    """Notes the operators that reach it: those that a replay inside it answers do not."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func not in SAC_IGNORED_OPS:
-            self.names.append(str(func))
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("make", [*BLOCKS.values(), Unbiased], ids=[*BLOCKS.keys(), "Unbiased"])
-def test_what_can_be_held_is_held_and_no_more(store: TierStore, make: Callable[[], nn.Module]) -> None:
-    (call,) = recorded(Chain(make, 1), ["blocks.0"], store)
-    can_be_held = {number: operator.name for number, operator in enumerate(call.operators) if operator.can_be_held}
-    counted: list[str] = []
-
-    def policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        counted.append(str(operator))
-        is_wanted = can_be_held.get(len(counted) - 1) == str(operator)
-        return CheckpointPolicy.MUST_CPU_OFFLOAD if is_wanted else CheckpointPolicy.PREFER_RECOMPUTE
-
-    holding, replaying = holding_contexts(policy, Kept, Kept)
-    module, batch = make(), the_batch() * 1.5
-    with holding:
-        module(batch)
-    with Computed() as computed, replaying:
-        module(batch)
-    assert computed.names == [name for number, name in enumerate(counted) if number not in can_be_held]
-    assert make is not Unbiased or list(can_be_held.values()).count("aten.mm.default") == 2
 
 
 def holdable(call: RecordedCall) -> Sequence[str]:

@@ -12,9 +12,8 @@ import torch
 from torch import nn
 
 from tests.hooks.programs import assert_same_bits
-from tests.memory_plan.blocks import Chain, Mlp, step, trained
+from tests.memory_plan.blocks import Chain, Mlp, arounds, step, trained
 from tierstore import ConfigError, MemoryPlan, TierStore, offload_module
-from tierstore.hooks.in_place import around_calls_of
 
 NAMES = ["blocks.0", "blocks.1"]
 _HEAD = """
@@ -36,10 +35,6 @@ def plan(tmp_path: Path) -> MemoryPlan:
     blocks = "".join(f"[[blocks]]\nname = '{name}'\nmodule = 'Mlp'\naction = 'store'\n" for name in NAMES)
     path.write_text(_HEAD + blocks)
     return MemoryPlan.load(path)
-
-
-def arounds(model: nn.Module) -> list[object]:
-    return [around for around in map(around_calls_of, model.modules()) if around is not None]
 
 
 def stores(model: nn.Module, store: TierStore) -> bool:
@@ -76,24 +71,6 @@ def test_block_under_another_name_is_undone(plan: MemoryPlan, store: TierStore) 
     model = plan.apply(Chain(Mlp), store=store)
     plan.remove(nn.Sequential(model))
     assert not arounds(model), "also in a wrapper"
-
-
-def test_block_that_somebody_else_took_over_meanwhile_is_left(plan: MemoryPlan, store: TierStore) -> None:
-    model = plan.apply(Chain(Mlp), store=store)
-    del model.blocks[0].__dict__["_tierstore_scope"]
-    offload_module(model.blocks[0], store=store)
-    plan.remove(model)
-    assert len(arounds(model)) == 1
-
-
-def test_copy_is_undone_alone(plan: MemoryPlan, store: TierStore) -> None:
-    model = plan.apply(Chain(Mlp), store=store)
-    copied = copy.deepcopy(model)
-    assert len(arounds(copied)) == 2
-    plan.remove(copied)
-    assert not arounds(copied)
-    assert not stores(copied, store)
-    assert stores(model, store)
 
 
 def test_copy_computes_plainly_once_the_plan_is_removed(plan: MemoryPlan, store: TierStore) -> None:

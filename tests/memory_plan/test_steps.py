@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from contextlib import nullcontext
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,15 +13,12 @@ import torch
 from torch import nn
 
 from tests.hooks.programs import SIDE, all_bits, forget_after_error, grads
-from tests.inspect_store import inspect
 from tests.memory_plan.blocks import KEEP, RECOMPUTE, Chain, Mlp, Normed, planned, step, the_batch
 from tierstore import ConfigError, TierStore
 from tierstore.hooks.in_place import around_calls_of
-from tierstore.memory_plan.decision import Decision
 from tierstore.memory_plan.menu import Action
 from tierstore.memory_plan.meter import ResidentMeter
-from tierstore.memory_plan.prices import Trials
-from tierstore.memory_plan.steps import MeasuredStep, Steps, StepTimeline
+from tierstore.memory_plan.steps import Steps, StepTimeline
 
 NAMES = ["blocks.0", "blocks.1"]
 
@@ -197,35 +193,23 @@ class CountingMeter(ResidentMeter):
         pass
 
 
-def timeline_of(model: nn.Module, run: Callable[[], torch.Tensor], timeline: StepTimeline, store: TierStore) -> None:
-    around = {name: timeline.around(name, calls) for name, calls in planned(NAMES, RECOMPUTE, [], store).items()}
-    Steps(model, run, timeline._meter).take(around, timeline=timeline)
-
-
-def test_timeline_calls_in_order_and_peaks_of_each(store: TierStore) -> None:
+def test_timeline_calls_with_gradients_in_order_and_peaks_of_each(store: TierStore) -> None:
     """One moment for each call in forward, then one for each in backward, of what is left without the store's own."""
-    meter = CountingMeter([100, 110, 120, 130, 140, 150])  # the fifth is the whole step's
+    meter = CountingMeter([100, 110, 120, 130, 140, 150, 160, 170, 999, 180])  # the last but one is the whole step's
     tidied: list[None] = []
     model, timeline = Chain(Mlp), StepTimeline(meter, lambda: tidied.append(None), lambda: 1)
-    timeline_of(model, lambda: step(model), timeline, store)
-    assert (timeline.names, timeline.order, timeline.first_bytes) == (NAMES, [1, 0], 99)
-    assert timeline.forward_bytes == {0: 109, 1: 119}
-    assert timeline.backward_bytes == {1: 129, 0: 149}
-    assert len(tidied) == 5
-
-
-def test_timeline_leaves_out_calls_without_gradients_and_nested_ones(store: TierStore) -> None:
-    model, timeline = Chain(Mlp), StepTimeline(ResidentMeter(), lambda: None, lambda: 0)
 
     def run() -> torch.Tensor:
         with torch.no_grad():
             step(model)
         return step(model) + step(model)
 
-    timeline_of(model, run, timeline, store)
-    assert timeline.names == NAMES * 2
-    assert sorted(timeline.order) == [0, 1, 2, 3]
-    assert timeline.forward_bytes.keys() == timeline.backward_bytes.keys() == {0, 1, 2, 3}
+    around = {name: timeline.around(name, calls) for name, calls in planned(NAMES, RECOMPUTE, [], store).items()}
+    Steps(model, run, meter).take(around, timeline=timeline)
+    assert (timeline.names, timeline.order, timeline.first_bytes) == (NAMES * 2, [3, 2, 1, 0], 99)
+    assert timeline.forward_bytes == {0: 109, 1: 119, 2: 129, 3: 139}
+    assert timeline.backward_bytes == {3: 149, 2: 159, 1: 169, 0: 179}
+    assert len(tidied) == 9
 
 
 class GivesLeaves(nn.Module):
@@ -260,17 +244,3 @@ def test_timeline_leaves_no_hooks_on_what_a_block_returns(store: TierStore, fail
     assert timeline.order == ([] if fails else [0])
     assert not model.inner.last.bias._backward_hooks
     assert not model.shared._backward_hooks
-
-
-def test_trial_is_the_median_of_steps_and_tells_what_was_returned(store: TierStore) -> None:
-    """The first step, which is unlike the others, counts for the peak alone. With each, the store returns 3 MiB."""
-    measured = [(9.0, 50), (3.0, 10), (1.0, 20), (2.0, 30)]
-
-    def take(_: object) -> MeasuredStep:
-        inspect(store).returner.returned_bytes += 3 * 2**20
-        return MeasuredStep(*measured.pop(0))
-
-    model = Chain(Mlp)
-    with Trials(model, lambda: step(model), store, ResidentMeter(), 2**40) as trials:
-        trials.steps = SimpleNamespace(take=take)  # type: ignore[assignment]
-        assert trials.take(Decision({}, 0, 0.0, 0), 4) == MeasuredStep(2.0, 50, 12 * 2**20)

@@ -1,7 +1,5 @@
 """What is said where memory did not fall, and to which line of the user's."""
 
-import linecache
-import os
 import warnings
 from pathlib import Path
 
@@ -10,7 +8,7 @@ import torch
 
 from tests.conftest import MakeStore
 from tests.inspect_store import inspect
-from tierstore import TierStore, TierStoreWarning, offload_module, tiered_offload
+from tierstore import TierStore, TierStoreWarning, tiered_offload
 from tierstore.base.config import Mode
 from tierstore.returning.advice import why_memory_stays
 
@@ -56,38 +54,6 @@ def talking_store(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> Tie
     store = make_store()
     monkeypatch.setattr(inspect(store).returner, "why_memory_stays", lambda away_bytes, mapped_bytes: "memory stays")
     return store
-
-
-def lines_told(store: TierStore, how: str) -> list[tuple[str, str]]:
-    """(file, line) of each warning."""
-    scope = tiered_offload(store, trace=f"{inspect(store).name}/trace.jsonl" if how == "traced" else None)
-
-    @scope
-    def forward() -> torch.Tensor:
-        return torch.ones(4, requires_grad=True).exp()
-
-    module = offload_module(torch.nn.Linear(2, 2), store=store)
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        if how == "decorated":
-            forward()  # decorated
-        elif how == "module":
-            module(torch.ones(1, 2))  # module
-        else:
-            with scope:  # traced, plain
-                pass
-    assert all(warning.category is TierStoreWarning for warning in told)
-    return [(warning.filename, linecache.getline(warning.filename, warning.lineno)) for warning in told]
-
-
-@pytest.mark.parametrize("how", ["plain", "traced", "decorated", "module"])
-def test_warning_points_at_the_line_of_the_user(talking_store: TierStore, how: str) -> None:
-    ((file, line),) = lines_told(talking_store, how)
-    assert file == __file__
-    assert how in line.partition("#")[2]
-    if how == "traced":
-        talking_store.close()
-        os.unlink(f"{inspect(talking_store).name}/trace.jsonl")
 
 
 def test_scope_that_ends_with_an_error_is_told_nothing_else(talking_store: TierStore) -> None:

@@ -59,15 +59,3 @@ def test_always_keeps_the_peak_low_without_any_limit_and_gradients_are_the_same(
     assert always["return_seconds"] > 0
     assert (never["memory_return"], always["memory_return"]) == ("never", "always")
     assert (never["returned_bytes"], never["return_seconds"], never["told"]) == (0, 0.0, [])
-
-
-def test_auto_with_ample_room_returns_nothing_and_says_why_memory_stays_once(store_directory: Path) -> None:
-    found = train(str(store_directory), "auto", "forward")
-    assert (found["memory_return"], found["returned_bytes"]) == ("auto", 0)
-    assert found["allocator_free_bytes"] > 200 * MIB
-    assert found["resident_bytes"] > found["allocator_free_bytes"]
-    assert "the process has not shrunk by all that went to disk: its allocator keeps" in found["summary"]
-    (told,) = found["told"]
-    assert "of saved tensors left memory, but the process did not shrink by that" in told
-    assert "Memory is not short here" in told
-    assert 'return_memory="always"' in told

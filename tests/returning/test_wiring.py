@@ -1,15 +1,12 @@
 """The option `return_memory` and its figures, wherever a user meets them."""
 
-import json
 import mmap
 from pathlib import Path
 
 import pytest
-import torch
 
-from tests.command_line import command_of
 from tests.conftest import MakeStore
-from tierstore import ConfigError, TierStore, tiered_offload
+from tierstore import ConfigError, TierStore
 from tierstore.returning.allocator import allocator_of_process
 
 MIB = 2**20
@@ -47,22 +44,3 @@ def test_stats_tell_what_the_process_holds(make_store: MakeStore) -> None:
     assert stats.resident_bytes - before > 56 * MIB
     assert stats.allocator_free_bytes is None or 0 <= stats.allocator_free_bytes < stats.resident_bytes - len(kept)
     assert (stats.returned_bytes, stats.return_seconds) == (0, 0.0)
-
-
-def test_trace_shows_what_the_process_held_at_the_end_of_forward(
-    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "step.jsonl"
-    store = make_store()
-    value = torch.ones(MIB, requires_grad=True)
-    with tiered_offload(store, trace=file):
-        result = value.exp().sum()
-    result.backward()
-    del result
-    store.close()
-    command = command_of("trace", monkeypatch, capsys)
-    (step,) = json.loads(command("show", str(file), "--json").stdout)["steps"]
-    assert step["resident_bytes"] > 10 * MIB
-    shown = " ".join(command("show", str(file)).stdout.split())
-    assert "At the end of forward the process held" in shown
-    assert ("of that was already freed" in shown) is (step["allocator_free_bytes"] is not None)

@@ -96,18 +96,14 @@ def test_workload_of_step_has_storage_let_go_of_when_it_is_seen_after_its_last_v
         events.Ours(9 * _SECOND, 0, 2),
         events.Ours(11 * _SECOND, 0, 1),
     )
+    early = _workload(*_FORWARD, *_BACKWARD, *seen[:2], version=2)
+    assert [saved.is_shared for saved in early.saved] == [False, True, True], "a view was packed after it was ours"
     workload = _workload(*_FORWARD, *_BACKWARD, *seen, version=2)
     assert [saved.is_shared for saved in workload.saved] == [False, False, False]
     others = [(type(action), *action) for action in workload.actions if not isinstance(action, Compute | Unpack)]
     assert others == [
         (Pack, 0), (Pack, 1), (LetGo, 0), (Pack, 2), (EndScope,), (LetGo, 1), (Release, 1), (Release, 0), (Release, 2),
     ]  # fmt: skip
-
-
-def test_workload_of_step_has_storage_shared_of_which_a_view_was_packed_after_it_was_ours() -> None:
-    seen = (events.Ours(4 * _SECOND, 0, 0), events.Ours(7 * _SECOND, 0, 1))
-    workload = _workload(*_FORWARD, *_BACKWARD, *seen, version=2)
-    assert [saved.is_shared for saved in workload.saved] == [False, True, True]
 
 
 @pytest.mark.parametrize(

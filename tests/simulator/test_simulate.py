@@ -14,7 +14,6 @@ from tierstore.errors import StoreFullError
 from tierstore.hardware import CodecSpeed
 from tierstore.simulator import (
     Compute,
-    Drive,
     EndScope,
     Hardware,
     Pack,
@@ -90,17 +89,6 @@ def test_step_slower_drive_takes_longer_and_the_learned_plan_less_than_the_first
     assert seconds[1] < 0.95 * steps[1][0].seconds
 
 
-def test_step_without_prefetch_waits_for_every_read() -> None:
-    step = _steps(_even(), _machine(2e9), Settings(256 * _MIB, prefetch="none"))[-1]
-    assert step.counters.prefetch_hits == step.counters.prefetch_late == 0
-    assert step.stall_seconds[_UNPACK_WAITS] == pytest.approx(step.counters.restored_bytes / 2e9)
-
-
-def test_step_budget_for_all_moves_nothing() -> None:
-    step = _steps(_even(), _machine(1e9), Settings(2**40))[-1]
-    assert (step.counters.spilled_bytes, step.counters.restored_bytes) == (0, 0)
-
-
 _NBYTES = 25_000 * 4096
 
 
@@ -115,16 +103,6 @@ def test_step_one_transfer_takes_latency_and_bytes_over_bandwidth() -> None:
     assert step.stall_seconds[_UNPACK_WAITS] == pytest.approx(0.25 + 1.024)
 
 
-def test_step_deeper_queue_uses_what_the_drive_has_as_far_as_there_are_turns_each_way() -> None:
-    deep = Drive({1: 2e8, 4: 8e8}, {1: 2e8, 4: 8e8})
-    times = [
-        _steps(_even(), Hardware(deep, cores=4), Settings(64 * _MIB, io_depth=turns))[-1].seconds for turns in (4, 2, 1)
-    ]
-    assert times[0] < 0.8 * times[1] < 0.8 * 0.8 * times[2]
-    flat = _steps(_even(), Hardware(drive(2e8), cores=4), Settings(64 * _MIB))[-1].seconds
-    assert times[0] < 0.6 * flat
-
-
 def test_step_read_takes_no_turn_from_the_writes() -> None:
     """Two writes of half a second, one at a time; the first record is read while the second is being written."""
     answers_late = replace(drive(inf), write_latency_seconds=0.5, read_latency_seconds=0.25)
@@ -132,33 +110,6 @@ def test_step_read_takes_no_turn_from_the_writes() -> None:
     workload = Workload([Saved(4096, 0), Saved(4096, 1)], actions)
     step = _steps(workload, Hardware(answers_late, cores=4), Settings(0, prefetch="none", io_depth=1), num_steps=1)[0]
     assert step.seconds == pytest.approx(0.6 + 0.25 + 1.0 + 0.25)
-
-
-def test_step_busy_cores_are_shared() -> None:
-    workload, how = _even(cores=4), Settings(64 * _MIB)
-    step = _steps(workload, _machine(1e9, cpu_seconds_per_byte=2e-10), how)[-1]
-    assert step.seconds - sum(step.stall_seconds.values()) > 1.01 * workload.compute_seconds
-
-
-def test_step_calls_that_queue_records_cost_their_time() -> None:
-    workload, how = _even(gap=0.1), Settings(64 * _MIB)
-    free, paid = (
-        _steps(workload, _machine(1e10, cores=64, call_seconds_per_record=seconds), how)[-1] for seconds in (0.0, 1e-3)
-    )
-    num_moved = (free.counters.spilled_bytes + free.counters.restored_bytes) / (16 * _MIB)
-    assert free.seconds == pytest.approx(workload.compute_seconds)
-    assert num_moved > 60
-    assert paid.seconds - free.seconds == pytest.approx(num_moved * 1e-3)
-
-
-def test_ranks_share_the_drive() -> None:
-    alone = simulate(_even(), _machine(1e9), Settings(64 * _MIB))
-    both = simulate(_even(), _machine(1e9), Settings(64 * _MIB), num_ranks=2)
-    half = simulate(_even(), _machine(5e8), Settings(64 * _MIB))
-    assert len(both) == 2
-    assert both[0][-1].seconds == pytest.approx(both[1][-1].seconds, rel=0.05)
-    assert alone[0][-1].seconds < 0.7 * both[0][-1].seconds
-    assert both[0][-1].seconds == pytest.approx(half[0][-1].seconds, rel=0.05)
 
 
 def _codec(name: str, ratio: float, encode: float, decode: float) -> CodecSpeed:

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from tests.reliability.drives import mounted_drive
 from tierstore.base import device_files
 from tierstore.tuning import drive as drive_module
 from tierstore.tuning.drive import BLOCKS, DEPTHS, NUM_STEPS, measure_drive
@@ -69,26 +68,6 @@ def test_drive_is_measured_by_block_size_and_depth(store_directory: Path) -> Non
     assert num_steps == NUM_STEPS
 
 
-def test_drive_in_memory_is_measured_and_said_to_be(in_memory: Path) -> None:
-    drive, _ = measured(in_memory)
-    assert (drive.file_system, drive.io_mode, drive.device) == ("tmpfs", "buffered (tmpfs)", None)
-    assert (BLOCKS[0], DEPTHS[0]) in combinations(drive.writes)
-
-
-def test_small_drive_is_measured_on_half_of_what_is_free(tmp_path: Path) -> None:
-    with mounted_drive(tmp_path, 64 * MIB) as directory:
-        drive, _ = measured(directory, seconds=2.0)
-        assert 0 < drive.span_bytes <= drive.free_bytes // 2
-        assert (BLOCKS[-1], DEPTHS[-1]) not in combinations(drive.writes)
-
-
-def test_drive_with_hardly_any_space_is_left_alone(tmp_path: Path) -> None:
-    with mounted_drive(tmp_path, 24 * MIB) as directory:
-        drive, num_steps = measured(directory)
-        assert (drive.span_bytes, drive.writes, drive.error, num_steps) == (0, (), None, 1)
-        assert drive.io_mode is not None
-
-
 @pytest.mark.parametrize(("memory_bytes", "longest_bytes"), [(4 * MIB, MIB), (1_234_567, 128 * 2**10)])
 def test_blocks_that_would_take_too_much_memory_are_left_out(
     in_memory: Path, store_directory: Path, memory_bytes: int, longest_bytes: int
@@ -113,25 +92,6 @@ def test_drive_that_fails_half_way_keeps_what_was_measured(
     assert drive.span_bytes > 0
     assert drive.write_latency_seconds is not None
     assert (drive.read_latency_seconds, drive.writes) == (None, ())
-
-
-def test_bug_while_measuring_and_a_failure_to_tell_of_a_step_reach_the_caller(
-    store_directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def closed() -> None:
-        raise BrokenPipeError
-
-    with pytest.raises(BrokenPipeError):
-        measure_drive(
-            describe_drive(store_directory), store_directory, seconds=SECONDS, memory_bytes=2**30, step_done=closed
-        )
-
-    def wrong(directory: Path) -> None:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(drive_module, "detect_io_mode", wrong)
-    with pytest.raises(ZeroDivisionError):
-        measured(store_directory)
 
 
 @pytest.mark.parametrize(("driver", "words"), [("nothing-of-the-kind", "no driver"), ("null", "PyTorch")])

@@ -79,8 +79,11 @@ def test_loop_that_raises_in_the_first_trial_says_so_itself_and_leaves_no_store(
 def test_loop_settings_that_use_up_memory_have_failed_and_the_others_are_measured(
     error: Exception, tune_step: Callable[..., Tuned]
 ) -> None:
+    raised: list[Exception] = []
+
     def step(scope: tiered_offload) -> None:
         if inspect_scope(scope).store.host_bytes != MIB:
+            raised.append(error)
             raise error
         _step(scope)
 
@@ -88,6 +91,7 @@ def test_loop_settings_that_use_up_memory_have_failed_and_the_others_are_measure
     failures = [each.failure for each in tuned.candidates if each.settings.host_bytes != MIB]
     assert failures
     assert set(failures) == {str(error)}
+    assert len(raised) == len(failures), "what failed is not tried again"
     assert tuned.candidates[0].failure is None
     assert tuned.chosen.settings.host_bytes == MIB
 

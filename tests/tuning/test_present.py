@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import resource
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -64,36 +63,7 @@ def test_file_that_cannot_be_written_whole_is_not_there_and_what_it_would_say_is
     assert "[offload]" in capsys.readouterr().err
 
 
-def test_redirected_output_gets_a_line_for_each_stage_and_trial_as_it_begins(
-    tmp_path: Path, hardware_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    said_before_trial: list[str] = []
-
-    class Listening(Pretended):
-        def run(self, settings: TrialSettings | None, folder: Path) -> None:
-            said_before_trial.append(capsys.readouterr().err)
-            super().run(settings, folder)
-
-    config = tmp_path / "tierstore.toml"
-    present(Listening(("x",), 2, 1.0), PLAN, config=config, hardware=hardware_file, as_json=True)
-    output, said_at_the_end = capsys.readouterr()
-    candidates = json.loads(output)["candidates"]
-    num_trials = 3 * len(candidates)
-    assert said_before_trial[0] == "recording the program ...\n"
-    assert [each.splitlines()[-1].partition(",")[0] for each in said_before_trial[1:]] == [
-        f"trials: {number} of {num_trials}" for number in range(1, num_trials + 1)
-    ]
-    assert said_before_trial[1].splitlines()[-1].endswith(", your settings")
-    begun_and_ended = said_before_trial[1].splitlines()[:-1]
-    assert [each.split(": ")[0].removesuffix(" ...") for each in begun_and_ended] == [
-        "recording the program", "simulating settings", "simulating settings",
-    ]  # fmt: skip
-    assert said_at_the_end.splitlines()[0].startswith("trials: done in ")
-
-
-DEFAULTS, AS_IT_IS = (
-    Candidate(name, TrialSettings(999 * MIB), 1.9, (1.5, 1.6, 1.4)) for name in ("defaults", "as it is")
-)
+AS_IT_IS = Candidate("as it is", TrialSettings(999 * MIB), 1.9, (1.5, 1.6, 1.4))
 LONG = TrialSettings(999 * MIB, 112 * MIB, "shuffle-zstd:1", "learned", 999 * MIB, 16)
 
 
@@ -119,13 +89,3 @@ def test_tables_fit_80_columns_and_cut_no_word(link: str | None) -> None:
     held = "" if link is None else " 999.00 GiB"
     assert settings_row == "found 4 999 MiB 112 MiB shuffle-zstd:1 learned 16" + held
     assert (f"They were simulated with {link}." in lines) == (link is not None)
-
-
-def test_tables_say_which_candidate_failed_and_which_is_above_the_limit() -> None:
-    above = Candidate("as it is", LONG, 1.0, (1.0, 1.1, 1.2), is_allowed=False)
-    failed = Candidate("found 1", LONG, None, (1.0,), failure="out of memory")
-    text = "\n".join(_shown(above, DEFAULTS, failed))
-    assert "your settings: more memory than the limit" in text
-    assert "found 1 failed: out of memory" in text
-    assert "relative to" in text
-    assert "as it is" not in text

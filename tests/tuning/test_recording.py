@@ -156,12 +156,6 @@ def test_workload_on_an_accelerator_takes_what_it_took_there_without_waits() -> 
     assert seconds[-1] == pytest.approx(6.0 - 2.0 - 3.0)
 
 
-def test_workload_on_an_accelerator_that_told_nothing_is_at_the_host_s_pace() -> None:
-    graphs = [_graph(number, number * 4.0, number * 4.0 + 3, device="cuda:0") for number in range(5)]
-    recording = ProgramRecording(_trace(*graphs), 3, 1, 4.0)
-    assert recording.workload().compute_seconds == pytest.approx(4.0)
-
-
 def test_workload_on_several_accelerators_is_refused() -> None:
     at = 18 * _SECOND + 3
     other = Pack(at, at + 1, 7, 3, 3, 1, 99, 99, 0, 0, 0, 10, 1, "float32", "cuda:1", (1,))

@@ -8,7 +8,6 @@ from itertools import product
 import pytest
 
 from tierstore.errors import ConfigError
-from tierstore.simulator import Settings
 from tierstore.tuning.search import CODECS, IO_DEPTHS, Found, Predict, Space
 from tierstore.tuning.search import search as search_while
 from tierstore.tuning.settings import LEAST_STAGING_BYTES, TrialSettings, default_settings, working_bytes
@@ -41,14 +40,6 @@ def test_search_finds_what_all_combinations_hold() -> None:
     assert found.is_whole
 
 
-def test_search_from_settings_that_read_nothing_ahead_follows_what_is_learned() -> None:
-    own = replace(START, prefetch="none", lookahead_bytes=9)
-    found = search(SPACE, [own], lambda settings: 1.0 + (settings.prefetch == "none"))
-    assert own in found.predicted
-    assert {(each.prefetch, each.lookahead_bytes) for each in found.predicted if each != own} == {("learned", None)}
-    assert found.best(1)[0].prefetch == "learned"
-
-
 @pytest.mark.parametrize("io_depth", [2, 4, 9])
 def test_search_keeps_to_the_limit(io_depth: int) -> None:
     start = replace(START, io_depth=io_depth, host_bytes=START.host_bytes - working_bytes(io_depth))
@@ -61,25 +52,6 @@ def test_search_keeps_to_the_limit(io_depth: int) -> None:
 def test_search_where_time_ties_prefers_less_memory_and_leaves_the_rest_alone(needed_bytes: int) -> None:
     best = search(SPACE, [START], lambda settings: 1.0 + (settings.host_bytes < needed_bytes)).best(1)[0]
     assert best == replace(START, host_bytes=needed_bytes, staging_bytes=min(SPACE.windows()))
-
-
-def test_search_where_the_host_budget_counts_pays_for_depth_with_it() -> None:
-    space = Space(memory_bytes=128 * MIB, saved_bytes=300 * MIB)
-    start = default_settings(space.memory_bytes)
-    (found,) = search(space, [start], lambda each: 100.0 - each.io_depth - each.host_bytes / (8 * MIB)).best(1)
-    assert found.io_depth == 16
-    assert found.memory_bytes == space.memory_bytes  # 48 MiB of it are what 12 more turns each way work in
-    assert found.host_bytes + found.staging_bytes == space.memory_bytes - 48 * MIB
-
-
-def test_search_gives_the_host_budget_what_a_smaller_window_frees_also_where_that_alone_is_slower() -> None:
-    space = Space(memory_bytes=160 * MIB, saved_bytes=300 * MIB)
-    start = default_settings(space.memory_bytes)
-    found = search(space, [start], lambda each: 100.0 - (2 * each.host_bytes + each.staging_bytes) / (16 * MIB)).best(
-        1
-    )[0]
-    assert found.staging_bytes == min(space.windows())
-    assert found.memory_bytes == space.memory_bytes
 
 
 def _needing(device_bytes: int) -> Predict:
@@ -98,14 +70,6 @@ def test_search_on_an_accelerator_takes_what_it_needs_of_the_limit(needed_bytes:
     tried = {settings.simulated.device_bytes for settings in found.predicted}
     assert (min(tried), max(tried)) == (0, 200 * MIB)
     assert found.best(1)[0].device_bytes == min(needed_bytes, 200 * MIB)
-
-
-def test_search_where_time_ties_spares_the_accelerator_before_the_host() -> None:
-    def seconds(settings: TrialSettings) -> float:
-        return 1.0 if settings.simulated.device_bytes >= 100 * MIB or settings.host_bytes >= 150 * MIB else 2.0
-
-    best = search(replace(SPACE, device_bytes=200 * MIB), [START], seconds).best(1)[0]
-    assert (best.device_bytes, best.host_bytes) == (0, 150 * MIB)
 
 
 def test_search_told_to_stop_has_what_it_must_and_says_so() -> None:
@@ -134,14 +98,6 @@ def test_best_has_two_other_codecs_the_better_first_and_then_what_is_predicted_o
     assert seconds(fourth) > seconds(first)
 
 
-def test_best_has_the_fastest_too_where_it_is_hardly_faster_and_takes_more_memory() -> None:
-    found = search(SPACE, [START], lambda settings: 1.0 - settings.host_bytes / 2**40)
-    first, second = found.best(2)
-    assert first.host_bytes == 0
-    assert found.predicted[second] == min(filter(None, found.predicted.values()))
-    assert second.host_bytes > 300 * MIB
-
-
 @pytest.mark.parametrize("memory_bytes", [LEAST_STAGING_BYTES, 20 * MIB, 112 * MIB, 223 * MIB, 224 * MIB, 2**40])
 def test_default_settings_of_any_limit_keep_to_it(memory_bytes: int) -> None:
     settings = default_settings(memory_bytes)
@@ -149,8 +105,3 @@ def test_default_settings_of_any_limit_keep_to_it(memory_bytes: int) -> None:
     assert settings.staging_bytes >= LEAST_STAGING_BYTES
     with pytest.raises(ConfigError, match="host_bytes"):
         default_settings(LEAST_STAGING_BYTES - 1)
-
-
-def test_simulated_settings_are_the_same() -> None:
-    assert TrialSettings(MIB, io_depth=9).simulated == Settings(MIB, codec="auto", io_depth=9)
-    assert TrialSettings(MIB, device_bytes="auto").simulated == Settings(MIB, codec="auto")

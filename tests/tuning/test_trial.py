@@ -29,14 +29,6 @@ def _step(store: TierStore, **options: int) -> None:
     loss.backward()
 
 
-def test_process_without_variable_is_no_trial(monkeypatch: pytest.MonkeyPatch, store: TierStore) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
-    trial_of_process.cache_clear()
-    assert trial_of_process() is None
-    for _ in range(9):
-        _step(store)
-
-
 def test_trial_gives_store_and_scope_its_settings(begin_trial: BeginTrial, make_store: MakeStore) -> None:
     folder = begin_trial(
         store={"host_bytes": 3 * MIB, "staging_bytes": 20 * MIB, "codec": "zstd:1", "io_depth": 7, "inline_bytes": 9},
@@ -102,16 +94,6 @@ def test_trial_of_program_with_a_store_for_each_step_ends(begin_trial: BeginTria
     assert len(list(folder.glob("*.jsonl"))) == 4
 
 
-def test_trial_traces_two_stores_that_are_open_at_once_to_two_files(
-    begin_trial: BeginTrial, make_store: MakeStore
-) -> None:
-    folder = begin_trial(num_graphs=9)
-    for store in [make_store(), make_store()]:
-        _step(store)
-        _step(store)
-    assert len(list(folder.glob("*.jsonl"))) == 2
-
-
 @pytest.mark.parametrize("content", [None, b"{", b'{"folder": "/x", "num_graphs": 1, "sore": {}}'])
 def test_trial_of_a_plan_that_is_none_is_refused(
     content: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store_directory: Path
@@ -149,13 +131,3 @@ def test_trial_on_an_accelerator_waits_for_it_and_tells_what_its_graphs_took(
         assert event.forward_seconds > 0
         assert event.backward_seconds > 0
         assert event.in_bytes <= event.out_bytes == 2 * 64 * 64 * 4
-
-
-def test_trace_that_is_no_trial_s_tells_nothing_of_accelerators(make_store: MakeStore, tmp_path: Path) -> None:
-    with SimulatedCopies() as copies:
-        store = make_store(copies=copies)
-        with store.trace(tmp_path / "trace.jsonl"):
-            for _ in range(3):
-                _step(store)
-        store.close()
-    assert not [event for event in read_trace(tmp_path / "trace.jsonl").events if isinstance(event, Computed)]

@@ -88,20 +88,6 @@ def test_program_above_the_limit_is_measured_and_never_chosen(tune_it: Callable[
     assert all(settings.memory_bytes <= 24 * MIB for settings in tuned.found.predicted)
 
 
-def test_candidate_that_fails_is_told_and_not_tried_again(tune_it: Callable[..., Tuned]) -> None:
-    def seconds(settings: TrialSettings) -> float:
-        if settings != OWN:
-            raise TrialFailedError("out of memory")
-        return 1.0
-
-    program = Pretended(seconds)
-    tuned = tune_it(program)
-    assert tuned.chosen.settings == OWN
-    assert len(tuned.candidates) > 1
-    assert {each.failure for each in tuned.candidates[1:]} == {"out of memory"}
-    assert len(program.ran) == 1 + 3 + len(tuned.candidates) - 1
-
-
 def test_reference_that_fails_ends_it(tune_it: Callable[..., Tuned]) -> None:
     program = Pretended(lambda settings: 1.0)
 

@@ -12,14 +12,11 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from tests.command_line import Command, Done, command_of
 from tests.daemon.conftest import environment_of_tests
-from tests.tuning.conftest import HARDWARE
 from tierstore import TierStore, tiered_offload
-from tierstore.hardware import AcceleratorLink, hardware_text
 
 MIB = 2**20
 TRAINING = """
@@ -94,36 +91,6 @@ def test_tune_program_ends_with_a_file_and_figures(
     assert list((working_directory / "temporary").iterdir()) == []
 
 
-@pytest.mark.many
-@pytest.mark.timeout(400)
-def test_tune_program_on_an_accelerator_tries_its_memory_too(
-    command: Command, training: Sequence[str], tmp_path: Path, working_directory: Path
-) -> None:
-    """On the copy engine for tests, which is fast beside a machine whose link is said to be slow."""
-    script = Path(training[1])
-    text = script.read_text().replace("with TierStore(", "copies = SimulatedCopies()\nwith TierStore(")
-    text = text.replace("import sys, torch\n", "import sys, torch\nfrom tierstore.testing import SimulatedCopies\n")
-    script.write_text(text.replace('host_bytes="4MiB"', 'host_bytes="4MiB", copies=copies'))
-    link = AcceleratorLink(
-        name="slow",
-        memory_bytes=0,
-        host_memory="pinned",
-        to_host_bytes_per_second=1e7,
-        to_device_bytes_per_second=1e7,
-    )
-    hardware = tmp_path / "link.toml"
-    hardware.write_text(hardware_text(msgspec.structs.replace(HARDWARE, accelerators=(link,))))
-    options = ("--steps=2", "--rounds=3", "--candidates=1", "--json", "--device-bytes=2MiB", "--hardware")
-    done = command(*options, hardware, "--", *training)
-    assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
-    tried = {each["name"]: each["device_bytes"] for each in said["candidates"]}
-    assert (tried["as it is"], tried["defaults"], tried["auto"]) == (0, 2 * MIB, "auto")
-    assert all(each["failure"] is None for each in said["candidates"])
-    assert said["link"].startswith("copies to the host at")
-    assert "device_bytes" in tomllib.loads((working_directory / "tierstore.toml").read_text())["offload"]
-
-
 NUM_FILES = 4000
 """Of a trial: to remove so many takes long enough for a second signal to come meanwhile."""
 HANGING = f"""
@@ -195,16 +162,6 @@ def test_tune_program_that_fails_or_enters_no_scope_is_told_with_its_last_words(
     assert list(working_directory.glob("*.toml")) == []
 
 
-@pytest.mark.slow
-def test_tune_program_of_one_step_says_how_many_it_takes(
-    command: Command, training: Sequence[str], hardware_file: Path
-) -> None:
-    script = Path(training[1])
-    script.write_text(script.read_text().replace("range(1000)", "range(1)"))
-    done = command("--hardware", hardware_file, "--", *training)
-    assert "1 step seen, 3 needed" in _complaint(done, 1)
-
-
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
@@ -226,11 +183,6 @@ def test_tune_with_an_argument_that_cannot_be_used_is_refused(
     assert (working_directory / "mine.toml").read_text() == "mine"
 
 
-def test_tune_help_names_every_option_and_what_is_used_wrongly_exits_with_2(command: Command) -> None:
+def test_tune_used_wrongly_exits_with_2(command: Command) -> None:
     for arguments in ((), ("--rounds=2", "--", "true"), ("--steps=0", "--", "true"), ("--faster",)):
         assert command(*arguments).returncode == 2
-    done = command("--help")
-    assert done.returncode == 0
-    for option in ("config", "host-bytes", "device-bytes", "steps", "rounds", "candidates", "trial-seconds"):
-        assert f"--{option}" in done.stdout
-    assert "tierstore tune -- python train.py" in done.stdout
