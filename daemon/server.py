@@ -80,6 +80,7 @@ class Daemon:
         self._program = program_name()
         self._started_at = time.monotonic()
         self._stage = Stage()
+        self._was_open = False
 
     async def run(self) -> None:
         settings = self.settings
@@ -90,6 +91,8 @@ class Daemon:
             if page is not None:
                 opened.callback(page.close)
             homes = self._lock_homes(opened)
+            if not os.path.lexists(settings.socket.parent):
+                opened.callback(self._remove_folder_of_socket)
             listener = listen(settings.socket, settings.socket_group)
             opened.callback(stop_listening, listener, settings.socket)
             watch = None if page is None else Watch(page, self._stage)
@@ -97,6 +100,12 @@ class Daemon:
                 opened.callback(watch.close)
                 await watch.begin()
             await self._serve(homes, listener, watch)
+
+    def _remove_folder_of_socket(self) -> None:
+        """Remove the folder that this start has made, if the daemon was refused. Later it stays: others look there."""
+        if not self._was_open:
+            with suppress(OSError):
+                self.settings.socket.parent.rmdir()
 
     def _lock_homes(self, opened: ExitStack) -> list[NamedHome]:
         """Lock the folder on each drive. `opened` unlocks them, and closes what no tier has closed by then."""
@@ -139,7 +148,7 @@ class Daemon:
             async with asyncio.TaskGroup() as group:
                 tasks.run_in(group)
                 accepting = group.create_task(acceptor.accept(listener))
-                stage.is_open = True
+                stage.is_open = self._was_open = True
                 _log.info("ready", extra=self._about(homes, registry, watch))
                 await stage.ending.wait()
                 accepting.cancel()
