@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -106,7 +107,23 @@ def short_directory() -> Iterator[Path]:
 
 @pytest.fixture
 def start_daemon(tmp_path: Path, short_directory: Path) -> Iterator[StartDaemon]:
-    """Starts daemons: on `tmp_path / "drive"` unless told otherwise, with options such as `grace_seconds=1`.
+    with started_daemons(tmp_path, short_directory) as start:
+        yield start
+
+
+@pytest.fixture(scope="module")
+def start_shared_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartDaemon]:
+    """For daemons that all tests of a module may use."""
+    with (
+        tempfile.TemporaryDirectory(prefix="ts-") as folder,
+        started_daemons(tmp_path_factory.mktemp("shared"), Path(folder)) as start,
+    ):
+        yield start
+
+
+@contextmanager
+def started_daemons(folder: Path, short_folder: Path) -> Iterator[StartDaemon]:
+    """Starts daemons: on `folder / "drive"` unless told otherwise, with options such as `grace_seconds=1`.
 
     `by`: how the options are given: "line", "environment" or "file". `arguments`, `environment`: as they are, beside.
     `plan`: of faults in its system calls; then options are given on the line.
@@ -124,9 +141,9 @@ def start_daemon(tmp_path: Path, short_directory: Path) -> Iterator[StartDaemon]
         plan: FaultPlan | None = None,
         **options: object,
     ) -> DaemonProcess:
-        drive = path or tmp_path / "drive"
+        drive = path or folder / "drive"
         drive.mkdir(exist_ok=True)
-        address = socket or short_directory / "d" / "t.sock"
+        address = socket or short_folder / "d" / "t.sock"
         options = {"path": str(drive), "socket": str(address)} | options
         in_environment = variables_of(options) if by == "environment" else {}
         program = ["tierstore.cli", "serve"] if plan is None else ["tierstore.testing.faulty_daemon", plan.to_json()]
@@ -134,10 +151,10 @@ def start_daemon(tmp_path: Path, short_directory: Path) -> Iterator[StartDaemon]
         if by == "line":
             command += words_of(options)
         elif by == "file":
-            file = tmp_path / f"daemon-{len(started)}.toml"
+            file = folder / f"daemon-{len(started)}.toml"
             file.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in options.items()))
             command += ["--config", str(file)]
-        log_file = tmp_path / f"daemon-{len(started)}.log"
+        log_file = folder / f"daemon-{len(started)}.log"
         with log_file.open("wb") as log:
             env = environment_of_tests(**in_environment, **(environment or {}))
             process = subprocess.Popen(command, stdout=log, stderr=log, env=env)
@@ -146,10 +163,12 @@ def start_daemon(tmp_path: Path, short_directory: Path) -> Iterator[StartDaemon]
             started[-1].wait_until_ready()
         return started[-1]
 
-    yield start
-    for daemon in started:
-        daemon.kill()
-        shutil.rmtree(daemon.path, ignore_errors=True)  # a killed daemon leaves gigabytes, as it should
+    try:
+        yield start
+    finally:
+        for daemon in started:
+            daemon.kill()
+            shutil.rmtree(daemon.path, ignore_errors=True)  # a killed daemon leaves gigabytes, as it should
 
 
 @pytest.fixture

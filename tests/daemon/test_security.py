@@ -64,10 +64,18 @@ def slab() -> Iterator[SharedSlab]:
     slab.close()
 
 
+@pytest.fixture(scope="module")
+def shared_daemon(start_shared_daemon: StartDaemon) -> DaemonProcess:
+    return start_shared_daemon(handshake_seconds=LONG_SECONDS)
+
+
 @pytest.fixture
-def daemon(request: pytest.FixtureRequest, start_daemon: StartDaemon) -> Iterator[DaemonProcess]:
-    """Has clients say hello within the seconds that a test gives as a parameter, or a long time."""
-    daemon = start_daemon(handshake_seconds=getattr(request, "param", LONG_SECONDS))
+def daemon(request: pytest.FixtureRequest) -> Iterator[DaemonProcess]:
+    """Has clients say hello within the seconds that a test gives as a parameter; else a long time."""
+    if hasattr(request, "param"):
+        daemon: DaemonProcess = request.getfixturevalue("start_daemon")(handshake_seconds=request.param)
+    else:
+        daemon = request.getfixturevalue("shared_daemon")
     yield daemon
     assert daemon.process.poll() is None, "it must go on"
     good, slab = open_in_time(lambda: RawClient(daemon)), SharedSlab(1, MIB)
@@ -297,6 +305,8 @@ def test_user_who_is_not_listed_is_refused(daemon: DaemonProcess) -> None:
     command = [sys.executable, "-c", program, str(daemon.socket)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LONG_SECONDS, check=False)
     assert "user 65534 may not use this daemon" in done.stdout, done
+    daemon.socket.parent.chmod(0o700)
+    daemon.socket.chmod(0o600)
 
 
 def test_file_in_the_socket_s_place_is_left_alone(daemon: DaemonProcess) -> None:

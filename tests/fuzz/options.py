@@ -21,8 +21,6 @@ from tierstore.errors import ConfigError, ProtocolError
 
 __all__ = ["TARGETS"]
 
-_NAMES = tuple(OPTIONS)
-
 
 @cache
 def _file() -> Path:
@@ -36,18 +34,6 @@ def _file() -> Path:
 def _run_file(data: bytes) -> None:
     _file().write_bytes(data)
     _check_settings({"config": str(_file())}, {})
-
-
-def _run_environment(data: bytes) -> None:
-    """An option's number, a length, its text, and so on; every other one on the command line."""
-    given: list[dict[str, str]] = [{}, {}]
-    at = turn = 0
-    while at + 2 <= len(data):
-        name, length = _NAMES[data[at] % len(_NAMES)], data[at + 1]
-        text = os.fsdecode(data[at + 2 : at + 2 + (length if length < 255 else len(data))])
-        given[turn % 2 if data[at] < 128 else 0][name] = text
-        at, turn = at + 2 + len(text), turn + 1
-    _check_settings(given[1], {f"TIERSTORE_{name.upper()}": text for name, text in given[0].items()})
 
 
 def _check_settings(line: dict[str, str], environment: dict[str, str]) -> None:
@@ -115,22 +101,6 @@ def _file_seeds() -> list[bytes]:
     ]  # fmt: skip
 
 
-def _environment_seeds() -> list[bytes]:
-    def given(name: str, text: bytes) -> bytes:
-        return bytes([_NAMES.index(name), min(len(text), 255)]) + text
-
-    path = given("path", b"/nvme")
-    texts = {
-        "disk_bytes": (b"1.5GiB", b"9" * 400 + b".0"),
-        "grace_seconds": (b"1e3", b"nan"),
-        "metrics": (b"[::1]:1", b"localhost:65536"),
-        "allow_uid": (b"0, 7 1000", b"9" * 254),
-        "codec": (b"shuffle-zstd:-5", b"zstd:23"),
-        "log_level": (b"Debug",),
-    }
-    return [path, b""] + [path + given(name, text) for name, both in texts.items() for text in both]
-
-
 def _word_seeds() -> list[bytes]:
     huge = b"9" * 5000
     texts = [b"8GiB", b" 1.5 kB ", b"zstd:22", b"auto", b"4", b"", b"\xc2\xb2", b"-1"]
@@ -156,10 +126,9 @@ TARGETS = (
         "option_file",
         _run_file,
         _file_seeds,
-        tuple(name.encode() for name in _NAMES),
+        tuple(name.encode() for name in OPTIONS),
         result_bytes=64 * 2**20,  # tomllib keeps every prefix of a dotted key: their square
     ),
-    Target("option_texts", _run_environment, _environment_seeds),
     Target("words", _run_words, _word_seeds),
     Target("reports", _run_report, _report_seeds),
 )

@@ -86,12 +86,3 @@ TOO_MUCH: dict[str, Callable[[], object]] = {
 def test_bounds_beyond_them_raise_even_without_end(words: str) -> None:
     with pytest.raises(TooMuchError, match=words), bounded(100, 2**20):
         TOO_MUCH[words]()
-
-
-@pytest.mark.parametrize("error", [ValueError("x"), RecursionError(), MemoryError()])
-def test_check_undocumented_error_is_a_finding(error: Exception) -> None:
-    def run(data: bytes) -> None:
-        raise error
-
-    with pytest.raises(type(error)):
-        check(Target("any", run, list), b"")

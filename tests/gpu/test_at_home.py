@@ -54,41 +54,6 @@ def test_transformers_trainer_same_losses_and_parameters(
     assert "no memory was gained" not in capsys.readouterr().out
 
 
-def test_transformers_trainer_within_a_limit_same_parameters(tmp_path: Path) -> None:
-    pytest.importorskip("transformers")
-    from tests.integrations import test_transformers as on_the_cpu
-    from tierstore.integrations.transformers import offload_trainer
-
-    plain = on_the_cpu.trainer_of(tmp_path, use_cpu=False)
-    plain.train()
-    planned = on_the_cpu.trainer_of(tmp_path, use_cpu=False)
-    offload_trainer(planned, on_the_cpu.directory(tmp_path), limit="10GiB")
-    planned.train()
-    assert on_the_cpu.outcome(planned) == on_the_cpu.outcome(plain)
-
-
-@pytest.fixture(scope="module")
-def _lightning_has_trained(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """The first training of Lightning on a device opens a descriptor, and leaves it open, with or without a store."""
-    pytest.importorskip("lightning")
-    from tests.integrations import test_lightning as on_the_cpu
-
-    on_the_cpu.fit(tmp_path_factory.mktemp("first"), [], on_the_cpu.Module(), accelerator="gpu")
-
-
-@pytest.mark.usefixtures("_lightning_has_trained")
-def test_lightning_same_losses_and_parameters(tmp_path: Path) -> None:
-    from tests.integrations import test_lightning as on_the_cpu
-
-    with repeatable():
-        plain, offloaded = on_the_cpu.Module(), on_the_cpu.Module()
-        on_the_cpu.fit(tmp_path / "plain", [], plain, accelerator="gpu")
-        callback = on_the_cpu.callback_of(on_the_cpu.directory(tmp_path))
-        trainer = on_the_cpu.fit(tmp_path / "stored", [callback], offloaded, accelerator="gpu")
-    assert on_the_cpu.outcome(offloaded) == on_the_cpu.outcome(plain)
-    assert any(float(row.get("tierstore/offloaded_gib") or 0) > 0 for row in on_the_cpu.rows(trainer))
-
-
 # --- memory plans ---------------------------------------------------------------------------------------------------
 
 

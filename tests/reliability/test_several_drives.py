@@ -211,10 +211,3 @@ def test_index_that_cannot_be_changed_on_one_drive_ends_the_daemon_and_that_driv
             assert_trains(store)
         stored.handles.clear()
     check_new_client(daemon)
-
-
-def test_daemon_without_one_of_its_drives_says_which(drives: Drives, tmp_path: Path, start_daemon: StartDaemon) -> None:
-    missing = tmp_path / "missing"
-    daemon = start_daemon(drives[0], arguments=[f"--path={missing}"], wait=False)
-    assert daemon.process.wait(60) == 2
-    assert str(missing) in daemon.log.replace("\n", "")

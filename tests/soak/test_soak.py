@@ -1,6 +1,5 @@
 """A short soak, through the command; and that its checks bite."""
 
-import gc
 import mmap
 import os
 import subprocess
@@ -17,8 +16,7 @@ from msgspec.structs import replace
 from tests.conftest import MakeStore
 from tests.inspect_store import inspect
 from tests.soak.census import ALLOWANCE_BYTES, census_of, differences
-from tests.soak.episodes import EPISODES, Worker, WrongBytesError
-from tests.soak.plan import DISTURBANCES, plan_of
+from tests.soak.episodes import Worker, WrongBytesError
 from tierstore import StoreFullError, TierStore
 
 ROOT = Path(__file__).parents[2]
@@ -45,14 +43,6 @@ def test_short_soak_ends_where_it_began() -> None:
     assert "rounds: daemon killed" in run.stdout
 
 
-def test_plan_same_seed_and_number_is_the_same_round() -> None:
-    plans = [plan_of(3, number, 40, 3) for number in range(len(DISTURBANCES))]
-    assert plans == [plan_of(3, number, 40, 3) for number in range(len(DISTURBANCES))]
-    assert tuple(plan.disturbance for plan in plans) == DISTURBANCES
-    assert plans[0] != plan_of(4, 0, 40, 3)
-    assert all(plan.trainers[0].allowed == () for plan in plans if plan.disturbance in ("nothing", "daemon killed"))
-
-
 def make_worker(store: TierStore, allowed: tuple[str, ...] = ()) -> Worker:
     return Worker(store, 1, allowed, SimpleQueue())
 
@@ -66,16 +56,6 @@ def wrong(tensor: torch.Tensor) -> torch.Tensor:
     changed = tensor.clone(memory_format=torch.contiguous_format)
     changed.view(-1).view(torch.uint8)[-1] ^= 1
     return changed
-
-
-def test_episodes_over_a_sound_store_pass(store: TierStore) -> None:
-    worker = make_worker(store)
-    for name in EPISODES:
-        repeat(worker, name, 4)
-    worker.let_go()
-    gc.collect()
-    store.flush()
-    assert store.stats().live_handles == 0
 
 
 @pytest.mark.parametrize(("name", "words"), [("get", "payload"), ("compute", "account")])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
@@ -14,7 +13,7 @@ import pytest
 from tests.store.disk_conformance import PLAIN, DiskConformance, at_phase, random_bytes, read_back
 from tierstore.disk.local import LocalDisk
 from tierstore.disk.tier import DiskTier
-from tierstore.errors import StorageIOError, StoreFullError
+from tierstore.errors import StorageIOError
 from tierstore.testing import (
     Bandwidth,
     Fails,
@@ -74,36 +73,6 @@ class TestConformance(DiskConformance):
 CONTENT = random_bytes(300_001)
 
 
-@pytest.mark.parametrize(
-    ("operation", "number", "expected"),
-    [
-        ("write", errno.EIO, StorageIOError),
-        ("write", errno.ENOSPC, StoreFullError),
-        ("pwritev", errno.ENOSPC, StoreFullError),
-        ("fallocate", errno.EIO, StorageIOError),
-    ],
-)
-async def test_write_that_fails_stores_nothing_and_can_be_made_again(
-    open_faulty: OpenFaulty, operation: str, number: int, expected: type[Exception]
-) -> None:
-    plan = FaultPlan.of(Rule(operation, Fails(number), occurrences=tuple(range(1, 20))))  # type: ignore[arg-type]
-    disk = open_faulty(plan)
-    with pytest.raises(expected) as caught:
-        await disk.write(1, memoryview(CONTENT), PLAIN)
-    cause = caught.value.__cause__
-    assert isinstance(cause, OSError)
-    assert cause.errno == number
-    assert (disk.usage().num_records, disk.usage().disk_bytes) == (0, 0)
-    async with asyncio.timeout(30):
-        while True:
-            try:
-                await disk.write(1, memoryview(CONTENT), PLAIN)
-                break
-            except expected:
-                pass
-    assert await read_back(disk, 1, len(CONTENT)) == CONTENT
-
-
 @pytest.mark.parametrize("operation", ["read", "preadv"])
 async def test_read_that_fails_leaves_the_record_and_garbage_in_the_destination(
     open_faulty: OpenFaulty, operation: str
@@ -131,11 +100,3 @@ async def test_late_completions_come_in_reverse(open_faulty: OpenFaulty) -> None
     assert sorted(order) == list(range(5))
     assert order != list(range(5))
     assert disk.usage().num_records == 5
-
-
-async def test_close_that_fails_has_freed_everything(open_faulty: OpenFaulty, store_directory: Path) -> None:
-    disk = open_faulty(FaultPlan.of(Rule("close", Fails(), occurrences=(1,))))
-    await disk.write(1, memoryview(CONTENT), PLAIN)
-    with pytest.raises(StorageIOError) as caught:
-        await disk.close()
-    assert "freed" in caught.value.data
