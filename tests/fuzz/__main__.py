@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from tests.fuzz.target import Target, check, seeds_and_kept, warm
 from tests.fuzz.targets import TARGETS
@@ -29,14 +27,7 @@ MOST_INPUT_BYTES = 4096
 
 
 class Outcome(NamedTuple):
-    """What became of a target.
-
-    Attributes:
-        num_runs: inputs that were run.
-        num_edges: of the instrumented code that they reached, as libFuzzer counts.
-        findings: files with an input each that shows one.
-        told: what the process said last, if it did not end well.
-    """
+    """Of a target: inputs run, edges reached, files that show a finding each, and its last words if it ended badly."""
 
     num_runs: int
     num_edges: int
@@ -52,7 +43,6 @@ def main(
     repeat: Annotated[Path | None, typer.Option(help="Run this one input through the one TARGET.")] = None,
 ) -> None:
     """Feed parsers what no sound peer, file or user would, guided by what it reaches."""
-    console = Console(width=None if sys.stdout.isatty() else 140)
     if unknown := set(names or ()) - set(TARGETS):
         raise typer.BadParameter(f"no target is called {', '.join(sorted(unknown))}; there are {', '.join(TARGETS)}")
     chosen = [TARGETS[name] for name in names or TARGETS]
@@ -64,21 +54,17 @@ def main(
     try:
         import atheris  # noqa: F401
     except ImportError:
-        console.print("atheris is not installed: pip install -e '.[fuzz]'", markup=False)
+        print("atheris is not installed: pip install -e '.[fuzz]'")
         raise typer.Exit(2) from None
     seconds = max(1, round(minutes * 60 * jobs / len(chosen)))
-    with ThreadPoolExecutor(jobs) as pool, console.status(f"{len(chosen)} targets, {seconds} s each"):
+    print(f"{len(chosen)} targets, {seconds} s each", flush=True)
+    with ThreadPoolExecutor(jobs) as pool:
         outcomes = list(pool.map(lambda target: fuzz(target, seconds, seed), chosen))
-    table = Table("target", title="fuzzing", title_justify="left")
-    for name in ("runs", "edges", "findings"):
-        table.add_column(name, justify="right")
     for target, found in zip(chosen, outcomes, strict=True):
-        table.add_row(target.name, f"{found.num_runs:,}", str(found.num_edges), str(len(found.findings)))
-    console.print(table)
-    for target, found in zip(chosen, outcomes, strict=True):
-        if found.findings or found.told:
-            files = ", ".join(str(file.relative_to(ROOT)) for file in found.findings)
-            console.print(f"{target.name}: {files or 'no input'}\n{found.told}", style="red", markup=False)
+        files = ", ".join(str(file.relative_to(ROOT)) for file in found.findings)
+        print(f"{target.name}: {found.num_runs:,} runs, {found.num_edges} edges, findings: {files or 'none'}")
+        if found.told:
+            print(found.told)
     if any(outcome.findings or outcome.told for outcome in outcomes):
         raise typer.Exit(1)
 

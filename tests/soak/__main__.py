@@ -9,15 +9,12 @@ again.
 from __future__ import annotations
 
 import os
-import sys
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from tests.soak.conductor import Conductor, SoakFailure
 from tests.soak.plan import plan_of
@@ -39,7 +36,6 @@ def main(
 ) -> None:
     """Train while daemons are killed, disks fill up and errors are thrown; nothing may be left behind."""
     os.environ |= _ALONE
-    console = Console(width=None if sys.stdout.isatty() else 140)
     ends_at = time.monotonic() + minutes * 60
     number = only or 0
     failure = None
@@ -49,32 +45,25 @@ def main(
             while True:
                 plan = plan_of(seed, number, episodes, trainers)
                 done = f"{counts['reads verified']:,} reads, {counts['gradients compared']:,} gradients so far"
-                with console.status(f"round {number}: {plan.disturbance}; {done}"):
-                    conductor.run(plan)
+                print(f"round {number}: {plan.disturbance}; {done}", flush=True)
+                conductor.run(plan)
                 number += 1
                 if only is not None or number == rounds or time.monotonic() >= ends_at:
                     break
             conductor.finish()
         except SoakFailure as error:
             failure = error
-    console.print(_table(conductor))
-    if failure is not None:
-        console.print(f"FAILED: {failure}", style="red", markup=False, highlight=False)
-        again = f"--seed {seed} --only {number} --episodes {episodes} --trainers {trainers}"
-        console.print(f"seed {seed}, round {number}; again: python -m tests.soak {again}", markup=False)
-        raise typer.Exit(1)
-    console.print(f"passed: {conductor.num_rounds} rounds, seed {seed}")
-
-
-def _table(conductor: Conductor) -> Table:
-    table = Table("what", title="soak", title_justify="left")
-    table.add_column("how often", justify="right")
     for name, count in sorted(conductor.counts.items()):
-        table.add_row(name, f"{count:,}")
+        print(f"{name}: {count:,}")
     for baseline in conductor.baselines:
         if sizes := [census.memory_bytes >> 20 for census in baseline.seen]:
-            table.add_row(f"memory of {baseline.name}: first, most, last", f"{sizes[0]}, {max(sizes)}, {sizes[-1]} MiB")
-    return table
+            print(f"memory of {baseline.name}: first, most, last: {sizes[0]}, {max(sizes)}, {sizes[-1]} MiB")
+    if failure is not None:
+        print(f"FAILED: {failure}")
+        again = f"--seed {seed} --only {number} --episodes {episodes} --trainers {trainers}"
+        print(f"seed {seed}, round {number}; again: python -m tests.soak {again}")
+        raise typer.Exit(1)
+    print(f"passed: {conductor.num_rounds} rounds, seed {seed}")
 
 
 if __name__ == "__main__":

@@ -19,13 +19,7 @@ _KEPT, _MOST_KEPT = "segment", 3
 
 
 class Census(msgspec.Struct, frozen=True):
-    """What a process holds now.
-
-    Attributes:
-        memory_bytes: of its own and shared with others, without pages of files.
-        descriptors: how many, by what they lead to.
-        threads: how many, by name; without those that the kernel adds for io_uring and takes away again.
-    """
+    """What a process holds: memory but pages of files, descriptors by target, threads by name but io_uring's."""
 
     memory_bytes: int
     descriptors: dict[str, int]

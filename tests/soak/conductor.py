@@ -63,15 +63,7 @@ class _Baseline:
 
 
 class Conductor:
-    """Runs rounds, one after the other. A context manager: everything it started ends with it.
-
-    Args:
-        folder: an empty one, on the disk to use; its path is short enough for a socket.
-
-    Attributes:
-        num_rounds: that ended well.
-        counts: of what trainers did and verified, by name.
-    """
+    """Runs rounds, one after the other, in an empty folder. A context manager: everything it started ends with it."""
 
     def __init__(self, folder: Path) -> None:
         self.num_rounds = 0
@@ -218,11 +210,7 @@ class _Round:
         self._start_daemon()
 
     def listen(self, trainers: list[TrainerProcess]) -> dict[TrainerProcess, Said]:
-        """What each trainer that lives says at the round's end; meanwhile comes the disturbance.
-
-        Raises:
-            SoakFailure: a trainer died, or hangs.
-        """
+        """What each trainer that lives says at the round's end; meanwhile comes the disturbance."""
         told: dict[TrainerProcess, Said] = {}
         num_opened = num_episodes = 0
         steps = [(self._plan.after_episodes, self._disturb)]

@@ -37,16 +37,7 @@ _HOST_BYTES = (0, 0, 100_000, MIB, 4 * MIB, 64 * MIB)
 
 
 class TrainerPlan(msgspec.Struct, frozen=True):
-    """What one process does in a round.
-
-    Attributes:
-        home: "embedded", or the daemon: "steady" lives as long as the soak, "shaky" for a round.
-        options: of its store, beside where it is.
-        most_noted_bytes: of small tensors, that may stay.
-        num_threads: that work at once, over the one store.
-        num_episodes: of each.
-        allowed: names of the errors that the round brings about; any other is a failure.
-    """
+    """What one process does in a round; `home`: "embedded", or the daemon, "steady" or "shaky"."""
 
     seed: int
     home: str
@@ -58,15 +49,7 @@ class TrainerPlan(msgspec.Struct, frozen=True):
 
 
 class RoundPlan(msgspec.Struct, frozen=True):
-    """A round.
-
-    Attributes:
-        disturbance: one of `DISTURBANCES`.
-        after_episodes: the disturbance comes when so many episodes have ended, of all trainers together.
-        daemon_codec: of the shaky daemon.
-        trainers: the first is the one that lives as long as the soak; the last is the one that may be killed.
-        num_drives: that embedded stores and the shaky daemon use.
-    """
+    """A round. The first trainer lives as long as the soak; the last one may be killed."""
 
     disturbance: str
     after_episodes: int

@@ -115,11 +115,7 @@ def files_under(directory: Path) -> list[str]:
 
 @contextmanager
 def small_drive(folder: Path) -> Iterator[Path | None]:
-    """A real file system with a few MiB left, which holds the same at the end; None where none can be mounted.
-
-    Raises:
-        AssertionError: it holds something else.
-    """
+    """A real file system with a few MiB left, which holds the same at the end; None where none can be mounted."""
     with ExitStack() as at_end:
         inside = Path(at_end.enter_context(TemporaryDirectory(dir=folder)))
         try:
