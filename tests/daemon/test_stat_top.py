@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from msgspec.structs import replace
 
 from tests.daemon import wire
 from tests.daemon.clients import report_of
@@ -46,14 +47,10 @@ def store(daemon: DaemonProcess) -> Iterator[TierStore]:
         del handle
 
 
-def make_up(report: DaemonReport, **changes: object) -> DaemonReport:
-    return msgspec.structs.replace(report, **changes)
-
-
 def test_report_of_very_many_sessions_fits_one_frame(daemon: DaemonProcess) -> None:
     report = report_of(daemon)
-    sessions = [msgspec.structs.replace(report.sessions[0], session=number, client="é" * 256) for number in range(5000)]
-    encoded = encode_report(make_up(report, sessions=sessions, num_sessions=5000))
+    sessions = [replace(report.sessions[0], session=number, client="é" * 256) for number in range(5000)]
+    encoded = encode_report(replace(report, sessions=sessions, num_sessions=5000))
     assert len(wire.frame_of([wire.Report(encoded)])) <= wire.MAX_FRAME_BYTES
     shown = decode_report(encoded, "here")
     assert shown.num_sessions == 5000
@@ -64,7 +61,7 @@ def test_report_of_very_many_kinds_of_records_fits_one_frame(daemon: DaemonProce
     report = report_of(daemon)
     choices = {f"{number} " + "\x01" * 500: {"none": number + 1, "zstd:1": 1} for number in range(1024)}
     choices["others"] = {"none": 5}
-    encoded = encode_report(make_up(report, codec_choices=choices))
+    encoded = encode_report(replace(report, codec_choices=choices))
     assert len(wire.frame_of([wire.Report(encoded)])) <= wire.MAX_FRAME_BYTES
     shown = decode_report(encoded, "here")
     assert shown.sessions == report.sessions, "which have room enough"
@@ -77,15 +74,15 @@ def test_report_of_very_many_kinds_of_records_fits_one_frame(daemon: DaemonProce
 
 def test_rates_are_differences_of_one_daemon(daemon: DaemonProcess) -> None:
     later = report_of(daemon)
-    before = [msgspec.structs.replace(later.sessions[0], totals=Totals())]
-    earlier = make_up(later, uptime_seconds=later.uptime_seconds - 2, totals=Totals(), sessions=before)
+    before = [replace(later.sessions[0], totals=Totals())]
+    earlier = replace(later, uptime_seconds=later.uptime_seconds - 2, totals=Totals(), sessions=before)
     rates = rates_between(earlier, later)
     assert rates is not None
     assert (rates.spilled_bytes, rates.restored_bytes) == pytest.approx((MIB / 2, MIB / 2))
     assert rates.of_sessions[later.sessions[0].session] == pytest.approx((MIB / 2, MIB / 2))
     assert rates_between(None, later) is None
     assert rates_between(later, later) is None
-    assert rates_between(make_up(earlier, pid=1), later) is None
+    assert rates_between(replace(earlier, pid=1), later) is None
 
 
 @pytest.mark.parametrize("columns", [80, 200])
@@ -114,7 +111,7 @@ def test_stat_json_is_the_report(daemon: DaemonProcess) -> None:
     done = tierstore("stat", "--json", TIERSTORE_SOCKET=str(daemon.socket))
     assert done.returncode == 0, done.stderr
     found = msgspec.convert(json.loads(done.stdout), DaemonReport)
-    assert make_up(found, uptime_seconds=0) == make_up(report_of(daemon), uptime_seconds=0)
+    assert replace(found, uptime_seconds=0) == replace(report_of(daemon), uptime_seconds=0)
     with pytest.raises(ProtocolError, match="another version"):
         decode_report(b"{}", "/run/s")
 
@@ -219,7 +216,7 @@ def test_top_as_json_is_a_line_for_each_update(daemon: DaemonProcess) -> None:
     first, second = map(json.loads, done.stdout.splitlines())
     assert (first["error"], first["rates"], second["error"]) == (None, None, None)
     report = msgspec.convert(second["report"], DaemonReport)
-    assert make_up(report, uptime_seconds=0) == make_up(report_of(daemon), uptime_seconds=0)
+    assert replace(report, uptime_seconds=0) == replace(report_of(daemon), uptime_seconds=0)
     assert second["rates"]["spilled_bytes"] == 0
     assert list(second["rates"]["of_sessions"].values()) == [[0, 0]]
 

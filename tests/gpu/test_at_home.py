@@ -16,7 +16,7 @@ from tests.memory_plan.blocks import BLOCKS, Chain, recorded, trained, with_acti
 from tests.memory_plan.blocks import actions_of as actions_of_calls
 from tests.memory_plan.planned_model import Block
 from tests.memory_plan.test_sharded import SAME_BITS, printed_by
-from tierstore import ConfigError, TierStore, plan_memory
+from tierstore import TierStore, plan_memory
 
 __all__ = ["short_directory", "start_daemon"]
 
@@ -24,9 +24,6 @@ pytestmark = [*NEEDS_DEVICE, pytest.mark.filterwarnings("default")]  # the libra
 
 WIDTH, ROWS, NUM_BLOCKS = 1024, 8192, 8
 NAMES = [f"blocks.{number}" for number in range(2)]
-
-
-# --- trainers -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("arguments", [{}, {"gradient_accumulation_steps": 2}, {"bf16": True}], ids=str)
@@ -52,9 +49,6 @@ def test_transformers_trainer_same_losses_and_parameters(
     assert on_the_cpu.outcome(offloaded) == on_the_cpu.outcome(plain)
     assert min(on_the_cpu.logged(offloaded, "tierstore/offloaded_gib")) > 0
     assert "no memory was gained" not in capsys.readouterr().out
-
-
-# --- memory plans ---------------------------------------------------------------------------------------------------
 
 
 class Residual(Block):
@@ -104,12 +98,6 @@ def test_memory_plan_keeps_the_limit_with_the_same_bits(make_store: MakeStore, s
     assert store.stats().live_handles == 0
 
 
-def test_memory_plan_that_cannot_fit_is_refused(make_store: MakeStore) -> None:
-    model = _model()
-    with pytest.raises(ConfigError, match="memory allocated on the accelerator"):
-        plan_memory(model, lambda: _loss(model), store=make_store(host_bytes="4GiB"), limit="8MiB")
-
-
 def _small_step(model: nn.Module) -> torch.Tensor:
     return model(torch.randn(SIDE, SIDE, device=DEVICE)).square().mean()  # type: ignore[no-any-return]
 
@@ -132,9 +120,6 @@ def test_each_action_on_each_kind_of_block_same_bits(make_store: MakeStore, name
 
 def test_each_action_around_sharded_blocks_same_bits(store_directory: Path) -> None:
     assert printed_by("sharded", store_directory, "cuda")[: len(SAME_BITS)] == SAME_BITS
-
-
-# --- the daemon -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("host_bytes", [0, "1GiB"])

@@ -14,13 +14,13 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from tests.daemon.clients import report_of
 from tests.daemon.conftest import DaemonProcess
 from tests.soak.census import Census, census_of, differences
 from tests.soak.plan import Order, RoundPlan, Said
 from tests.soak.processes import (
     TrainerProcess,
     files_under,
-    report_of,
     small_drive,
     start_daemon,
     surroundings,

@@ -12,7 +12,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import msgspec
 import psutil
 import pytest
 
@@ -20,10 +19,8 @@ from tests.daemon.conftest import DaemonProcess, environment_of_tests, words_of
 from tests.reliability.drives import MIB, fill_up, mounted_drive, used_bytes
 from tests.soak import trainer
 from tests.soak.plan import Order, Said
-from tierstore.daemon.report import DaemonReport
-from tierstore.sidecar.inspection import inspect_daemon
 
-__all__ = ["TrainerProcess", "files_under", "report_of", "small_drive", "start_daemon", "surroundings"]
+__all__ = ["TrainerProcess", "files_under", "small_drive", "start_daemon", "surroundings"]
 
 ROOT = Path(__file__).parents[2]
 END_SECONDS = 60.0
@@ -83,11 +80,6 @@ def start_daemon(paths: Sequence[Path], folder: Path, name: str, **options: obje
         daemon.kill()
         raise
     return daemon
-
-
-def report_of(daemon: DaemonProcess) -> DaemonReport:
-    """What a living daemon says of itself."""
-    return msgspec.json.decode(inspect_daemon(daemon.socket, seconds=30), type=DaemonReport)
 
 
 def surroundings(folder: Path, *known: int) -> dict[str, list[str]]:
