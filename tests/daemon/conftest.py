@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -84,13 +85,6 @@ def words_of(options: Mapping[str, object]) -> list[str]:
     ]
 
 
-def variables_of(options: Mapping[str, object]) -> dict[str, str]:
-    return {
-        f"TIERSTORE_{name.upper()}": " ".join(map(str, value)) if isinstance(value, list) else str(value)
-        for name, value in options.items()
-    }
-
-
 def tierstore(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tierstore.cli", *arguments]
     env = environment_of_tests(**({"COLUMNS": "150"} | variables))
@@ -106,10 +100,26 @@ def short_directory() -> Iterator[Path]:
 
 @pytest.fixture
 def start_daemon(tmp_path: Path, short_directory: Path) -> Iterator[StartDaemon]:
-    """Starts daemons: on `tmp_path / "drive"` unless told otherwise, with options such as `grace_seconds=1`.
+    with started_daemons(tmp_path, short_directory) as start:
+        yield start
 
-    `by`: how the options are given: "line", "environment" or "file". `arguments`, `environment`: as they are, beside.
-    `plan`: of faults in its system calls; then options are given on the line.
+
+@pytest.fixture(scope="module")
+def start_shared_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartDaemon]:
+    """For daemons that all tests of a module may use."""
+    with (
+        tempfile.TemporaryDirectory(prefix="ts-") as folder,
+        started_daemons(tmp_path_factory.mktemp("shared"), Path(folder)) as start,
+    ):
+        yield start
+
+
+@contextmanager
+def started_daemons(folder: Path, short_folder: Path) -> Iterator[StartDaemon]:
+    """Starts daemons: on `folder / "drive"` unless told otherwise, with options such as `grace_seconds=1`.
+
+    `in_file`: the options are given so. `arguments`, `environment`: as they are, beside. `plan`: of faults in its
+    system calls.
     """
     started: list[DaemonProcess] = []
 
@@ -117,39 +127,40 @@ def start_daemon(tmp_path: Path, short_directory: Path) -> Iterator[StartDaemon]
         path: Path | None = None,
         socket: Path | None = None,
         *,
-        by: str = "line",
+        in_file: bool = False,
         arguments: Sequence[str] = (),
         environment: dict[str, str] | None = None,
         wait: bool = True,
         plan: FaultPlan | None = None,
         **options: object,
     ) -> DaemonProcess:
-        drive = path or tmp_path / "drive"
+        drive = path or folder / "drive"
         drive.mkdir(exist_ok=True)
-        address = socket or short_directory / "d" / "t.sock"
+        address = socket or short_folder / "d" / "t.sock"
         options = {"path": str(drive), "socket": str(address)} | options
-        in_environment = variables_of(options) if by == "environment" else {}
         program = ["tierstore.cli", "serve"] if plan is None else ["tierstore.testing.faulty_daemon", plan.to_json()]
         command = [sys.executable, "-m", *program, *arguments]
-        if by == "line":
+        if not in_file:
             command += words_of(options)
-        elif by == "file":
-            file = tmp_path / f"daemon-{len(started)}.toml"
+        else:
+            file = folder / f"daemon-{len(started)}.toml"
             file.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in options.items()))
             command += ["--config", str(file)]
-        log_file = tmp_path / f"daemon-{len(started)}.log"
+        log_file = folder / f"daemon-{len(started)}.log"
         with log_file.open("wb") as log:
-            env = environment_of_tests(**in_environment, **(environment or {}))
+            env = environment_of_tests(**(environment or {}))
             process = subprocess.Popen(command, stdout=log, stderr=log, env=env)
         started.append(DaemonProcess(process, drive, address, log_file))
         if wait:
             started[-1].wait_until_ready()
         return started[-1]
 
-    yield start
-    for daemon in started:
-        daemon.kill()
-        shutil.rmtree(daemon.path, ignore_errors=True)  # a killed daemon leaves gigabytes, as it should
+    try:
+        yield start
+    finally:
+        for daemon in started:
+            daemon.kill()
+            shutil.rmtree(daemon.path, ignore_errors=True)  # a killed daemon leaves gigabytes, as it should
 
 
 @pytest.fixture

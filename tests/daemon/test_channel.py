@@ -118,15 +118,6 @@ def _send_descriptors(connection: socket.socket, data: bytes, num_descriptors: i
     os.close(memory)
 
 
-async def test_send_in_one_turn_goes_out_in_one_frame(ours: Socket, theirs: Socket) -> None:
-    end = End(ours)
-    for turn in range(2):
-        for number in range(3):
-            end.channel.send(wire.Gone(10 * turn + number))
-        assert await _received_frame(theirs) == [wire.Gone(10 * turn + number) for number in range(3)]
-    end.channel.close()
-
-
 async def test_send_more_than_a_frame_holds_goes_out_in_several_in_order(ours: Socket, theirs: Socket) -> None:
     end = End(ours)
     sent = [wire.Failed(number, "write", "x" * 4096, "") for number in range(600)]

@@ -34,12 +34,11 @@ def quota_of(daemon: DaemonProcess) -> int:
         return quota_bytes
 
 
-@pytest.mark.parametrize("by", ["environment", "file"])
-def test_options_have_their_effect(start_daemon: StartDaemon, by: str, tmp_path: Path) -> None:
+def test_options_have_their_effect(start_daemon: StartDaemon, tmp_path: Path) -> None:
     group = grp.getgrgid(os.getgid()).gr_name
     daemon = start_daemon(
         tmp_path / "nvme",
-        by=by,
+        in_file=True,
         disk_bytes="512MiB",
         session_disk_bytes=64 * MIB,
         grace_seconds=2.5,
@@ -83,14 +82,12 @@ def test_bad_values_exit_2_with_one_line(tmp_path: Path, short_directory: Path) 
     assert_refused([], "--path", "TIERSTORE_PATH")
     assert_refused(["--path", str(tmp_path / "nothing")], "path", "no such directory")
     assert_refused([*usable, "--disk-bytes", "much"], "--disk-bytes", "much", "8GiB")
-    assert_refused([*usable, "--metrics", "0.0.0.0:9464"], "--metrics", "0.0.0.0:9464", "loopback")
     assert_refused([*usable, "--socket-group", "no-such-group"], "no-such-group")
     assert_refused(usable, "TIERSTORE_CODEC", "rar", TIERSTORE_CODEC="rar")
     file = tmp_path / "serve.toml"
     file.write_text("disk_byte = 1\n")
     assert_refused([*usable, "--config", str(file)], f"{file}: disk_byte", "disk_bytes")
     assert list(short_directory.iterdir()) == []
-    assert tierstore("serve", "--faster").returncode == 2
 
 
 def test_second_daemon_on_the_directory_or_the_socket_refused(

@@ -6,10 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.daemon.clients import sessions_of
-from tests.daemon.conftest import END_SECONDS, DaemonProcess, StartDaemon
-from tests.daemon.training import gradients, make_model, nothing
-from tierstore import CorruptDataError, DaemonUnavailableError, TierStore
+from tests.daemon.conftest import StartDaemon
+from tierstore import CorruptDataError, TierStore
 from tierstore.disk.home import FOLDER_NAME
 
 PAGE_BYTES, NUM_META_PAGES = 4096, 2
@@ -23,45 +21,6 @@ def misnumber_pages(index: Path) -> None:
             head = os.pread(file.fileno(), 12, page)
             if head[10:] == LEAF_FLAGS:
                 os.pwrite(file.fileno(), bytes([head[5] ^ 0x40]), page + 5)
-
-
-def connect_until_it_ends(daemon: DaemonProcess) -> int:
-    """Open sessions until one is refused; the exit code."""
-    for _ in range(100):
-        try:
-            TierStore.connect(daemon.socket, host_bytes=0, reconnect_seconds=1).close()
-        except DaemonUnavailableError:
-            return daemon.process.wait(END_SECONDS)
-    raise AssertionError(f"it goes on: {daemon.log}")
-
-
-def assert_clean(daemon: DaemonProcess) -> None:
-    assert "found=nothing" in daemon.log
-    model, batch = make_model(0)
-    with TierStore.connect(daemon.socket, host_bytes=0) as store:
-        expected, found = gradients(model, batch, None, nothing), gradients(model, batch, store, store.flush)
-        assert all(torch.equal(*pair) for pair in zip(expected, found, strict=True))
-    assert sessions_of(daemon) == {}
-
-
-def test_index_that_fails_when_it_is_changed_ends_the_daemon_and_the_next_is_clean(start_daemon: StartDaemon) -> None:
-    daemon = start_daemon(codec="none")
-    with TierStore.connect(daemon.socket, host_bytes=0, reconnect_seconds=2) as store:
-        handle = store.put(torch.ones(1 << 17))
-        store.flush()
-        daemon.kill()
-        misnumber_pages(daemon.path / FOLDER_NAME / "index")
-        daemon = start_daemon(daemon.path, daemon.socket, codec="none")
-        assert connect_until_it_ends(daemon) == 1
-        assert 'found="taken up: 1 records" sessions=1' in daemon.log
-        assert f"the index under {daemon.path} is damaged" in daemon.log
-        assert "what was stored there was cleared; start the daemon again" in daemon.log
-        assert "a bug" not in daemon.log
-        assert list(daemon.path.iterdir()) == []
-        daemon = start_daemon(daemon.path, daemon.socket, codec="none")
-        with pytest.raises(DaemonUnavailableError, match="is lost"):
-            store.get(handle)
-    assert_clean(daemon)
 
 
 def test_record_whose_entry_is_dropped_is_told_as_damaged_and_the_session_goes_on(start_daemon: StartDaemon) -> None:

@@ -27,7 +27,8 @@ Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 @pytest.fixture
 def daemon(start_daemon: StartDaemon) -> DaemonProcess:
-    return start_daemon(metrics="127.0.0.1:0", codec="none", session_disk_bytes="64MiB", grace_seconds=0)
+    options = {"session_disk_bytes": "64MiB", "session_queued_bytes": "2MiB", "grace_seconds": 0}
+    return start_daemon(metrics="127.0.0.1:0", codec="none", **options)
 
 
 @pytest.fixture
@@ -68,6 +69,7 @@ def test_metrics_tell_what_a_session_did(daemon: DaemonProcess, page: str, monke
             "tierstore_session_connected": 1,
             "tierstore_session_jobs": 0,
             "tierstore_queued_bytes": 0,
+            "tierstore_queued_quota_bytes": 2 * MIB,
             "tierstore_held_bytes": 0,
             "tierstore_slab_bytes": session.slab_bytes,
             "tierstore_spilled_bytes_total": 4 * MIB,

@@ -27,8 +27,16 @@ def daemon(start_daemon: StartDaemon) -> DaemonProcess:
     return start_daemon(session_disk_bytes=64 * MIB, codec="none")
 
 
+@pytest.fixture(scope="module")
+def shared_daemon(start_shared_daemon: StartDaemon) -> DaemonProcess:
+    return start_shared_daemon(session_disk_bytes=64 * MIB, codec="none")
+
+
 @pytest.fixture
-async def open_remote(daemon: DaemonProcess) -> AsyncIterator[OpenRemote]:
+async def open_remote(request: pytest.FixtureRequest) -> AsyncIterator[OpenRemote]:
+    """With the test's own daemon, if it has one, or with the shared one."""
+    name = "daemon" if "daemon" in request.fixturenames else "shared_daemon"
+    daemon: DaemonProcess = request.getfixturevalue(name)
     async with AsyncExitStack() as at_end:
 
         async def opened(**options: object) -> RemoteDisk:
@@ -142,25 +150,6 @@ async def test_daemon_that_is_slow_is_waited_for(
     await tier.write(1, memoryview(content), PLAIN)
     assert asyncio.get_running_loop().time() - began_at >= 1.5
     assert await read_back(tier, 1, MIB) == content
-
-
-async def test_write_that_was_given_up_is_done_once(
-    open_remote: OpenRemote, start_daemon: StartDaemon, daemon: DaemonProcess
-) -> None:
-    """Given up while the daemon was away; then it is either asked for again, or forgotten there too."""
-    tier = await open_remote(reconnect_seconds=0.2, window_bytes=256 * 1024)
-    contents = {key: random_bytes(600_000, seed=key) for key in range(8)}
-    daemon.kill()
-    writes = (tier.write(key, memoryview(content), PLAIN) for key, content in contents.items())
-    outcomes = await asyncio.gather(*writes, return_exceptions=True)
-    assert all(isinstance(outcome, DaemonUnavailableError) for outcome in outcomes)
-    start_daemon(daemon.path, daemon.socket, session_disk_bytes=64 * MIB, codec="none")
-    for key in range(4):
-        await tier.write(key, memoryview(contents[key]), PLAIN)
-    for key in range(4):
-        assert await read_back(tier, key, 600_000) == contents[key]
-    await tier.write(100, memoryview(random_bytes(60 * MIB)), PLAIN)  # the other four take no room
-    assert tier.usage().num_records == 5
 
 
 def _mapped_bytes() -> int:

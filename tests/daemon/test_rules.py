@@ -22,8 +22,8 @@ MIB = 2**20
 
 @pytest.fixture
 def slow_daemon(start_daemon: StartDaemon) -> DaemonProcess:
-    """A megabyte takes it hundreds of milliseconds."""
-    return start_daemon(codec="zstd:19")
+    """A megabyte takes it hundreds of milliseconds, and other writes are held back meanwhile."""
+    return start_daemon(codec="zstd:19", session_queued_bytes="1MiB")
 
 
 async def test_slot_of_a_request_that_was_given_up_is_not_used_for_another(peer: Peer) -> None:

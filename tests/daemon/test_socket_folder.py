@@ -22,13 +22,7 @@ pytestmark = [
 
 
 class Layout(NamedTuple):
-    """What is below an empty folder of root's, which all can look into.
-
-    Attributes:
-        made: (path, owner or None for the daemon's user, mode; or a link's target), in this order.
-        socket: where the daemon is told to listen.
-        words: of the refusal; none: it listens.
-    """
+    """What is below an empty folder of root's: (path, owner or None for the daemon's user, mode or a link's target)."""
 
     made: tuple[tuple[str, int | None, int | str], ...]
     socket: str

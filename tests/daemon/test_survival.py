@@ -51,21 +51,6 @@ def test_daemon_that_comes_back_leaves_the_same_gradients(start_daemon: StartDae
     assert len(daemons) == 1 + 2 * 3
 
 
-def test_daemon_that_stays_away_raises_at_the_unpack(start_daemon: StartDaemon) -> None:
-    daemon = start_daemon()
-    model, batch = make_model(1)
-    with TierStore.connect(daemon.socket, host_bytes=0, reconnect_seconds=0.5) as store:
-
-        def kill() -> None:
-            store.flush()
-            daemon.kill()
-
-        with pytest.raises(DaemonUnavailableError) as caught:
-            gradients(model, batch, store, kill)
-        assert caught.value.waited_seconds >= 0.5
-        assert str(daemon.socket) in str(caught.value)
-
-
 TRAINER = """
 import json, sys, torch
 from tests.daemon.training import gradients, make_model, nothing

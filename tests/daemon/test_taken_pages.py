@@ -7,7 +7,7 @@ import mmap
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -51,10 +51,15 @@ class Memory:
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
+@pytest.fixture(scope="module")
+def shared_daemon(start_shared_daemon: StartDaemon) -> DaemonProcess:
+    return start_shared_daemon(allow_uid=UID, codec="none")
+
+
 @pytest.fixture
-def daemon(start_daemon: StartDaemon) -> Iterator[DaemonProcess]:
+def daemon(shared_daemon: DaemonProcess) -> Iterator[DaemonProcess]:
     """Serves others to the end."""
-    daemon = start_daemon(allow_uid=UID, codec="none")
+    daemon = shared_daemon
     with client_of(daemon) as neighbour:
         neighbour.open()
         slab = SharedSlab(1, MIB)
@@ -97,22 +102,19 @@ def test_huge_pages_are_refused(daemon: DaemonProcess) -> None:
     os.close(descriptor)
 
 
-def open_to_all(daemon: DaemonProcess) -> None:
+def as_another_user(plays: Sequence[Callable[[RawClient], object]], daemon: DaemonProcess) -> None:
     for place, mode in ((daemon.socket.parent.parent, 0o755), (daemon.socket.parent, 0o755), (daemon.socket, 0o666)):
         place.chmod(mode)
-
-
-def as_another_user(play: Callable[[RawClient], object], daemon: DaemonProcess) -> None:
-    open_to_all(daemon)
     child = os.fork()
     if child == 0:
         status = 1
         try:
             os.setgroups([])
             os.setuid(UID)
-            with client_of(daemon) as client:
-                client.open()
-                play(client)
+            for play in plays:
+                with client_of(daemon) as client:
+                    client.open()
+                    play(client)
             status = 0
         except BaseException as error:  # noqa: BLE001 - reported, and the child ends
             print(f"as another user: {error!r}", file=sys.stderr, flush=True)
@@ -121,54 +123,39 @@ def as_another_user(play: Callable[[RawClient], object], daemon: DaemonProcess) 
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
+def takes_none_away(client: RawClient) -> None:
+    memory = Memory(16 * MIB, SEALS)
+    client.send(wire.Slab(1, 16 * MIB), descriptors=(memory.descriptor,))
+    client.send(wire.Write(1, 1, 1, 0, MIB, "uint8", 1, ""))
+    client.expect(wire.Stored)
+    assert memory.punch() == 1, "EPERM"
+    memory.mapping[:MIB] = bytes(MIB)
+    client.send(wire.Read(2, 1, 1, 0, MIB))
+    client.expect(wire.Loaded)
+    assert memory.mapping[:] == b"x" * (16 * MIB), "both see the same memory still"
+
+
+def cannot_be_sealed(client: RawClient) -> None:
+    memory = Memory(MIB, SEALS | fcntl.F_SEAL_SEAL)
+    client.send(wire.Slab(1, MIB), descriptors=(memory.descriptor,))
+    assert client.is_refused("cannot be sealed", "update tierstore")
+
+
+def takes_some_away_just_then(client: RawClient) -> None:
+    """Around the sealing, as fast as it goes."""
+    memory = Memory(2 * MIB, SEALS)
+    client.send(wire.Slab(1, 2 * MIB), wire.Write(1, 1, 1, 0, MIB, "", 1, ""), descriptors=(memory.descriptor,))
+    taken = memory.punch() == 0
+    answer = client.receive()
+    assert isinstance(answer, wire.Refused if taken else wire.Stored), (taken, answer)
+    assert memory.allocated_bytes == (0 if taken else 2 * MIB)
+    os.close(memory.descriptor)
+
+
 @needs_root
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_another_user_cannot_take_pages_away(daemon: DaemonProcess) -> None:
-    def play(client: RawClient) -> None:
-        memory = Memory(16 * MIB, SEALS)
-        client.send(wire.Slab(1, 16 * MIB), descriptors=(memory.descriptor,))
-        client.send(wire.Write(1, 1, 1, 0, MIB, "uint8", 1, ""))
-        client.expect(wire.Stored)
-        assert memory.punch() == 1, "EPERM"
-        memory.mapping[:MIB] = bytes(MIB)
-        client.send(wire.Read(2, 1, 1, 0, MIB))
-        client.expect(wire.Loaded)
-        assert memory.mapping[:] == b"x" * (16 * MIB), "both see the same memory still"
-
-    as_another_user(play, daemon)
-
-
-@needs_root
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_memory_of_another_user_that_cannot_be_sealed_is_refused(daemon: DaemonProcess) -> None:
-    def play(client: RawClient) -> None:
-        memory = Memory(MIB, SEALS | fcntl.F_SEAL_SEAL)
-        client.send(wire.Slab(1, MIB), descriptors=(memory.descriptor,))
-        assert client.is_refused("cannot be sealed", "update tierstore")
-
-    as_another_user(play, daemon)
-
-
-@needs_root
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_pages_that_another_user_takes_away_at_any_moment_cost_the_daemon_nothing(daemon: DaemonProcess) -> None:
-    """Each round takes pages away at another moment around the sealing, as fast as it goes, and gives none back."""
-
-    def play(_: RawClient) -> None:
-        for _ in range(40):
-            memory = Memory(2 * MIB, SEALS)
-            with client_of(daemon) as client:
-                client.open()
-                client.send(
-                    wire.Slab(1, 2 * MIB), wire.Write(1, 1, 1, 0, MIB, "", 1, ""), descriptors=(memory.descriptor,)
-                )
-                taken = memory.punch() == 0
-                answer = client.receive()
-                assert isinstance(answer, wire.Refused if taken else wire.Stored), (taken, answer)
-                assert memory.allocated_bytes == (0 if taken else 2 * MIB)
-            os.close(memory.descriptor)
-
-    as_another_user(play, daemon)
+def test_another_user_cannot_take_pages_away_nor_have_the_daemon_allocate_some(daemon: DaemonProcess) -> None:
+    as_another_user([takes_none_away, cannot_be_sealed, *[takes_some_away_just_then] * 40], daemon)
 
 
 def test_slab_that_was_sealed_moves_with_its_bytes_and_leaves_nothing() -> None:

@@ -5,9 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.daemon import wire
-from tests.daemon.clients import client_of, page_of, report_of
-from tests.daemon.conftest import DaemonProcess, StartDaemon, tierstore
-from tests.daemon.test_metrics import labels, scrape
+from tests.daemon.clients import client_of
+from tests.daemon.conftest import DaemonProcess, StartDaemon
 from tierstore.commands.views import decode_report
 from tierstore.daemon.report import SessionState
 from tierstore.daemon.sessions import WriteQueue
@@ -81,13 +80,6 @@ def test_writes_beyond_the_quota_wait_and_reads_and_discards_do_not(daemon: Daem
         assert (session.queued_bytes, session.held_bytes) == (0, 0)
 
 
-def test_write_longer_than_the_quota_passes(daemon: DaemonProcess, slab: SharedSlab) -> None:
-    with client_of(daemon) as client:
-        client.open(slab)
-        client.send(write_of(1), write_of(2, 4 * MIB), write_of(3))
-        assert {client.receive().request for _ in range(3)} == {1, 2, 3}  # type: ignore[union-attr]
-
-
 def test_discard_of_a_write_that_is_held_back_waits_for_it(daemon: DaemonProcess, slab: SharedSlab) -> None:
     with client_of(daemon) as client:
         client.open(slab)
@@ -96,26 +88,3 @@ def test_discard_of_a_write_that_is_held_back_waits_for_it(daemon: DaemonProcess
         assert requests.index(100) > requests.index(6), "the write before may end after both"
         client.send(wire.Inspect())
         assert state_of(client.receive()).num_records == 5
-
-
-def test_client_lost_with_writes_held_back_is_resumed(daemon: DaemonProcess, slab: SharedSlab) -> None:
-    with client_of(daemon) as client:
-        opened = client.open(slab)
-        client.send(*(write_of(number) for number in range(1, 9)))
-    with client_of(daemon) as client:
-        client.resume(opened)
-        client.send(wire.Inspect())
-        session = state_of(client.receive())
-        assert (session.num_jobs, session.queued_bytes, session.held_bytes) == (0, 0, 0)
-
-
-def test_queued_bytes_are_shown(daemon: DaemonProcess, slab: SharedSlab) -> None:
-    address = page_of(daemon)
-    with client_of(daemon) as client:
-        client.open()
-        samples = scrape(address)
-        mine = labels(session=str(report_of(daemon).sessions[0].session), client="test", rank="")
-        assert samples["tierstore_queued_bytes", mine] == 0
-        assert samples["tierstore_held_bytes", mine] == 0
-        assert samples["tierstore_queued_quota_bytes", mine] == 2 * MIB
-        assert "0 B of 2 MiB" in tierstore("stat", "--socket", str(daemon.socket), COLUMNS="200").stdout

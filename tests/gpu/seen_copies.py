@@ -14,11 +14,7 @@ __all__ = ["SeenCopies", "WithoutWaits"]
 
 
 class SeenCopies:
-    """Around a copy engine (`Copies`): a mode sees what is copied, though the store works outside of all modes.
-
-    Args:
-        mode: to be entered around each copy, on whichever thread makes it.
-    """
+    """Around a copy engine: the mode sees what is copied, though the store works outside of all modes."""
 
     def __init__(self, copies: Copies, mode: TorchDispatchMode) -> None:
         self._copies = copies

@@ -23,13 +23,7 @@ def content() -> torch.Tensor:
 
 
 class Held:
-    """What was brought there.
-
-    Attributes:
-        record: it.
-        handle: None where it is gone by then.
-        go_on: lets the engine's loop run again.
-    """
+    """What was brought there; `handle` is None where it is gone by then, `go_on` lets the engine's loop run again."""
 
     def __init__(self, record: Record, handle: Any, go_on: threading.Event) -> None:
         self.record, self.handle, self.go_on = record, handle, go_on

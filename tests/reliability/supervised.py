@@ -13,11 +13,7 @@ MOST_STARTS = 200
 
 
 class SupervisedDaemon:
-    """Keeps a daemon running on one directory and socket, from a thread of its own. A context manager.
-
-    Attributes:
-        codes: exit codes of those that ended; -11 is SIGSEGV.
-    """
+    """Keeps a daemon running, from a thread of its own; `codes`: exit codes of those that ended, -11 is SIGSEGV."""
 
     def __init__(self, start_daemon: StartDaemon, path: Path, **options: object) -> None:
         self._start = lambda: start_daemon(path, wait=False, **options)

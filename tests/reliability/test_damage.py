@@ -55,21 +55,15 @@ class Stored:
 
 def flip_in_files(folder: Path, content: torch.Tensor) -> str:
     """Change a byte in the middle of a tensor, wherever it lies (LMDB leaves old copies of pages); the file's name."""
-    (name,) = flip_wherever(folder, content)
-    return name
-
-
-def flip_wherever(folder: Path, content: torch.Tensor) -> set[str]:
-    """Likewise; the names of the files, and none if the tensor does not lie there."""
-    needle = middle_of(content)
-    names = set()
+    needle, names = middle_of(content), set()
     for file in folder.iterdir():
         place, found = -1, file.read_bytes()
         with file.open("r+b", buffering=0) as opened:
             while (place := found.find(needle, place + 1)) >= 0:
                 os.pwrite(opened.fileno(), bytes([needle[0] ^ 0x10]), place)
                 names.add(file.name)
-    return names
+    (name,) = names
+    return name
 
 
 def middle_of(content: torch.Tensor) -> bytes:

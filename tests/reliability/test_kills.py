@@ -54,12 +54,6 @@ class Trainers:
         os.kill(pid, signal.SIGKILL)
         assert self._line() == f"gone {-signal.SIGKILL}"
 
-    def kill_after(self, pid: int, seconds: float) -> None:
-        """At a random moment, unless it ends by itself, which it must not."""
-        ended, _, _ = select.select([self._process.stdout], [], [], seconds)
-        assert not ended, self._line()
-        self.kill(pid)
-
     def _line(self) -> str:
         assert self._process.stdout is not None
         ready, _, _ = select.select([self._process.stdout], [], [], WAIT_SECONDS)
@@ -103,19 +97,6 @@ def test_trainer_killed_at_each_state_leaves_no_byte(small_drive: Path, trainers
         check_drive(small_drive, empty_bytes)
         check_next_start(small_drive)
     check_drive(small_drive, empty_bytes)
-
-
-@pytest.mark.parametrize("num_kills", [4, pytest.param(200, marks=pytest.mark.many)])
-@pytest.mark.timeout(600)
-def test_trainer_killed_at_any_moment_leaves_no_byte(
-    small_drive: Path, trainers: Trainers, census: Census, num_kills: int
-) -> None:
-    empty_bytes, steps = used_bytes(small_drive), random.Random(num_kills)
-    for _ in range(num_kills):
-        trainers.kill_after(trainers.start("embedded", small_drive, "train"), steps.uniform(0, 0.4))
-        check_drive(small_drive, empty_bytes)
-        census.count("trainer with an embedded store, killed at random", "kills, no byte left")
-    check_next_start(small_drive)
 
 
 class Neighbour:
@@ -175,21 +156,6 @@ def test_client_killed_at_each_state_is_forgotten_after_the_grace_period(
             trainers.kill(pid)
             wait_for_the_end_of_leases(daemon, own_bytes)
             neighbour.check()
-
-
-@pytest.mark.parametrize("num_kills", [4, pytest.param(200, marks=pytest.mark.slow)])
-@pytest.mark.timeout(600)
-def test_client_killed_at_any_moment_is_forgotten(
-    start_daemon: StartDaemon, trainers: Trainers, census: Census, num_kills: int
-) -> None:
-    steps = random.Random(num_kills)
-    with daemon_with_a_neighbour(start_daemon) as (daemon, neighbour):
-        own_bytes = sessions_of(daemon)["neighbour"]
-        for _ in range(num_kills):
-            trainers.kill_after(trainers.start("sidecar", daemon.socket, "train"), steps.uniform(0, 0.4))
-            neighbour.check()
-            wait_for_the_end_of_leases(daemon, own_bytes)
-            census.count("client of a daemon, killed at random", "kills, session freed")
 
 
 @pytest.mark.parametrize(

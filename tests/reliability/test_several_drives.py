@@ -14,7 +14,7 @@ from tests.reliability.conftest import DRIVE_BYTES, OpenStore, end_well, opened_
 from tests.reliability.drives import MIB, fill_up, mounted_drive, used_bytes
 from tests.reliability.test_damage import LARGE, SMALL, Stored, assert_trains, is_in_files
 from tests.reliability.test_failing_drive import shut_down
-from tests.reliability.test_full_disk import SETTINGS, Graphs, assert_says_where_the_data_is
+from tests.reliability.test_full_disk import SETTINGS, Graphs, assert_says_where_the_data_is, assert_trains_again
 from tierstore import (
     CorruptDataError,
     DaemonUnavailableError,
@@ -53,14 +53,6 @@ def open_over_both(request: pytest.FixtureRequest, drives: Drives, start_daemon:
         yield opened
 
 
-def assert_empty_and_trains(store: TierStore) -> None:
-    """What graphs that are gone have taken is free, and the next step is right."""
-    store.flush()
-    stats = store.stats()
-    assert (stats.live_handles, stats.disk_bytes, stats.host_bytes) == (0, 0, 0)
-    assert_trains(store)
-
-
 @pytest.mark.parametrize("open_over_both", ["embedded"], indirect=True)
 def test_drive_filled_by_others_is_passed_over_while_the_other_has_room(
     drives: Drives, open_over_both: OpenStore
@@ -83,8 +75,7 @@ def test_drive_filled_by_others_is_passed_over_while_the_other_has_room(
     assert used_bytes(drives[0]) > DRIVE_BYTES // 2
     assert all(str(drive) in str(error) for drive in drives)
     graphs.check()
-    graphs.losses.clear()
-    assert_empty_and_trains(store)
+    assert_trains_again(store, graphs)
 
 
 def check_all(groups: list[Graphs]) -> None:
@@ -211,10 +202,3 @@ def test_index_that_cannot_be_changed_on_one_drive_ends_the_daemon_and_that_driv
             assert_trains(store)
         stored.handles.clear()
     check_new_client(daemon)
-
-
-def test_daemon_without_one_of_its_drives_says_which(drives: Drives, tmp_path: Path, start_daemon: StartDaemon) -> None:
-    missing = tmp_path / "missing"
-    daemon = start_daemon(drives[0], arguments=[f"--path={missing}"], wait=False)
-    assert daemon.process.wait(60) == 2
-    assert str(missing) in daemon.log.replace("\n", "")

@@ -1,8 +1,8 @@
 """Trainers that are there to be killed: `python -m tests.reliability.trainers`.
 
-Reads a line at a time: "embedded" or "sidecar", directories or a socket, and a state of `states.STATES` or "train", as
+Reads a line at a time: "embedded" or "sidecar", directories or a socket, and a state of `states.STATES`, as
 a list in JSON. Directories are separated by ":". For each line it forks a child (so torch is imported once), which
-opens a store of its own, says "PID reached" when it is there, and goes on (training) or waits. When the child is gone,
+opens a store of its own, says "PID reached" when it is there, and waits. When the child is gone,
 this process says "gone CODE".
 """
 
@@ -13,7 +13,6 @@ import traceback
 
 import torch
 
-from tests.daemon.training import gradients, make_model
 from tests.reliability.states import HELD_SECONDS, copies_for, held_at
 from tierstore import TierStore
 from tierstore.residency.device import Copies
@@ -33,20 +32,8 @@ def open_store(kind: str, address: str, host_bytes: int, copies: Copies | None =
     return TierStore.connect(address, host_bytes=host_bytes, name="victim", copies=copies)
 
 
-def train_for_ever(store: TierStore) -> None:
-    model, batch = make_model(0)
-    expected = gradients(model, batch, None, lambda: None)
-    say(f"{os.getpid()} reached")
-    while True:
-        found = gradients(model, batch, store, lambda: None)
-        if not all(torch.equal(*pair) for pair in zip(expected, found, strict=True)):
-            raise AssertionError("wrong gradients")
-
-
 def run(kind: str, address: str, what: str) -> None:
     store = open_store(kind, address, 2**30 if what == "offloading" else 0, copies_for(what))
-    if what == "train":
-        train_for_ever(store)
     others = [store.put(torch.randn(200_000)) for _ in range(4)]
     store.flush()
     with held_at(store, what):

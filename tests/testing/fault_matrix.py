@@ -87,14 +87,7 @@ class Case(NamedTuple):
 
 
 class Promise(NamedTuple):
-    """What may come of a fault. Gradients, where there are any, are always those without the store.
-
-    Attributes:
-        errors: what may be raised on the thread that trains.
-        must_raise: one of them is, whenever the fault has struck.
-        ends_the_store: whether every later call may raise StoreClosedError.
-        cause: the number of the OSError at the end of the chain; None: there is none.
-    """
+    """What may be raised of a fault, with that errno at the end of the chain. Gradients that come are always right."""
 
     errors: tuple[type[Exception], ...] = ()
     must_raise: bool = False

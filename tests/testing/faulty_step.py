@@ -85,13 +85,7 @@ def training_of(width: int, seed: int = 0) -> Training:
 
 
 class FaultyStep:
-    """One step with a fault, and what came of it.
-
-    Attributes:
-        errors: what was raised on this thread, in turn.
-        struck: how often the fault happened.
-        was_right: the gradients came, and were right.
-    """
+    """One step with a fault: what was raised on this thread, how often it struck, and whether gradients were right."""
 
     def __init__(self, training: Training, store: TierStore, faults: SetsPlans) -> None:
         self._training = training

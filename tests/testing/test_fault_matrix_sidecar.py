@@ -101,13 +101,17 @@ def test_fault_in_a_step_right_bits_or_the_promised_error(daemon: Daemon, census
     census.count(f"injected faults, sidecar, at {case.stage}", came)
 
 
+@pytest.mark.parametrize("comes_back", [True, False], ids=["comes back", "stays away"])
 @pytest.mark.parametrize(("stage", "operation", "occurrence"), LOST)
-def test_daemon_lost_in_a_step_that_comes_back_right_bits(
-    daemon: Daemon, census: Census, stage: str, operation: Operation, occurrence: int
+def test_daemon_lost_in_a_step_right_bits_or_told_in_time_and_used_again_when_it_is_back(
+    daemon: Daemon, census: Census, stage: str, operation: Operation, occurrence: int, comes_back: bool
 ) -> None:
     training = training_of(64)
     staging_bytes = training.nbytes if stage == "pack" else "16MiB"
-    store = FaultyStore.connect(daemon.socket, **SMALL, staging_bytes=staging_bytes, reconnect_seconds=30)
+    reconnect_seconds = 30 if comes_back else 0.2
+    store = FaultyStore.connect(
+        daemon.socket, **SMALL, staging_bytes=staging_bytes, reconnect_seconds=reconnect_seconds
+    )
     lost = daemon.process
 
     def bring_back() -> None:
@@ -115,43 +119,28 @@ def test_daemon_lost_in_a_step_that_comes_back_right_bits(
         daemon.start_again()
 
     watching = threading.Thread(target=bring_back)
-    watching.start()
+    if comes_back:
+        watching.start()
+        promise = RIGHT
+    else:
+        must_raise = stage in ("pack", "spill", "restore")  # else it depends on what backward has read by then
+        promise = GONE._replace(must_raise=must_raise)
     try:
         step = FaultyStep(training, store, LocalFaults(store.faults))
         step.run(stage, lost_daemon(operation, lost.pid, occurrence))
         assert step.struck == 1
-        step.assert_is_as_promised(RIGHT)
-        census.count(f"lost daemon that comes back, at {stage}", count_of(step))
+        step.assert_is_as_promised(promise)
+        census.count(f"lost daemon that {'comes back' if comes_back else 'stays away'}, at {stage}", count_of(step))
+        step.forget()
+        if not comes_back:
+            watching.start()
         watching.join()
         if stage != "close":
             assert_store_goes_on(training, store, RIGHT)
     finally:
         lost.kill()
+        if watching.ident is None:
+            watching.start()
         watching.join()
-        close_quietly(store)
-    assert_nothing_is_held(store)
-
-
-@pytest.mark.parametrize(("stage", "operation", "occurrence"), LOST)
-def test_daemon_lost_in_a_step_for_good_is_told_in_time_and_what_comes_back_is_used_again(
-    daemon: Daemon, census: Census, stage: str, operation: Operation, occurrence: int
-) -> None:
-    training = training_of(64)
-    staging_bytes = training.nbytes if stage == "pack" else "16MiB"
-    store = FaultyStore.connect(daemon.socket, **SMALL, staging_bytes=staging_bytes, reconnect_seconds=0.2)
-    try:
-        step = FaultyStep(training, store, LocalFaults(store.faults))
-        step.run(stage, lost_daemon(operation, daemon.process.pid, occurrence))
-        assert step.struck == 1
-        must_raise = stage in ("pack", "spill", "restore")  # else it depends on what backward has read by then
-        step.assert_is_as_promised(GONE._replace(must_raise=must_raise))
-        census.count(f"lost daemon that stays away, at {stage}", count_of(step))
-        step.forget()
-        daemon.start_again()
-        if stage != "close":
-            assert_store_goes_on(training, store, RIGHT)
-    finally:
-        if daemon.process.poll() is not None:
-            daemon.start_again()
         close_quietly(store)
     assert_nothing_is_held(store)

@@ -101,12 +101,6 @@ def test_bandwidth_is_shared_by_the_operations_of_a_rule_and_kept_over_time() ->
     assert faults.draw("write", 100).least_seconds == pytest.approx(0.1), "nothing was saved up meanwhile"
 
 
-def test_signal_reaches_the_process_before_the_operation() -> None:
-    with subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]) as process:
-        Faults(FaultPlan.of(Rule("write", Signal(process.pid)))).draw("write")
-        assert process.wait(30) == -signal.SIGKILL
-
-
 def test_import_without_torch() -> None:
     program = "import sys, tierstore.testing.faulty_daemon, tierstore.testing as t; t.Rule, t.FaultyDisk, t.Faults\n"
     program += "assert 'torch' not in sys.modules"

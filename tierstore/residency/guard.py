@@ -41,7 +41,7 @@ from .transfers import BytesToWrite, DiskSubmissions
 
 _PACK_WAITS = STALL_CAUSES[0]
 _LOOK_SECONDS = 1.0
-_HALF_CHANGED = "a {} came in the middle of a change of its bookkeeping and closed it; open another"
+_HALF_CHANGED = "{} came in the middle of a change of its bookkeeping and closed it; open another"
 LOCKS: set[weakref.ref[threading.RLock]] = set()
 """The locks of all stores. A finalizer may run while this thread holds one. If it took another, and another thread took
 them in the other order, both would wait for ever."""
@@ -181,8 +181,8 @@ class Guard:
             self._check_open()
 
     def _check_open(self) -> None:
-        if self.closed is None and self._is_changing:  # a second interrupt has come before `_judge` could close it
-            self._end(StoreClosedError(self._name, _HALF_CHANGED.format("signal")))
+        if self.closed is None and self._is_changing:  # a second interrupt came, or no stack was left, in `_judge`
+            self._end(StoreClosedError(self._name, _HALF_CHANGED.format("an interrupt")))
         if self.closed is not None:
             raise StoreClosedError(self.closed.store, self.closed.reason) from self.closed.__cause__
 
@@ -204,8 +204,8 @@ class Guard:
         If it is an interrupt (`interrupts.py`) that has come while the books were half changed, the store is closed,
         and a note of it says so. Any other error was raised where they are whole.
         """
-        if self._is_changing and is_interrupt(error):
-            reason = _HALF_CHANGED.format(type(error).__name__)
+        if self._is_changing and (isinstance(error, RecursionError) or is_interrupt(error)):
+            reason = _HALF_CHANGED.format(f"a {type(error).__name__}")
             try:
                 with outside_of_modes():
                     self._end(StoreClosedError(self._name, reason))
