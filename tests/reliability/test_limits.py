@@ -311,18 +311,9 @@ def _ending_of(store: TierStore, what: str, num_calls: int) -> str:
     try:
         _with_stack_left(num_calls, calls[what])
     except (RecursionError, ctypes.ArgumentError) as error:  # the latter: what ctypes makes of it
-        ending = "closed" if hasattr(error, "__notes__") or _is_closed(store) else "refused"
+        ending = "closed" if hasattr(error, "__notes__") else "refused"
     torch.ones(1, requires_grad=True).sum().backward()  # until then torch keeps the graph of a backward that failed
     return ending
-
-
-def _is_closed(store: TierStore) -> bool:
-    """With no stack left for a note on the error, the next call tells."""
-    try:
-        store.flush()
-    except StoreClosedError:
-        return True
-    return False
 
 
 TRAINING_WITHIN_A_LIMIT = """
