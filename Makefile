@@ -35,8 +35,8 @@ help:                   ## print this list
 demo: $(RUNTIME)        ## train a small language model with and without the store
 	$(BIN)/tierstore demo
 
-test: $(DEV)            ## run the test suite (13 minutes on two cores)
-	@echo "The tests take about 13 minutes on two cores; make test-all takes more than twice as long."
+test: $(DEV)            ## run the test suite (8 minutes on two cores)
+	@echo "The tests take about 8 minutes on two cores; make test-all runs the slow ones, too."
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 test-slow: $(DEV)       ## run the tests that make test leaves out (24 minutes)

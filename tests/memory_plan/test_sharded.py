@@ -24,8 +24,12 @@ not computed again: []
 
 def test_sharded_blocks_have_the_same_bits_and_are_not_planned_where_ranks_exchange_data(store_directory: Path) -> None:
     """If one rank computed such a block again and another did not, the first would wait for ever."""
+    assert printed_by(store_directory) == PRINTED
+
+
+def printed_by(store_directory: Path, *arguments: str) -> str:
     ended = subprocess.run(
-        [sys.executable, "-m", "tests.memory_plan.sharded", store_directory],
+        [sys.executable, "-m", "tests.memory_plan.sharded", store_directory, *arguments],
         cwd=ROOT,
         env={"OMP_NUM_THREADS": "1"} | os.environ,
         capture_output=True,
@@ -33,4 +37,5 @@ def test_sharded_blocks_have_the_same_bits_and_are_not_planned_where_ranks_excha
         timeout=120,
         check=False,
     )
-    assert (ended.returncode, ended.stdout) == (0, PRINTED), ended.stderr
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
