@@ -14,7 +14,7 @@ BLOCK_BYTES = 512 * 2**10
 _WORD_BYTES = 8  # a multiple of every element's length except complex128's, which repeats only if its halves are equal
 _LEVELS = range(-(2**17), 23)  # ZSTD_minCLevel() and ZSTD_maxCLevel()
 
-_libc = ctypes.CDLL(None)
+_libc = ctypes.PyDLL(None)  # keeps the interpreter's lock: to get it back takes longer than a block
 _libc.memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
@@ -153,7 +153,7 @@ def _unpack_bits(payload: memoryview, block: memoryview, setting: CodecSetting) 
 
 
 def _find_word(block: memoryview, room: memoryview, setting: CodecSetting) -> int | None:
-    """In one call of C: each call gives up the interpreter's lock and waits to get it back."""
+    """In one call of C, some microseconds long."""
     import numpy as np
 
     if len(block) <= _WORD_BYTES:
