@@ -141,7 +141,7 @@ async def test_own_standstill_is_not_taken_for_the_peer_s(peer: Peer) -> None:
     async with opened_link(peer, reconnect_seconds=1.0) as (link, guest):
         answer = discard(link, 5)
         request = (await guest.expect(wire.Discard)).request
-        time.sleep(1.5)
+        time.sleep(1.5)  # the loop itself stands still, for longer than the peer may be silent
         await guest.say(wire.Gone(request))
         assert await answer == wire.Gone(request)
 

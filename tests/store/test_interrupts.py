@@ -259,3 +259,16 @@ def test_time_limits_of_a_suite_leave_a_store_of_the_session_open(tmp_path: Path
     done = subprocess.run([*command, "."], capture_output=True, text=True, timeout=120, cwd=tmp_path, env=env)
     assert "2 failed, 1 passed" in done.stdout, done.stdout + done.stderr
     assert done.stdout.count("Failed: Timeout") >= 2, done.stdout
+
+
+def test_second_interrupt_before_the_first_has_closed_the_store_closes_it_at_the_next_call(
+    make_store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = make_store(host_bytes=0)
+    with monkeypatch.context() as twice:
+        twice.setattr("tierstore.rules.down.Down.admit", lambda *_: interrupt())
+        twice.setattr("tierstore.residency.guard.is_interrupt", lambda _: interrupt())
+        with pytest.raises(KeyboardInterrupt):
+            store.put(torch.ones(1000))
+    with pytest.raises(StoreClosedError, match="an interrupt came in the middle of a change"):
+        store.put(torch.ones(1000))
