@@ -13,9 +13,10 @@ from typing import NamedTuple
 
 import torch
 
+from tierstore.errors import ModifiedInPlaceError
 from tierstore.residency.graph_times import GraphTimes
 from tierstore.residency.handle import Record
-from tierstore.residency.layout import Layout, alias_of
+from tierstore.residency.layout import Layout, alias_of, describe
 from tierstore.residency.noted import NotedLog
 from tierstore.residency.residency import Residency
 from tierstore.rules.coverage import Coverage
@@ -147,18 +148,20 @@ class PackLog(NotedLog):
         record = self.records[index]
         if record is None:
             raise RuntimeError(f"saved tensor {index} is not booked")
-        counter, order = None, self._order
+        member, order = None, self._order
         if index in self.members:
-            counter, layout = self.members[index].unchanged(layout)
+            member = self.members[index]
+            if member.counter._version != member.version:
+                raise ModifiedInPlaceError(describe(layout), member.version, member.counter._version)
             if order.is_followed:
-                view = self.residency.next_member(record, layout, order.lookahead, index, counter)
+                view = self.residency.next_member(record, member, layout, order.lookahead, index)
                 if view is not None:
                     return view
         if not order.is_followed:
             if record.state is State.PENDING:
-                return self.residency.fetch(record, layout, counter=counter)
+                return self.residency.fetch(record, layout, index=index, member=member)
             self._look_ahead()
-        return self.residency.fetch(record, layout, order.lookahead, order.reload_ahead, index, counter)
+        return self.residency.fetch(record, layout, order.lookahead, order.reload_ahead, index, member)
 
     def give(self, index: int, layout: Layout) -> torch.Tensor:
         """The same for a traced graph: noted or not. `layout` has no lazy bits."""

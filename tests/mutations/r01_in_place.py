@@ -23,9 +23,9 @@ MUTATIONS = {
     },
     "test_change_of_one_member_is_seen_in_that_one_alone": {
         "a member of a group that was changed is refused": never(
-            "Member.unchanged", "counter._version != self.version"
+            "PackLog.fetch", "member.counter._version != member.version"
         ),
-        "the others are not": replace("rebuild_apart", "counter.detach()", "source.detach()"),
+        "the others are not": replace("Member.view_in", "self.counter.detach()", "memory.detach()"),
     },
     "test_change_while_a_get_waits_is_found": {
         "a change while somebody waits for the bytes is found": replace(

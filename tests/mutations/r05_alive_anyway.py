@@ -35,7 +35,7 @@ MUTATIONS = {
     "test_tensors_with_lazy_bits_go_to_disk": {
         "an alias without lazy bits is one owner": replace(
             "alias_of",
-            "_set_lazy_bits(alias, False, False)",
+            "set_lazy_bits(alias, False, False)",
             "alias = alias.conj() if layout.conj else torch._neg_view(alias)",
         ),
     },

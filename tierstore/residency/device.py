@@ -37,7 +37,7 @@ from .capture import is_capturing
 from .copies import Copies, Marker
 from .graph_times import GraphTimes
 from .handle import Record
-from .layout import Layout, span_of
+from .layout import Layout, in_dtype, span_of
 from .lent import LentViews
 from .ownership import unclaim
 from .slab import Slot
@@ -171,7 +171,7 @@ class Streams:
                 return None  # do not keep the error: its frames would hold on to tensors
             _say_where(error, record.nbytes)
             raise
-        source.data = target
+        source.data = in_dtype(target, record.layout.dtype)
         record.ready = copied
         record.claims = []
         if (times := self._open_times()) is not None:
@@ -230,7 +230,10 @@ class Streams:
             source.data = self.empty_on(source.device)
 
     def asked_on(self, record: Record) -> Any:
-        stream = self.note_current(_device_of(record))
+        device: Any = record.device
+        stream = self._copies.current_stream(device)
+        if stream not in self._streams[device]:
+            self._streams[device].add(stream)
         if self._times is not None and (times := self._open_times()) is not None:
             times.asked_for(stream)
         return stream

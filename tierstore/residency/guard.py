@@ -9,6 +9,7 @@ engine.
 from __future__ import annotations
 
 import gc
+import os
 import threading
 import time
 import weakref
@@ -45,6 +46,8 @@ _HALF_CHANGED = "{} came in the middle of a change of its bookkeeping and closed
 LOCKS: set[weakref.ref[threading.RLock]] = set()
 """The locks of all stores. A finalizer may run while this thread holds one. If it took another, and another thread took
 them in the other order, both would wait for ever."""
+_change_of_locks = threading.RLock()  # a finalizer may open a store where its thread holds it
+os.register_at_fork(after_in_child=_change_of_locks._at_fork_reinit)  # type: ignore[attr-defined]  # by another thread
 _is_owned = methodcaller("_is_owned")
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -63,7 +66,7 @@ def whole(
 
     @wraps(method)
     def call(self: _G, /, *arguments: _P.args, **keywords: _P.kwargs) -> _T:
-        if self._lock_is_mine() or (len(LOCKS) > 1 and holds_any_lock()):  # as `lock` does
+        if self._lock_is_mine() or (self.are_several and holds_any_lock()):  # as `lock` does
             self._refuse_handler()
         with self._lock:
             try:
@@ -92,7 +95,7 @@ def _or_the_end(method: Callable[Concatenate[Guard, _P], _T]) -> Callable[Concat
 
     @wraps(method)
     def call(self: Guard, /, *arguments: _P.args, **keywords: _P.kwargs) -> _T:
-        if self._lock_is_mine() or (len(LOCKS) > 1 and holds_any_lock()):  # as `lock` does
+        if self._lock_is_mine() or (self.are_several and holds_any_lock()):  # as `lock` does
             self._refuse_handler()
         with self._lock:
             try:
@@ -114,7 +117,10 @@ class Guard:
         note_release: takes a record whose handle has died. Any thread, without the lock.
         fits_on_device: whether so many bytes more may stay on devices. Without the lock, it may be out of date.
         device_of: the accelerator that a tensor lives on; None: it is in host memory. Any thread, without the lock.
+        are_several: there may be other stores in this process. The same for all of them.
     """
+
+    are_several = False
 
     def __init__(
         self,
@@ -156,13 +162,15 @@ class Guard:
         # An RLock because it knows its owner; it is never taken twice: see `lock`.
         self._lock = threading.RLock()
         self._lock_is_mine: Callable[[], bool] = self._lock._is_owned  # type: ignore[attr-defined]  # for Condition
-        LOCKS.add(weakref.ref(self._lock, LOCKS.discard))
+        with _change_of_locks:
+            LOCKS.add(weakref.ref(self._lock, LOCKS.discard))
+            Guard.are_several = len(LOCKS) > 1
         self._progress = threading.Condition(self._lock)
 
     @property
     def lock(self) -> AbstractContextManager[object]:
         """Raises StoreBusyError if this thread holds it already, or that of another store."""
-        if self._lock_is_mine() or (len(LOCKS) > 1 and holds_any_lock()):
+        if self._lock_is_mine() or (self.are_several and holds_any_lock()):
             self._refuse_handler()
         return self._lock
 
@@ -367,6 +375,8 @@ class Guard:
 
 def holds_any_lock() -> bool:
     """Whether this thread holds the lock of any store. In calls of C alone: a program may trace each line."""
+    with _change_of_locks:
+        Guard.are_several = len(LOCKS) > 1  # others may have died
     return any(map(_is_owned, filter(None, map(call, list(LOCKS)))))
 
 

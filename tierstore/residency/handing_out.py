@@ -21,9 +21,9 @@ import torch
 from ..errors import ModifiedInPlaceError, StoreClosedError, TierStoreError
 from ..rules.counters import STALL_CAUSES
 from ..rules.state import IN_MEMORY, State
-from .guard import LOCKS, Guard, copy_of, holds_any_lock, whole
-from .handle import Record
-from .layout import Layout, describe, fits_in_storage, is_inside_modes, rebuild, rebuild_apart, rebuild_beyond
+from .guard import Guard, copy_of, holds_any_lock, whole
+from .handle import Member, Record
+from .layout import Layout, describe, fits_in_storage, is_inside_modes, rebuild, rebuild_beyond
 
 if TYPE_CHECKING:
     from ..rules.lookahead import Lookahead
@@ -42,12 +42,12 @@ class HandingOut(Guard):
         ahead: Lookahead[Record] | None = None,
         reload_ahead: Lookahead[Record] | None = None,
         index: int = 0,
-        counter: torch.Tensor | None = None,
+        member: Member | None = None,
     ) -> torch.Tensor:
         """Return a tensor of the given layout over the record's bytes. Waits if they are not in memory.
 
         What lies ahead of pack `index` is restored (`ahead`), and copied to its device (`reload_ahead`), as far as
-        there is room. `counter`: has the version counter of a tensor that is in a group.
+        there is room. `member`: which of its members, if the record is a group; the layout is that of the member.
 
         Raises:
             ModifiedInPlaceError: the saved tensor, or one that was handed out, was changed in place.
@@ -64,12 +64,12 @@ class HandingOut(Guard):
         if rules.ask_for(record, ahead, index):
             self._progress.notify_all()  # `flush` waits for the write that was cancelled, and nobody else tells it
         if record.state in IN_MEMORY:
-            return self._hand_over(record, layout, reload_ahead, index, counter)
+            return self._hand_over(record, layout, reload_ahead, index, member)
         record.demanded += 1  # it may not leave memory again before it is handed over
         self._num_getting += 1
         try:
             self._await_bytes(record)
-            return self._hand_over(record, layout, reload_ahead, index, counter)
+            return self._hand_over(record, layout, reload_ahead, index, member)
         finally:
             was_changing, self._is_changing = self._is_changing, True
             record.demanded -= 1
@@ -79,10 +79,10 @@ class HandingOut(Guard):
             self._is_changing = was_changing
 
     def next_member(
-        self, record: Record, layout: Layout, ahead: Lookahead[Record], index: int, counter: torch.Tensor
+        self, record: Record, member: Member, layout: Layout, ahead: Lookahead[Record], index: int
     ) -> torch.Tensor | None:
         """What `fetch` returns for one more member of a group, where nothing else is to be done. None: call `fetch`."""
-        if self._lock_is_mine() or (len(LOCKS) > 1 and holds_any_lock()):  # as `lock` does
+        if self._lock_is_mine() or (self.are_several and holds_any_lock()):  # as `lock` does
             self._refuse_handler()
         with self._lock:
             try:
@@ -94,10 +94,14 @@ class HandingOut(Guard):
                 self._is_changing = False  # a new view that is not kept does no harm
                 if not is_next:
                     return None
-                view = handle.views.get(layout)
-                if view is None:
-                    view = rebuild_apart(handle.source, layout, counter)
-                    handle.keep_view(layout, view)
+                views = handle.views
+                if index in views:
+                    return views[index]
+                view = member.view_in(handle.source, layout)
+                if views:
+                    views[index] = view  # as `keep_view`, without its call
+                else:
+                    handle.keep_view(index, view)
                 return view
             except BaseException as error:  # as in `Residency.note`
                 self._judge(error)
@@ -161,41 +165,45 @@ class HandingOut(Guard):
         layout: Layout,
         reload_ahead: Lookahead[Record] | None,
         index: int,
-        counter: torch.Tensor | None,
+        member: Member | None,
     ) -> torch.Tensor:
         source = self._check_unchanged(record, layout)
         self._is_changing = True
         if not self.rules.hand_over(record, reload_ahead, index):
-            return self._member_alone(record, layout, counter)
+            return self._member_alone(record, layout, member)
         self._is_changing = False  # a new view that is not kept does no harm
-        return self._view_of(record, source, layout, counter)
+        return self._view_of(record, source, layout, index, member)
 
-    def _member_alone(self, record: Record, layout: Layout, counter: torch.Tensor | None) -> torch.Tensor:
+    def _member_alone(self, record: Record, layout: Layout, member: Member | None) -> torch.Tensor:
         """A member of a group, in memory of its own. A full device may have room for that; else its error is raised."""
+        if member is None:
+            raise RuntimeError(f"handle {record.key} is a group: it has no tensor of its own")
+        place = layout._replace(offset=layout.offset + member.first_byte // layout.dtype.itemsize)
         try:
-            first, memory = self._devices.streams.copy_part_back(record, layout)
+            first, memory = self._devices.streams.copy_part_back(record, place)
         except torch.OutOfMemoryError:
             self._devices.make_room()
-            first, memory = self._devices.streams.copy_part_back(record, layout)
+            first, memory = self._devices.streams.copy_part_back(record, place)
         self._counters.reloaded_bytes += len(memory)
-        view = rebuild_apart(memory, layout._replace(offset=layout.offset - first // layout.dtype.itemsize), counter)
+        view = member.view_in(memory, layout, first)
         self._lent_views.keep(record, (view,))
         return view
 
     def _view_of(
-        self, record: Record, source: torch.Tensor, layout: Layout, counter: torch.Tensor | None
+        self, record: Record, source: torch.Tensor, layout: Layout, index: int, member: Member | None
     ) -> torch.Tensor:
-        """Return the same tensor for a layout each time: see NOTE [Stolen gradients]."""
-        view = record.views.get(layout)
+        """Return the same tensor each time: see NOTE [Stolen gradients]."""
+        of = layout if member is None else index
+        view = record.views.get(of)
         if view is None:
             is_where_saved = record.slot is None and record.root is not None  # not put by hand
-            if record.num_members > 1:
-                view = rebuild_apart(source, layout, counter)
+            if member is not None:
+                view = member.view_in(source, layout)
             elif is_where_saved and not fits_in_storage(layout, source):
                 view = rebuild_beyond(source, layout)  # hooks that do nothing would give it back too
             else:
                 view = rebuild(source, layout, record.first_byte)
-            record.keep_view(layout, view)
+            record.keep_view(of, view)
         return view
 
     def _raise_cause(self, record: Record) -> None:

@@ -11,21 +11,20 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
+
 from ..base.remains import Remains
-from ..errors import ModifiedInPlaceError
 from ..rules.state import MOVES, State
-from .layout import Layout, describe
+from .layout import Layout, in_dtype, set_lazy_bits
 
 if TYPE_CHECKING:
-    import torch
-
     from ..disk.tier import Kind
     from ..rules.plan import Place
     from ..rules.windows import Window
     from .copies import Marker
     from .slab import Slot
 
-_NO_VIEWS: dict[Layout, torch.Tensor] = {}
+_NO_VIEWS: dict[Layout | int, torch.Tensor] = {}
 """Shared by all handles that have handed out nothing; never filled."""
 
 
@@ -135,14 +134,14 @@ class Record(Remains["Handle"]):
         return end - first
 
     @property
-    def views(self) -> dict[Layout, torch.Tensor]:
+    def views(self) -> dict[Layout | int, torch.Tensor]:
         handle = self()
         return _NO_VIEWS if handle is None else handle.views
 
-    def keep_view(self, layout: Layout, view: torch.Tensor) -> None:
+    def keep_view(self, of: Layout | int, view: torch.Tensor) -> None:
         handle = self()
         if handle is not None:
-            handle.keep_view(layout, view)
+            handle.keep_view(of, view)
 
     def forget_views(self) -> None:
         handle = self()
@@ -180,14 +179,19 @@ class Member(NamedTuple):
     version: int
     first_byte: int
 
-    def unchanged(self, layout: Layout) -> tuple[torch.Tensor, Layout]:
-        """Its counter, and the geometry over the group of a tensor that has `layout` over the member's own storage."""
-        counter = self.counter
-        if counter._version != self.version:
-            raise ModifiedInPlaceError(describe(layout), self.version, counter._version)
+    def view_in(self, memory: torch.Tensor, layout: Layout, first_byte: int = 0) -> torch.Tensor:
+        """A new tensor that has `layout` over the member's own storage, sharing the member's version counter.
+
+        `memory`: the group's from `first_byte` on, shape [n], of the group's dtype or any other.
+        """
         dtype, size, stride, offset, conj, neg = layout
-        place = dtype, size, stride, offset + self.first_byte // dtype.itemsize, conj, neg
-        return counter, tuple.__new__(Layout, place)  # as in `layout_of`
+        if memory.dtype is not dtype:
+            memory = in_dtype(memory.view(torch.uint8), dtype)
+        tensor = self.counter.detach()
+        tensor.data = memory.as_strided(size, stride, offset + (self.first_byte - first_byte) // dtype.itemsize)
+        if conj or neg:
+            set_lazy_bits(tensor, conj, neg)
+        return tensor
 
 
 class Handle:
@@ -201,8 +205,8 @@ class Handle:
         record: the store's bookkeeping of the bytes.
         source: a detached alias of the saved tensor. It shares the saved tensor's version counter for as long as the
             handle lives. While the bytes are in memory its storage holds them; a restore swaps `source.data`.
-        views: tensors that were handed out, by layout; kept while the bytes are in memory. See NOTE [Stolen gradients]
-            in `handing_out.py`.
+        views: tensors that were handed out, by layout; those of a group by the number of the saved tensor. Kept while
+            the bytes are in memory: see NOTE [Stolen gradients] in `handing_out.py`.
         lent: tensors that were handed out earlier and are still in use: see `lent.py`.
     """
 
@@ -216,11 +220,11 @@ class Handle:
         self.views = _NO_VIEWS
         self.lent: tuple[torch.Tensor, ...] = ()
 
-    def keep_view(self, layout: Layout, view: torch.Tensor) -> None:
+    def keep_view(self, of: Layout | int, view: torch.Tensor) -> None:
         if self.views:
-            self.views[layout] = view
+            self.views[of] = view
         else:
-            self.views = {layout: view}
+            self.views = {of: view}
 
     def __reduce__(self) -> tuple[object, ...]:
         raise TypeError("a tierstore handle belongs to its process and cannot be pickled")

@@ -11,7 +11,7 @@ import torch
 
 from ..disk.tier import Kind
 from .handle import Handle, Record
-from .layout import Layout, alias_of, layout_of, unseen_by_modes
+from .layout import Layout, alias_of, in_dtype, layout_of, unseen_by_modes
 from .noted import NotedTensor
 from .ownership import claim
 from .residency import Residency
@@ -77,8 +77,9 @@ class HandleFactory:
 
     def of_group(self, owner: object, memory: torch.Tensor, key: int, dtype: torch.dtype, num_members: int) -> Handle:
         """`memory`: uint8, shape [n], over a slot that is the record's from now on; of members of that dtype."""
-        handle, layout = Handle(owner, memory), self._same_layout(layout_of(memory))
         nbytes, address = len(memory), memory.data_ptr()
+        source = in_dtype(memory, dtype)
+        handle, layout = Handle(owner, source), self._same_layout(layout_of(source))
         handle.record = record = Record(handle, self._note_release, key, nbytes, address, layout, _kind_of(dtype))
         record.residency = self._residency
         record.num_members = num_members

@@ -123,11 +123,11 @@ def alias_of(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
     """
     alias = tensor.detach()
     if layout.conj or layout.neg:
-        _set_lazy_bits(alias, False, False)
+        set_lazy_bits(alias, False, False)
     return alias
 
 
-def _set_lazy_bits(tensor: torch.Tensor, conj: bool, neg: bool) -> None:
+def set_lazy_bits(tensor: torch.Tensor, conj: bool, neg: bool) -> None:
     """`conj()` would make a view, whose base `ownership.py` would take for one more owner of the storage."""
     set_conj(tensor, conj)
     set_neg(tensor, neg)
@@ -222,21 +222,7 @@ def rebuild(source: torch.Tensor, layout: Layout, first_byte: int = 0) -> torch.
         tensor = source.as_strided((whole // source.dtype.itemsize,), (1,), 0).view(layout.dtype)
     tensor = tensor.as_strided(layout.size, layout.stride, layout.offset - first_byte // itemsize)
     if layout.conj or layout.neg:
-        _set_lazy_bits(tensor, layout.conj, layout.neg)
-    return tensor
-
-
-def rebuild_apart(source: torch.Tensor, layout: Layout, counter: torch.Tensor | None) -> torch.Tensor:
-    """What `rebuild` returns, but sharing the version counter of `counter`; None: with one of its own."""
-    if torch.is_inference_mode_enabled():  # backward may be called there; it takes no tensors that were made there
-        with torch.inference_mode(False):
-            return rebuild_apart(source, layout, counter)
-    dtype, size, stride, offset, conj, neg = layout
-    tensor = torch.empty(0) if counter is None else counter.detach()
-    there = torch.empty(0, dtype=dtype, device=source.device)
-    tensor.data = there.set_(source.untyped_storage(), offset, size, stride)
-    if conj or neg:
-        _set_lazy_bits(tensor, conj, neg)
+        set_lazy_bits(tensor, layout.conj, layout.neg)
     return tensor
 
 
@@ -249,7 +235,7 @@ def rebuild_beyond(source: torch.Tensor, layout: Layout) -> torch.Tensor:
     nothing = torch.empty(0, dtype=layout.dtype, device=source.device).set_(source.untyped_storage(), 0, (0,), (1,))
     tensor.data = unchecked_strided(nothing, layout.size, layout.stride, layout.offset)
     if layout.conj or layout.neg:
-        _set_lazy_bits(tensor, layout.conj, layout.neg)
+        set_lazy_bits(tensor, layout.conj, layout.neg)
     return tensor
 
 

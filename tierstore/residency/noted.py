@@ -123,8 +123,9 @@ class NotedLog:
         nodes: the autograd node that saved each tensor.
         newest_node: the node that saved last; its kernel may still have to run.
         is_settled: the kernel of the newest node has run too.
-        sizes: bytes of each tensor's storage. `storage_ids`: what identified it, if it was noted.
-        num_noted: how many noted tensors in host memory there are of each storage, by its id and size.
+        sizes: bytes of each tensor's storage.
+        noted_storages: id and size of the storage of each tensor in `noted`, by index. `num_noted`: how many tensors of
+            each such storage there are.
         records: the record of each tensor; None while it is only noted.
         noted: the tensors in host memory that are only noted, dead ones included, by index.
         tracked: likewise, those on accelerators. `storages`: what is charged for them: see `TrackedBytes`.
@@ -149,7 +150,7 @@ class NotedLog:
         self.residency = residency
         self.nodes: list[int] = []
         self.sizes: list[int] = []
-        self.storage_ids: list[int] = []
+        self.noted_storages: dict[int, tuple[int, int]] = {}
         self.num_noted: dict[tuple[int, int], int] = {}
         self.records: list[Record | None] = []
         self.noted: dict[int, weakref.ref[NotedTensor]] = {}
@@ -177,7 +178,6 @@ class NotedLog:
         self.is_settled = False
         self.nodes.append(node)
         self.sizes.append(record.nbytes)
-        self.storage_ids.append(0)
         self.records.append(record)
         return index
 
@@ -204,18 +204,18 @@ class NotedLog:
         """Returns the bytes that are noted now and were not before: those of a storage that is new."""
         index = noted.index
         self.noted[index] = weakref.ref(noted)
-        storage = self.storage_ids[index], self.sizes[index]
+        self.noted_storages[index] = storage = noted.storage_id, self.sizes[index]
         num_before = self.num_noted.get(storage, 0)
         self.num_noted[storage] = num_before + 1
         return 0 if num_before else storage[1]
 
     def forget(self, indices: Iterable[int]) -> int:
         """Returns the bytes that are noted no longer."""
-        noted, num_noted, storage_ids, sizes = self.noted, self.num_noted, self.storage_ids, self.sizes
+        noted, num_noted, storages = self.noted, self.num_noted, self.noted_storages
         forgotten_bytes = 0
         for index in indices:
             del noted[index]
-            storage = storage_ids[index], sizes[index]
+            storage = storages.pop(index)
             num_noted[storage] -= 1
             if not num_noted[storage]:
                 del num_noted[storage]
@@ -324,13 +324,13 @@ class NotedTensors:
         log.is_settled = False
         nodes.append(node)
         log.sizes.append(nbytes)
-        log.storage_ids.append(noted.storage_id)
         log.records.append(None)
         if noted.device is not None:
             self.tracked.add(noted, log, index, noted.storage_id, nbytes)
             return 0
         log.noted[index] = weakref.ref(noted)
-        storage, num_noted = (noted.storage_id, nbytes), log.num_noted  # as `NotedLog.enter`, without its call
+        log.noted_storages[index] = storage = noted.storage_id, nbytes  # as `NotedLog.enter`, without its call
+        num_noted = log.num_noted
         if storage in num_noted:
             num_noted[storage] += 1
             return 0

@@ -15,7 +15,7 @@ from ..rules.counters import STALL_CAUSES, Counters
 from ..rules.observer import Observer
 from ..rules.pending import NUM_EXAMINED_PER_PACK
 from ..rules.state import State
-from .guard import LOCKS, holds_any_lock, whole
+from .guard import holds_any_lock, whole
 from .handing_out import HandingOut
 from .handle import Record
 from .layout import Layout, memory_at, unseen_by_modes
@@ -39,7 +39,7 @@ class Residency(HandingOut):
         Its bytes are not read before a later node saves something, or its log is settled. Waits while the budget is
         full. Raises what `save` does.
         """
-        if self._lock_is_mine() or (len(LOCKS) > 1 and holds_any_lock()):  # as `lock` does
+        if self._lock_is_mine() or (self.are_several and holds_any_lock()):  # as `lock` does
             self._refuse_handler()
         with self._lock:
             try:
@@ -75,7 +75,7 @@ class Residency(HandingOut):
 
         `leaves`: it has not, and waits for enough others to leave with them.
         """
-        if self._lock_is_mine() or (len(LOCKS) > 1 and holds_any_lock()):  # as `lock` does
+        if self._lock_is_mine() or (self.are_several and holds_any_lock()):  # as `lock` does
             self._refuse_handler()
         with self._lock:
             try:

@@ -104,6 +104,7 @@ class Lookahead(Generic[R]):
         self._records: Sequence[R | None] = ()
         self._order: Sequence[int] = ()
         self._rank: list[int] = []  # by index: its rank in the order; -1: it is not in the order
+        self._num_known = 0  # its length
         self._asked = bytearray()  # by index: whether it was asked for
         self._ranks_by_key: dict[int, list[int]] | None = None  # ranks of the known records; None: not needed yet
         self._position = -1  # rank of the latest that was asked for
@@ -117,7 +118,8 @@ class Lookahead(Generic[R]):
         None in `records`: the tensor is only noted, so it is in memory; `come_in` enters its record later.
         """
         self._records, self._order = records, order
-        self._rank = [-1] * len(records)
+        self._num_known = len(records)
+        self._rank = [-1] * self._num_known
         self._asked = bytearray(len(records))
         self._ranks_by_key = None
         for rank, index in enumerate(order):
@@ -138,14 +140,23 @@ class Lookahead(Generic[R]):
         If it was asked for before, what follows it lies ahead again: backward may go through a retained graph twice.
         """
         self.reach.asked_bytes += nbytes
-        self._ahead_bytes -= self._ahead.pop(index, 0)
-        if index < len(self._rank):  # else it was packed on another thread, while backward began
+        if index in self._ahead:
+            self._ahead_bytes -= self._ahead.pop(index)
+        if index < self._num_known:  # else it was packed on another thread, while backward began
             rank = self._rank[index]
             again, self._asked[index] = self._asked[index], 1
             if rank >= 0:
                 self._position = rank
                 if again or rank >= self._next:
                     self._next = rank + 1
+
+    def pass_member(self, index: int, record: R) -> bool:
+        """Move the position to a member of a group. False: it is the last one, or may be, and nothing was changed."""
+        known = self._known_ranks() if self._ranks_by_key is None else self._ranks_by_key
+        if record.key not in known or index >= self._num_known or known[record.key][-1] <= self._rank[index]:
+            return False
+        self.asked_for(index, record.nbytes // record.num_members)
+        return True
 
     def come_back_for(self, record: R) -> None:
         """Note that the record has left memory: if it was dealt with and not asked for yet, go on from it again."""
@@ -161,8 +172,7 @@ class Lookahead(Generic[R]):
 
     def is_behind(self, record: R) -> bool:
         """Whether the record will be asked for after the one that was asked for last."""
-        known = self._ranks_by_key
-        ranks = self._ranks_of(record) if known is None else known.get(record.key, ())
+        ranks = self._ranks_of(record)
         return bool(ranks) and ranks[-1] > self._position
 
     def next_rank(self, record: R) -> float:
@@ -196,11 +206,13 @@ class Lookahead(Generic[R]):
         self._limit_bytes = 0
 
     def _ranks_of(self, record: R) -> Sequence[int]:
-        known = self._ranks_by_key
-        if known is None:
-            known = self._ranks_by_key = {}
-            for rank, index in enumerate(self._order):
-                ahead = self._records[index]
-                if ahead is not None:
-                    known.setdefault(ahead.key, []).append(rank)
+        known = self._known_ranks() if self._ranks_by_key is None else self._ranks_by_key
         return known.get(record.key, ())
+
+    def _known_ranks(self) -> dict[int, list[int]]:
+        known = self._ranks_by_key = {}
+        for rank, index in enumerate(self._order):
+            ahead = self._records[index]
+            if ahead is not None:
+                known.setdefault(ahead.key, []).append(rank)
+        return known

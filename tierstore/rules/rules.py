@@ -24,7 +24,7 @@ from .up import Up
 from .windows import NUM_MEMBERS
 
 NUM_PASSED = 8
-"""Tracked tensors, or members of groups, that backward asks for before it looks ahead again."""
+"""Tracked tensors that backward asks for before it looks ahead again."""
 
 
 _AT_REST = frozenset({State.OFFLOADING, State.HOST, State.CLEAN})
@@ -96,18 +96,14 @@ class Rules(Up[R]):
     def next_member(self, record: R, ahead: Lookahead[R], index: int) -> bool:
         """A thread asks for pack `index`, a member of a group of which others were asked for. False: `ask_for` it.
 
-        Every eighth is asked for, so that the room of those before is used for what comes next.
+        Its last member is asked for: then its room may be used for what comes next.
         """
-        state = record.state
-        if index % NUM_PASSED == 0 or record.fetched or state not in _AT_REST:
+        if record.fetched or record.state not in _AT_REST:
             return False
         if record.device is not None and not self.device.hand_over_again(record):
             return False
-        ahead.asked_for(index, record.nbytes // record.num_members)
         self.ahead = ahead
-        if state is State.CLEAN and not record.demanded and not ahead.is_behind(record):  # as `used`
-            self.eviction.use(record)
-        return True
+        return ahead.pass_member(index, record)
 
     def hand_over(self, record: R, reload_ahead: Lookahead[R] | None, index: int) -> bool:
         """False: its device has no room for a whole group."""
