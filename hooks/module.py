@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Unpack
 
 from torch import nn
 
@@ -17,7 +17,7 @@ from tierstore.store.tier_store import TierStore
 from .below import Packed
 from .checkpoints import is_in_checkpoint, pack_inputs
 from .in_place import call_plainly, check_callable, put_around_calls
-from .offload import tiered_offload
+from .offload import OffloadOptions, tiered_offload
 
 
 class ModuleScope(tiered_offload):
@@ -53,7 +53,7 @@ class ModuleScope(tiered_offload):
         return True
 
 
-def offload_module(module: nn.Module, *, store: TierStore, **options: Any) -> nn.Module:
+def offload_module(module: nn.Module, store: TierStore, **options: Unpack[OffloadOptions]) -> nn.Module:
     """Store what the module's calls save for backward. Acts in place, as `torch.distributed.fsdp.fully_shard` does.
 
     The scope is entered around each call of the module, on the thread that makes it. So it also works for single blocks

@@ -11,7 +11,7 @@ import os
 import threading
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Never, ParamSpec, Self, TypeVar
+from typing import Any, Literal, ParamSpec, Self, TypedDict, TypeVar, get_args
 
 import torch
 
@@ -20,7 +20,7 @@ from tierstore.base.config_file import ConfigSource, offload_options
 from tierstore.errors import ConfigError, ConfigTypeError
 from tierstore.residency.torch_names import pop_hooks, push_hooks
 from tierstore.residency.uncompiled import is_compiled_call, uncompiled, uncompiled_itself
-from tierstore.store.options import refuse_unknown
+from tierstore.store.options import refuses_unknown
 from tierstore.store.tier_store import TierStore
 from tierstore.store.trial import trial_of_process
 
@@ -34,9 +34,21 @@ from .thread_hooks import owner_of_hooks, unpack
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_PREFETCH_ORDERS = ("learned", "reverse", "none")
+PrefetchOrder = Literal["learned", "reverse", "none"]
+_PREFETCH_ORDERS = get_args(PrefetchOrder)
 
 _Entry = OffloadScope | RecordedScope
+
+
+class OffloadOptions(TypedDict, total=False):
+    """The options of `tiered_offload`, which says what they do."""
+
+    min_bytes: SizeLike | None
+    device_bytes: SizeLike
+    select: Select | None
+    prefetch: PrefetchOrder
+    lookahead_bytes: SizeLike | None
+    trace: str | os.PathLike[str] | None
 
 
 class tiered_offload:  # noqa: N801 - a context manager, named like those of torch
@@ -81,6 +93,7 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
 
     _warns_if_compiled = True
 
+    @refuses_unknown
     def __init__(
         self,
         store: TierStore,
@@ -88,12 +101,10 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
         min_bytes: SizeLike | None = None,
         device_bytes: SizeLike = 0,
         select: Select | None = None,
-        prefetch: str = "learned",
+        prefetch: PrefetchOrder = "learned",
         lookahead_bytes: SizeLike | None = None,
         trace: str | os.PathLike[str] | None = None,
-        **unknown: Never,
     ) -> None:
-        refuse_unknown(unknown, "min_bytes, device_bytes, select, prefetch, lookahead_bytes, trace")
         if not isinstance(store, TierStore):
             raise ConfigTypeError("store", store, "give an open TierStore")
         self._trial = trial_of_process()

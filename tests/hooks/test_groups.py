@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
@@ -226,3 +226,20 @@ def test_without_memory_for_a_group_each_tensor_leaves_by_itself(
     monkeypatch.setattr(Slots, "allocate", allocate)
     assert 1 in _group_sizes(store)
     assert torch.equal(*(gradient_of(each, leaf) for each in (loss, sine_chain(leaf, _NUM))))
+
+
+@pytest.mark.filterwarnings("default")  # the compiler's own
+def test_conjugate_in_a_group_comes_back_as_saved_and_to_a_traced_backward_too(store: TierStore) -> None:
+    def loss_of(leaf: torch.Tensor) -> torch.Tensor:
+        turned = torch.view_as_complex(leaf.sin().view(-1, 2))
+        return (turned.conj() * turned.exp()).real.exp().sum() + sine_chain(leaf, 8)
+
+    leaf = half_leaf()
+    expected = gradient_of(loss_of(leaf), leaf)
+    with tiered_offload(store, min_bytes=0):
+        loss = loss_of(leaf)
+    store.flush()
+    assert _group_sizes(store)[-1] > 1
+    for is_traced in (False, True, False):
+        with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")) if is_traced else nullcontext():
+            assert torch.equal(gradient_of(loss, leaf), expected)

@@ -25,6 +25,7 @@ from torch import nn
 from ..errors import ConfigError
 from ..hooks.in_place import Around, around_calls_of
 from ..hooks.module import ModuleScope
+from ..hooks.offload import PrefetchOrder
 from ..hooks.offload import tiered_offload
 from ..store.tier_store import TierStore
 from .applied import PlannedCalls
@@ -113,7 +114,7 @@ class Trials:
             self._returned_bytes() - returned_before,
         )
 
-    def _calls_of(self, actions: Mapping[str, Action], prefetch: str) -> dict[str, PlannedCalls]:
+    def _calls_of(self, actions: Mapping[str, Action], prefetch: PrefetchOrder) -> dict[str, PlannedCalls]:
         scope = ModuleScope(self.store, min_bytes=self.min_bytes, prefetch=prefetch)
         return {
             name: PlannedCalls(action, self.traits[name], scope if action.uses_store else None)

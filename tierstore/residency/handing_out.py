@@ -94,14 +94,14 @@ class HandingOut(Guard):
                 self._is_changing = False  # a new view that is not kept does no harm
                 if not is_next:
                     return None
-                views = handle.views
-                if index in views:
-                    return views[index]
+                views, of = handle.views, ~index if layout.conj or layout.neg else index  # as in `_view_of`
+                if of in views:
+                    return views[of]
                 view = member.view_in(handle.source, layout)
                 if views:
-                    views[index] = view  # as `keep_view`, without its call
+                    views[of] = view  # as `keep_view`, without its call
                 else:
-                    handle.keep_view(index, view)
+                    handle.keep_view(of, view)
                 return view
             except BaseException as error:  # as in `Residency.note`
                 self._judge(error)
@@ -193,7 +193,9 @@ class HandingOut(Guard):
         self, record: Record, source: torch.Tensor, layout: Layout, index: int, member: Member | None
     ) -> torch.Tensor:
         """Return the same tensor each time: see NOTE [Stolen gradients]."""
-        of = layout if member is None else index
+        of: Layout | int = layout
+        if member is not None:  # a traced graph asks for it without its lazy bits: that is another tensor
+            of = ~index if layout.conj or layout.neg else index
         view = record.views.get(of)
         if view is None:
             is_where_saved = record.slot is None and record.root is not None  # not put by hand

@@ -205,8 +205,8 @@ class Handle:
         record: the store's bookkeeping of the bytes.
         source: a detached alias of the saved tensor. It shares the saved tensor's version counter for as long as the
             handle lives. While the bytes are in memory its storage holds them; a restore swaps `source.data`.
-        views: tensors that were handed out, by layout; those of a group by the number of the saved tensor. Kept while
-            the bytes are in memory: see NOTE [Stolen gradients] in `handing_out.py`.
+        views: tensors that were handed out, by layout, those of a group by the number of the saved tensor (~number:
+            with lazy bits). Kept while the bytes are in memory: see NOTE [Stolen gradients] in `handing_out.py`.
         lent: tensors that were handed out earlier and are still in use: see `lent.py`.
     """
 

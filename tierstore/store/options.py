@@ -6,12 +6,13 @@ What makes `StoreOptions` raises ConfigError for one that cannot be used. Nothin
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from functools import partial
+from functools import partial, wraps
+from inspect import Parameter, signature
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 from ..base.address import find_address, trusted_uid
 from ..base.config import (
@@ -49,6 +50,8 @@ _MOST_SECONDS = 1e9  # more is for ever, and no timer takes it
 _MOST_ADDRESS_BYTES = 107  # unix(7)
 
 Place = str | PathLike[str]
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 class DiskOptions(NamedTuple):
@@ -185,7 +188,16 @@ def _lasting(address: str | PathLike[str]) -> str:
     return absolute if len(os.fsencode(absolute)) <= _MOST_ADDRESS_BYTES else str(address)
 
 
-def refuse_unknown(unknown: Mapping[str, object], allowed: str) -> None:
-    """Raise ConfigTypeError if there are unknown options; `allowed`: the known ones, in words."""
-    for option, value in unknown.items():
-        raise ConfigTypeError(option, value, f"there is no such option; there are {allowed}")
+def refuses_unknown(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Decorator: an option that the function does not have raises ConfigTypeError, which names those that it has."""
+    parameters = signature(function).parameters
+    allowed = ", ".join(name for name, parameter in parameters.items() if parameter.kind is Parameter.KEYWORD_ONLY)
+
+    @wraps(function)
+    def call(*arguments: _P.args, **options: _P.kwargs) -> _T:
+        for option, value in options.items():
+            if option not in parameters:
+                raise ConfigTypeError(option, value, f"there is no such option; there are {allowed}")
+        return function(*arguments, **options)
+
+    return call

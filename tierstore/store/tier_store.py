@@ -13,11 +13,11 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from os import PathLike
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Never, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 
-from ..base.config import SizeLike
+from ..base.config import Mode, SizeLike
 from ..base.config_file import ConfigSource, store_options
 from ..base.defaults import NUM_AT_ONCE
 from ..disk.tier import Kind
@@ -29,7 +29,7 @@ from ..residency.uncompiled import uncompiled
 from ..returning.advice import stacklevel_of_user
 from ..rules.lookahead import LearnedOrders
 from .core import Core
-from .options import StoreOptions, connected_options, local_options, options_over, refuse_unknown
+from .options import StoreOptions, connected_options, local_options, options_over, refuses_unknown
 from .stats import StoreStats
 
 if TYPE_CHECKING:
@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from .engine import OpenDisk
 
 _CLOSE_DEADLINE_SECONDS = 60.0
+
+Codec = Literal["auto", "none", "zstd", "shuffle-zstd"] | str
+"""Both kinds of zstd may be followed by a level: "zstd:3"."""
 
 
 class TierStore:
@@ -84,21 +87,21 @@ class TierStore:
         StorageIOError: the drive refused; nothing was left behind.
     """
 
+    @refuses_unknown
     def __init__(
         self,
         path: str | PathLike[str] | Sequence[str | PathLike[str]],
         *,
         host_bytes: SizeLike | None = None,
         disk_bytes: SizeLike | None = None,
-        codec: str = "auto",
+        codec: Codec = "auto",
         staging_bytes: SizeLike | None = None,
         inline_bytes: SizeLike | None = "128KiB",
         checksum: bool = True,
         io_depth: int = NUM_AT_ONCE,
         max_write_bytes_per_day: SizeLike | None = None,
-        return_memory: str = "auto",
+        return_memory: Mode = "auto",
         copies: Copies | None = None,
-        **unknown: Never,
     ) -> None:
         given = {
             "host_bytes": host_bytes,
@@ -112,10 +115,10 @@ class TierStore:
             "return_memory": return_memory,
             "copies": copies,
         }
-        refuse_unknown(unknown, ", ".join(given))
         self._begin(local_options(path, given))
 
     @classmethod
+    @refuses_unknown
     def connect(
         cls,
         address: str | PathLike[str] | None = None,
@@ -126,9 +129,8 @@ class TierStore:
         reconnect_seconds: float = 30.0,
         daemon_uid: int | None = None,
         name: str | None = None,
-        return_memory: str = "auto",
+        return_memory: Mode = "auto",
         copies: Copies | None = None,
-        **unknown: Never,
     ) -> Self:
         """A store that uses the daemon at `address` as its disk tier. Everything else is the same.
 
@@ -166,7 +168,6 @@ class TierStore:
             "return_memory": return_memory,
             "copies": copies,
         }
-        refuse_unknown(unknown, ", ".join(given))
         store = cls.__new__(cls)
         store._begin(connected_options(address, given))
         return store
@@ -179,7 +180,7 @@ class TierStore:
         name: str = "disk tier",
         host_bytes: SizeLike | None = None,
         staging_bytes: SizeLike | None = None,
-        return_memory: str = "auto",
+        return_memory: Mode = "auto",
         copies: Copies | None = None,
     ) -> Self:
         """A store with a disk tier of your own. Everything above the disk tier is the same.
