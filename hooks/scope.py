@@ -69,7 +69,7 @@ class OffloadScope:
         self._fits_on_device = store.residency.fits_on_device
         self._may_gather = store.residency.rules.may_gather
         self._device_of = store.residency.device_of
-        self._keys = store.keys
+        self._keys = store.residency.handles.keys
 
     @uncompiled
     def pack(self, tensor: torch.Tensor) -> SavedTensor | Kept | HeldTensor:
@@ -191,7 +191,7 @@ class OffloadScope:
         fresh = self._fresh if node != self._fresh_node else []
         joined = _join_record(residency, tensor, root, layout)
         if joined is None:
-            handle = self._store.new_handle(tensor, layout, root=root)
+            handle = residency.handles.new(self._store, tensor, layout, root=root)
             record = handle.record
             index = residency.save(record, log, node, fresh)
             self._fresh.append(record)

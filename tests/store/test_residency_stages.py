@@ -32,6 +32,11 @@ def _tensor(number: int = 0) -> torch.Tensor:
     return torch.arange(NBYTES // 4, dtype=torch.float32) + number
 
 
+def _handle(store: TierStore, number: int) -> Handle:
+    tensor = _tensor(number)
+    return store.residency.handles.new(store, tensor, layout_of(tensor))
+
+
 def _log(store: TierStore) -> PackLog:
     return open_log(store, LogOptions(lookahead_bytes=None, orders=None, device_bytes=0))
 
@@ -310,7 +315,7 @@ def test_join_once_the_bytes_were_read_is_refused(bench: Bench, stage: str) -> N
 
 def test_held_again_while_it_is_kept_in_memory_is_left_alone(bench: Bench) -> None:
     store, _ = bench.open(host_bytes=NBYTES)
-    first, second = (store.new_handle(tensor, layout_of(tensor)) for tensor in map(_tensor, range(2)))
+    first, second = (_handle(store, number) for number in range(2))
     log = _log(store)
     inspect(store).residency.save(first.record, log, 1, [])
     inspect(store).residency.settle([first.record])
@@ -327,7 +332,7 @@ def test_held_again_while_it_is_kept_in_memory_is_left_alone(bench: Bench) -> No
 
 def test_held_again_while_it_waits_for_room_is_left_alone(bench: Bench) -> None:
     store, disk = bench.open(staging_bytes=NBYTES)
-    first, second, third = (store.new_handle(tensor, layout_of(tensor)) for tensor in map(_tensor, range(3)))
+    first, second, third = (_handle(store, number) for number in range(3))
     disk.hold("write")
     log = _log(store)
     inspect(store).residency.save(first.record, log, 1, [])

@@ -25,8 +25,7 @@ from torch import nn
 from ..errors import ConfigError
 from ..hooks.in_place import Around, around_calls_of
 from ..hooks.module import ModuleScope
-from ..hooks.offload import PrefetchOrder
-from ..hooks.offload import tiered_offload
+from ..hooks.offload import PrefetchOrder, tiered_offload
 from ..store.tier_store import TierStore
 from .applied import PlannedCalls
 from .call_tree import CallTree, Storages, blocks_of

@@ -13,6 +13,7 @@ from ..rules.windows import NUM_MEMBERS
 from .device import Streams
 from .groups import Part, become_members, copy_into, may_join_later, take_if_ours
 from .handle import Handle, Record
+from .handle_making import HandleFactory
 from .layout import Layout, layout_of, unseen_by_modes
 from .lent import LentViews
 from .noted import NotedLog, NotedTensor, NotedTensors
@@ -27,12 +28,14 @@ class Booking:
     def __init__(
         self,
         ledger: Ledger[Record],
+        handles: HandleFactory,
         noted: NotedTensors,
         lent_views: LentViews,
         slots: Slots,
         streams: Streams,
     ) -> None:
         self.noted = noted
+        self._handles = handles
         self._streams = streams
         self._slots = slots
         self._begin_to_pin = slots.slab.begin_to_pin
@@ -119,7 +122,7 @@ class Booking:
         slot, memory = self._copied(group) if device is None else (None, self._gathered(group, device))
         if memory is None:
             return None
-        handle = log.maker.handle_for_group(memory, newest.key, dtype, len(members))
+        handle = self._handles.of_group(log.store, memory, newest.key, dtype, len(members))
         record = handle.record
         record.slot = slot
         if device is not None:
@@ -185,7 +188,7 @@ class Booking:
             self._join(noted, handle)
             return
         log = noted.log
-        handle = log.maker.handle_for(noted)
+        handle = self._handles.of_noted(noted)
         record = handle.record
         if record.device is not None:
             self._begin_to_pin(record.device)

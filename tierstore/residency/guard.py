@@ -32,6 +32,7 @@ from .booking import Booking
 from .copies import AcceleratorCopies, Copies
 from .device import DeviceTier
 from .handle import Record
+from .handle_making import HandleFactory
 from .layout import is_inside_modes, outside_of_modes
 from .lent import LentViews
 from .memory import StoreMemory
@@ -114,7 +115,7 @@ class Guard:
         rules: what is decided, and the state of it. Only under the lock.
         closed: the error that says why the store cannot be used any more; None: it can.
         slab: host memory for restored bytes, and for copies from accelerators.
-        note_release: takes a record whose handle has died. Any thread, without the lock.
+        handles: makes handles and their records. Any thread, without the lock.
         fits_on_device: whether so many bytes more may stay on devices. Without the lock, it may be out of date.
         device_of: the accelerator that a tensor lives on; None: it is in host memory. Any thread, without the lock.
         are_several: there may be other stores in this process. The same for all of them.
@@ -147,11 +148,12 @@ class Guard:
         self._devices = DeviceTier(
             copies or AcceleratorCopies(), lent_views=lent_views, note_copy=slots.note_copy, resident=resident
         )
-        self._booking = Booking(ledger, self._noted, lent_views, slots, self._devices.streams)
+        streams = self._devices.streams
+        self.device_of = streams.device_of
+        self.handles = HandleFactory(self, ledger.released.append, streams.device_of)
+        self._booking = Booking(ledger, self.handles, self._noted, lent_views, slots, streams)
         self._memory = StoreMemory(self._booking, slots, self._devices, lent_views)
         self.rules = Rules[Record](ledger, self._memory, self._devices, engine, engine.disk_budget_bytes)
-        self.note_release = self.rules.released.append
-        self.device_of = self._devices.streams.device_of
         self.fits_on_device = self._devices.window.fits
         self._begin_lock()
         self.closed: StoreClosedError | None = None

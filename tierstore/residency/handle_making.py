@@ -14,7 +14,6 @@ from .handle import Handle, Record
 from .layout import Layout, alias_of, in_dtype, layout_of, unseen_by_modes
 from .noted import NotedTensor
 from .ownership import claim
-from .residency import Residency
 from .torch_names import storage_address
 
 _MOST_LAYOUTS = 4096  # kept to be shared
@@ -23,13 +22,20 @@ _MOST_LAYOUTS = 4096  # kept to be shared
 class HandleFactory:
     """Makes the handles of one store. Any thread.
 
-    The residency does not know a record yet when that is made: give it to `save` or `store`.
+    A record that was just made is not in the books yet: give it to `Residency.save` or `store`. `note_release` takes a
+    record whose handle has died.
     """
 
-    def __init__(self, residency: Residency) -> None:
+    def __init__(
+        self,
+        residency: object,
+        note_release: Callable[[Record], None],
+        device_of: Callable[[torch.Tensor], torch.device | None],
+    ) -> None:
         self.keys = itertools.count(1)
         self._residency = residency
-        self._note_release: Callable[[Record], None] = residency.note_release
+        self._note_release = note_release
+        self._device_of = device_of
         self._layouts: dict[Layout, Layout] = {}
 
     @unseen_by_modes  # a fake alias has no bytes
@@ -38,35 +44,33 @@ class HandleFactory:
         owner: object,
         tensor: torch.Tensor,
         layout: Layout,
-        kind: Kind | None = None,
         root: weakref.ref[torch.Tensor] | None = None,
     ) -> Handle:
         """A handle for a strided tensor, which keeps its `owner` open.
 
-        `kind`: of its data, for the codec; None: its dtype's. `root`: the tensor's base, or itself; None: no other
-        tensor will share the record.
+        `root`: the tensor's base, or itself; None: no other tensor will share the record.
         """
         storage = tensor.untyped_storage()
         source = alias_of(tensor, layout)
-        if kind is None:
-            kind = _kind_of(layout.dtype)
         nbytes = storage.nbytes() if tensor.numel() else 0
         handle = Handle(owner, source)
         key, address, layout = next(self.keys), storage_address(source), self._same_layout(layout)
-        handle.record = record = Record(handle, self._note_release, key, nbytes, address, layout, kind)
+        handle.record = record = Record(
+            handle, self._note_release, key, nbytes, address, layout, _kind_of(layout.dtype)
+        )
         record.root = root
         record.residency = self._residency
-        record.device = self._residency.device_of(source)
+        record.device = self._device_of(source)
         claim(record, storage)
         return handle
 
-    def of_noted(self, owner: object, noted: NotedTensor) -> Handle:
+    def of_noted(self, noted: NotedTensor) -> Handle:
         alias = noted.alias
         if alias is None:
             raise RuntimeError(f"tensor {noted.key} is booked already")
         layout = self._same_layout(layout_of(alias))
         kind, nbytes = _kind_of(layout.dtype), noted.log.sizes[noted.index]
-        handle = Handle(owner, alias_of(alias, layout))
+        handle = Handle(noted.log.store, alias_of(alias, layout))
         handle.record = record = Record(handle, self._note_release, noted.key, nbytes, noted.address, layout, kind)
         record.version = noted.version
         record.device, record.stream = noted.device, noted.stream

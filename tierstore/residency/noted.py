@@ -23,7 +23,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -39,15 +39,6 @@ if TYPE_CHECKING:
 
 _FIRST_LOOK_PACKS = 1024
 """A log is not searched for dead tensors before it has this many packs."""
-
-
-class HandleMaker(Protocol):
-    """The part of the store that a log needs: it makes handle and record of a tensor that was only noted so far."""
-
-    def handle_for(self, noted: NotedTensor) -> Handle: ...
-
-    def handle_for_group(self, memory: torch.Tensor, key: int, dtype: torch.dtype, num_members: int) -> Handle:
-        """Of tensors of that dtype, whose bytes are in `memory`: uint8, shape [n], over a slot."""
 
 
 class NotedTensor:
@@ -117,7 +108,7 @@ class NotedLog:
     store's lock.
 
     Attributes:
-        maker: makes the handles of booked tensors; the reference keeps the store open.
+        store: the handles of its booked tensors, and this reference, keep it open.
         residency: the store's, by which its records are told from those of other stores.
         number: unique in this process.
         nodes: the autograd node that saved each tensor.
@@ -144,9 +135,9 @@ class NotedLog:
     keeps_layouts: ClassVar[bool] = False
     _numbers = itertools.count()
 
-    def __init__(self, maker: HandleMaker, residency: object, begin: Callable[[NotedLog], LogRemains]) -> None:
+    def __init__(self, store: object, residency: object, begin: Callable[[NotedLog], LogRemains]) -> None:
         self.number = next(self._numbers)
-        self.maker = maker
+        self.store = store
         self.residency = residency
         self.nodes: list[int] = []
         self.sizes: list[int] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Generic, Protocol
 
@@ -24,6 +25,7 @@ class Ledger(Generic[R]):
     Attributes:
         pending: records whose bytes are where autograd left them.
         records: all records whose handle lives, by key.
+        released: records whose handle is gone, and that nobody has accounted for yet.
         counters: totals since the store was opened.
     """
 
@@ -32,6 +34,7 @@ class Ledger(Generic[R]):
         self.noted = noted
         self.pending = Pending[R](is_sole_owner)
         self.records: dict[int, R] = {}
+        self.released: deque[R] = deque()
         self.counters = Counters()
 
     def uncharged_bytes(self) -> int:

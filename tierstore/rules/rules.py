@@ -3,13 +3,12 @@
 The way down is in `down.py`, the way up in `up.py`. `advance` is called whenever room was freed: it lets the blocked
 records in, and the next writes and reads begin. The caller holds the store's lock; nothing here waits.
 
-A handle that dies puts its record into the queue `released`; `drain` does the rest at the start of every call: see NOTE
-[No finalizers] in `base/remains.py`.
+A handle that dies puts its record into the queue `Ledger.released`; `drain` does the rest at the start of every call:
+see NOTE [No finalizers] in `base/remains.py`.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import replace
 
 from ..disk.tier import Loaded, Stored
@@ -35,7 +34,6 @@ class Rules(Up[R]):
     """See the module's docstring.
 
     Attributes:
-        released: records whose handle is gone; `drain` accounts for them.
         num_packing: how many threads wait for room.
     """
 
@@ -48,7 +46,7 @@ class Rules(Up[R]):
         disk_budget_bytes: int,
     ) -> None:
         super().__init__(ledger, memory, device, engine)
-        self.released: deque[R] = deque()
+        self.released = ledger.released
         self.num_packing = 0
         self._disk_budget_bytes = disk_budget_bytes
         self._is_abandoned = False

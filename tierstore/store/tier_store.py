@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 import warnings
-import weakref
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from os import PathLike
@@ -20,10 +19,8 @@ import torch
 from ..base.config import Mode, SizeLike
 from ..base.config_file import ConfigSource, store_options
 from ..base.defaults import NUM_AT_ONCE
-from ..disk.tier import Kind
 from ..errors import ConfigError, ConfigTypeError, TierStoreWarning
 from ..residency.handle import Handle, Record
-from ..residency.handle_making import HandleFactory
 from ..residency.layout import layout_of, outside_of_modes, storage_of
 from ..residency.uncompiled import uncompiled
 from ..returning.advice import stacklevel_of_user
@@ -34,8 +31,6 @@ from .stats import StoreStats
 
 if TYPE_CHECKING:
     from ..residency.copies import Copies
-    from ..residency.layout import Layout
-    from ..residency.noted import NotedTensor
     from ..returning.returner import MemoryUse
     from .engine import OpenDisk
 
@@ -225,12 +220,10 @@ class TierStore:
         """Open the store. `tierstore.testing.FaultyStore` overrides this to wrap `open_disk` and `copies`."""
         self.host_bytes, self.staging_bytes = options.host_bytes, options.staging_bytes
         self._core = Core(self, options)
-        # For the hooks: residency, traces, learned_orders, keys, of_thread. For memory plans: plans.
+        # For the hooks: residency, traces, learned_orders, of_thread. For memory plans: plans.
         self.residency = self._core.residency
         self.traces, self.plans = self._core.traces, self._core.plans
-        self._handles = HandleFactory(self.residency)
         self.learned_orders = LearnedOrders()
-        self.keys = self._handles.keys
         self.of_thread = threading.local()  # the hooks' own
 
     # --- by hand ----------------------------------------------------------------------------------------------
@@ -263,7 +256,7 @@ class TierStore:
             raise ConfigTypeError("tensor", type(tensor).__name__, what)
         if storage_of(tensor) is None:
             raise ConfigError("tensor", type(tensor).__name__, what)
-        handle = self.new_handle(tensor, layout_of(tensor))
+        handle = self.residency.handles.new(self, tensor, layout_of(tensor))
         self.residency.store(handle.record)
         return handle
 
@@ -369,23 +362,6 @@ class TierStore:
         reason = self._core.why_memory_stays()
         if reason is not None:
             warnings.warn(f"{self!r}: {reason}", TierStoreWarning, stacklevel=stacklevel_of_user())
-
-    # --- for the hooks ----------------------------------------------------------------------------------------
-
-    def new_handle(
-        self,
-        tensor: torch.Tensor,
-        layout: Layout,
-        kind: Kind | None = None,
-        root: weakref.ref[torch.Tensor] | None = None,
-    ) -> Handle:
-        return self._handles.new(self, tensor, layout, kind, root)
-
-    def handle_for(self, noted: NotedTensor) -> Handle:
-        return self._handles.of_noted(self, noted)
-
-    def handle_for_group(self, memory: torch.Tensor, key: int, dtype: torch.dtype, num_members: int) -> Handle:
-        return self._handles.of_group(self, memory, key, dtype, num_members)
 
     def _record_of(self, handle: Handle) -> Record:
         if not isinstance(handle, Handle):
