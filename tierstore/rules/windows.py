@@ -47,22 +47,19 @@ _DEVICE_GROUPS = 4
 
 
 class Window:
-    """A byte-accurate counter with a limit (None: unlimited) that its owner enforces, and the most that it ever had."""
+    """A byte-accurate counter with a limit (None: unlimited) that its owner enforces."""
 
-    __slots__ = ("limit_bytes", "peak_bytes", "used_bytes")
+    __slots__ = ("limit_bytes", "used_bytes")
 
     def __init__(self, limit_bytes: int | None) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
-        self.peak_bytes = 0
 
     def fits(self, nbytes: int) -> bool:
         return self.limit_bytes is None or self.used_bytes + nbytes <= self.limit_bytes
 
     def charge(self, nbytes: int) -> None:
         self.used_bytes += nbytes
-        if self.used_bytes > self.peak_bytes:
-            self.peak_bytes = self.used_bytes
 
     def discharge(self, nbytes: int) -> None:
         self.used_bytes -= nbytes
