@@ -395,7 +395,9 @@ def real_decisions(
         place, host_bytes=settings.host_bytes, staging_bytes=settings.staging_bytes, codec="none"
     ) as store:
         inspect(store).let_staging_grow(settings.staging_grows)
-        decisions = store.stepper.take_over(store, followed, next(store.residency.handles.keys) + 1, Drive(settings), windows)
+        decisions = store.stepper.take_over(
+            store, followed, next(store.residency.handles.keys) + 1, Drive(settings), windows
+        )
         try:
             for _ in range(num_steps):
                 step = _RealStep(store, workload, settings)
