@@ -74,7 +74,7 @@ def make_windows_small(store: TierStore, nbytes: int) -> None:
     window = inspect(store).device_window
     set_existing(window.in_flight, limit_bytes=nbytes)
     set_existing(window.reloaded, limit_bytes=nbytes)
-    window.keep(window.resident.limit_bytes or 0)
+    window.keep(window.resident.limit_bytes)
 
 
 @contextmanager

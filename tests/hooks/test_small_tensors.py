@@ -34,8 +34,8 @@ class Watch:
         host, staging, noted_bytes = (*map(self.inside.window, ("host", "staging")), self.inside.noted_bytes_in_staging)
         self.most_noted_bytes = max(self.most_noted_bytes, noted_bytes)
         assert 0 <= noted_bytes <= min(self.inside.noted_bytes, _MOST_BYTES)
-        assert staging.used_bytes <= (staging.limit_bytes or 0)
-        room = max(0, (host.limit_bytes or 0) - host.used_bytes)
+        assert staging.used_bytes <= staging.limit_bytes
+        room = max(0, host.limit_bytes - host.used_bytes)
         most = room + sum(self.inside.newest_noted_bytes)
         assert self.inside.uncharged_bytes <= most, "more than the newest node's has no room"
         return True

@@ -201,7 +201,7 @@ class Stepper:
         self.copies.queues = self.decisions.copies
         window = inside.device_window
         window.in_flight.limit_bytes, window.reloaded.limit_bytes = windows.flight_bytes, windows.reload_bytes
-        window.keep(window.resident.limit_bytes or 0)
+        window.keep(window.resident.limit_bytes)
         self._end_discard = inside.residency.end_discard
 
         def await_rest() -> None:

@@ -22,8 +22,8 @@ def _window(num_resident: int, out_bytes: int, back_bytes: int) -> DeviceWindow[
     window = DeviceWindow[Saved](3, flight_bytes=1, reload_bytes=1)
     for key in range(num_resident):
         assert window.hold(Saved(key))
-    window.in_flight.charge(out_bytes)
-    window.reloaded.charge(back_bytes)
+    window.in_flight.used_bytes += out_bytes
+    window.reloaded.used_bytes += back_bytes
     return window
 
 

@@ -58,7 +58,7 @@ def test_free_pages_are_kept_within_what_both_windows_leave_free(taken: str) -> 
     if taken == "uncharged":
         uncharged.append(NBYTES)
     else:
-        getattr(books, taken).charge(NBYTES)
+        getattr(books, taken).used_bytes += NBYTES
     slots.trim()
     assert slots.slab.cached_bytes == 2 * NBYTES
 
@@ -68,7 +68,7 @@ def test_free_pages_of_a_window_that_is_overdrawn_take_none_of_the_other() -> No
     slots = Slots(books, 2 * NBYTES, lambda: 0)
     for slot in [slots.allocate(NBYTES) for _ in range(2)]:
         slots.free(slot)
-    books.staging.charge(3 * NBYTES)
+    books.staging.used_bytes += 3 * NBYTES
     slots.trim()
     assert slots.slab.cached_bytes == NBYTES
 
@@ -79,7 +79,7 @@ def test_pages_of_a_lent_slot_are_kept_for_the_next_read_and_given_up_for_a_writ
     slot = slots.allocate(NBYTES)
     tensor = slots.hand_out(slot)
     slots.let_go(slot)
-    windows.staging.charge(NBYTES)  # another one takes its room while it is lent
+    windows.staging.used_bytes += NBYTES  # another one takes its room while it is lent
     del tensor
     slots.take_back()
     slots.trim(is_for_read=True)

@@ -72,7 +72,7 @@ class DeviceTier(DeviceRules[Record]):
         self.window.keep(limit_bytes)
 
     def time_graph(self, record: Record) -> GraphTimes:
-        return self.streams.time_graph(record, self.window.resident.limit_bytes or 0)
+        return self.streams.time_graph(record, self.window.resident.limit_bytes)
 
 
 class Streams:

@@ -374,7 +374,7 @@ class Residency(HandingOut):
     @property
     def device_limit_bytes(self) -> int:
         """Bytes of saved tensors that may stay on accelerators now. Any thread, without the lock."""
-        return self._devices.window.resident.limit_bytes or 0
+        return self._devices.window.resident.limit_bytes
 
     @property
     def window_limits(self) -> tuple[int, int]:

@@ -71,7 +71,7 @@ class Slots:
             self.free(slot)
         else:
             slot.lent = True
-            self._windows.lent.charge(slot.nbytes)
+            self._windows.lent.used_bytes += slot.nbytes
 
     def take_back(self) -> None:
         """Free the slots whose last tensor has died, if the store does not use them either."""
@@ -79,7 +79,7 @@ class Slots:
             slot = self.returned.popleft().slot
             slot.returned = True
             if slot.lent:
-                self._windows.lent.discharge(slot.nbytes)
+                self._windows.lent.used_bytes -= slot.nbytes
                 self._spare_bytes = slot.size_bytes
                 self.free(slot)
 

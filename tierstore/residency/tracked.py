@@ -72,7 +72,7 @@ class TrackedBytes:
             storages[storage_id][0] += 1
         else:
             storages[storage_id] = [1, nbytes]
-            self._resident.charge(nbytes)
+            self._resident.used_bytes += nbytes
 
     def drop_dead(self, logs: Mapping[int, L]) -> list[L]:
         """Charge nothing for dead tensors any more. `logs`: by number; returns those that are changed."""
@@ -92,7 +92,7 @@ class TrackedBytes:
                     if not charged[0]:
                         del log.storages[storage_id]
                         freed_bytes += charged[1]
-        self._resident.discharge(freed_bytes)
+        self._resident.used_bytes -= freed_bytes
         return list(changed.values())
 
     def remove(self, log: _Log, index: int) -> None:
@@ -101,9 +101,9 @@ class TrackedBytes:
         charged[0] -= 1
         if not charged[0]:
             del log.storages[storage_id]
-            self._resident.discharge(charged[1])
+            self._resident.used_bytes -= charged[1]
 
     def end(self, log: _Log) -> None:
         """Charge nothing for the log any more: it is gone, or the store is closed."""
-        self._resident.discharge(sum([nbytes for _, nbytes in log.storages.values()]))
+        self._resident.used_bytes -= sum([nbytes for _, nbytes in log.storages.values()])
         log.storages.clear()

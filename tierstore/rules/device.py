@@ -124,7 +124,7 @@ class DeviceRules(Generic[R]):
         copy = self._memory.copy_out(record)
         record.move(State.OFFLOADING)
         self.flights.append(_Flight(record, copy))
-        self.window.in_flight.charge(copy.nbytes)
+        self.window.in_flight.used_bytes += copy.nbytes
         self.bound_flight()
 
     def bound_flight(self) -> None:
@@ -158,7 +158,7 @@ class DeviceRules(Generic[R]):
             self.busy.popleft()[1]()
 
     def _land(self, flight: _Flight[R]) -> None:
-        self.window.in_flight.discharge(flight.copy.nbytes)
+        self.window.in_flight.used_bytes -= flight.copy.nbytes
         record = flight.record
         self._memory.share(record, flight.copy)
         if record.has_device_bytes and record.key not in self._reloaded:
@@ -176,7 +176,7 @@ class DeviceRules(Generic[R]):
         if copy is None:
             return False
         self._reloaded[record.key] = _Reload(record, copy)
-        self.window.reloaded.charge(record.nbytes)
+        self.window.reloaded.used_bytes += record.nbytes
         self._num_ahead += 1
         while self.window.reloads_too_much() and len(self._reloaded) > 2:  # one in use, and the next
             oldest = [reload.record for reload in islice(self._reloaded.values(), _MOST_COMPARED)]
@@ -252,7 +252,7 @@ class DeviceRules(Generic[R]):
         self.too_large.discard(record.key)
         reload = self._reloaded.pop(record.key, None)
         if reload is not None:
-            self.window.reloaded.discharge(reload.nbytes)
+            self.window.reloaded.used_bytes -= reload.nbytes
             if reload.memory is not None:  # no stream waits for the copy: it is kept until that is over
                 self._num_ahead -= 1
                 self.when_copied(reload.end, partial(_drop, reload.memory))
@@ -278,7 +278,7 @@ class DeviceRules(Generic[R]):
     def finish(self) -> None:
         """Release everything: all copies are over, or the device has failed and they never will be."""
         while self.flights:
-            self.window.in_flight.discharge(self.flights.popleft().copy.nbytes)
+            self.window.in_flight.used_bytes -= self.flights.popleft().copy.nbytes
         while self.busy:
             self.busy.popleft()[1]()
 

@@ -47,26 +47,26 @@ class DeviceWindow(Generic[R]):
         self.resident = resident or Window(limit_bytes)
         self.in_flight = Window(flight_bytes)
         self.reloaded = Window(reload_bytes)
-        self.keep(self.resident.limit_bytes or 0)
+        self.keep(self.resident.limit_bytes)
         self._resident: OrderedDict[int, tuple[R, int]] = OrderedDict()  # with its bytes; saved first, first
         self._leaving: OrderedDict[int, R] = OrderedDict()  # those of `_resident` that the plan sends away
 
     def keep(self, limit_bytes: int) -> None:
         """Set how many bytes may stay."""
         self.resident.limit_bytes = limit_bytes
-        flight_bytes = self.in_flight.limit_bytes or 0
+        flight_bytes = self.in_flight.limit_bytes
         self.group_bytes = min(limit_bytes or flight_bytes, flight_bytes) // NUM_GROUPS
 
     def fits(self, nbytes: int) -> bool:
         """Whether `nbytes` more may stay, so that nothing has to leave for them."""
-        room = (self.resident.limit_bytes or 0) - self.resident.used_bytes - nbytes
+        room = self.resident.limit_bytes - self.resident.used_bytes - nbytes
         reloaded = self.reloaded
-        return room >= 0 and (reloaded.used_bytes <= (reloaded.limit_bytes or 0) or room >= _lent(reloaded))
+        return room >= 0 and (reloaded.used_bytes <= reloaded.limit_bytes or room >= _lent(reloaded))
 
     def hold(self, record: R) -> bool:
         """Count the record as staying. False: the plan sends it away at once."""
         self._resident[record.key] = record, record.nbytes
-        self.resident.charge(record.nbytes)
+        self.resident.used_bytes += record.nbytes
         if record.place in (Place.HOST, Place.DISK):
             self._leaving[record.key] = record
             return False
@@ -86,7 +86,7 @@ class DeviceWindow(Generic[R]):
     def leave(self, record: R) -> None:
         _, nbytes = self._resident.pop(record.key, (record, 0))
         self._leaving.pop(record.key, None)
-        self.resident.discharge(nbytes)
+        self.resident.used_bytes -= nbytes
 
     def flies_too_much(self) -> bool:
         lent = _lent(self.in_flight)
@@ -102,9 +102,9 @@ class DeviceWindow(Generic[R]):
 
     def _room(self) -> int:
         """Bytes that may stay but do not, so they can be lent; negative: too much stays."""
-        return (self.resident.limit_bytes or 0) - self.resident.used_bytes
+        return self.resident.limit_bytes - self.resident.used_bytes
 
 
 def _lent(window: Window, nbytes: int = 0) -> int:
     """Bytes that the window would use beyond its own limit, with `nbytes` more."""
-    return max(0, window.used_bytes + nbytes - (window.limit_bytes or 0))
+    return max(0, window.used_bytes + nbytes - window.limit_bytes)

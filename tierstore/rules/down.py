@@ -87,7 +87,7 @@ class Down(Generic[R]):
         self.may_wait = nbytes <= windows.member_bytes and noted_bytes + nbytes <= windows.group_bytes
         if pending.must_be_examined or self.blocked or self.spill_error is not None:
             return True  # as `must_examine`, without its call
-        limit_bytes = windows.host.limit_bytes or 0
+        limit_bytes = windows.host.limit_bytes
         held_bytes = windows.host.used_bytes + pending.num_bytes + noted_bytes - windows.noted_bytes
         if held_bytes + self._pages.cached_bytes + nbytes <= limit_bytes:
             return False
@@ -108,7 +108,7 @@ class Down(Generic[R]):
         windows = self.windows
         is_first = not windows.noted_bytes
         windows.noted_bytes += nbytes
-        windows.staging.charge(nbytes)
+        windows.staging.used_bytes += nbytes
         if is_first:
             self._memory.trim()  # for all that follow: `HostWindows.free_bytes`
 
@@ -127,7 +127,7 @@ class Down(Generic[R]):
         """Whether host memory has room for what no window is charged with yet, and `nbytes` more."""
         windows, host = self.windows, self.windows.host
         uncharged_bytes = self.pending.num_bytes + self.noted.num_bytes - windows.noted_bytes
-        return host.used_bytes + uncharged_bytes + nbytes <= (host.limit_bytes or 0)
+        return host.used_bytes + uncharged_bytes + nbytes <= host.limit_bytes
 
     def _charge_rest(self) -> None:
         """What could not be booked stays noted: in staging, if nothing waits for room there."""
@@ -197,7 +197,7 @@ class Down(Generic[R]):
         nbytes, host, staging = record.nbytes, self.windows.host, self.windows.staging
         if not host.fits(nbytes):
             self.windows.grow_staging(nbytes)
-        window = staging if nbytes > (host.limit_bytes or 0) or self._goes_at_once(record) else host
+        window = staging if nbytes > host.limit_bytes or self._goes_at_once(record) else host
         while not (self._may_move(nbytes) if window is staging else host.fits(nbytes)):
             if not (self._spill(next_to_spill()) or self._drop(next_to_drop())):
                 return False

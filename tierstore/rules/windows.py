@@ -47,22 +47,16 @@ _DEVICE_GROUPS = 4
 
 
 class Window:
-    """A byte-accurate counter with a limit (None: unlimited) that its owner enforces."""
+    """A byte-accurate counter with a limit that its owner enforces."""
 
     __slots__ = ("limit_bytes", "used_bytes")
 
-    def __init__(self, limit_bytes: int | None) -> None:
+    def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
 
     def fits(self, nbytes: int) -> bool:
-        return self.limit_bytes is None or self.used_bytes + nbytes <= self.limit_bytes
-
-    def charge(self, nbytes: int) -> None:
-        self.used_bytes += nbytes
-
-    def discharge(self, nbytes: int) -> None:
-        self.used_bytes -= nbytes
+        return self.used_bytes + nbytes <= self.limit_bytes
 
 
 _NUM_LARGEST = 4
@@ -87,7 +81,7 @@ class HostWindows:
     def __init__(self, host_bytes: int, staging_bytes: int, *, grows: bool = False) -> None:
         self.host = Window(host_bytes)
         self.staging = Window(staging_bytes)
-        self.lent = Window(None)
+        self.lent = Window(sys.maxsize)
         self.host_bytes = host_bytes
         self.grows = grows
         self.host_bytes_peak = 0
@@ -111,7 +105,7 @@ class HostWindows:
 
     @property
     def excess_bytes(self) -> int:
-        return max(0, self.host.used_bytes - (self.host.limit_bytes or 0))
+        return max(0, self.host.used_bytes - self.host.limit_bytes)
 
     def limit(self, host_bytes: int, staging_bytes: int) -> None:
         """Set both limits from now on. What a window holds beyond its limit stays until it is let go of or moved."""
@@ -132,21 +126,21 @@ class HostWindows:
             self.host.limit_bytes, self.staging.limit_bytes = self.limits
             self._limit_groups()
 
-    def charge(self, record: RuledRecord, window: Window | None, nbytes: int | None = None) -> None:
-        """Move the record's charge to `window` (None: to none). `nbytes`: what to charge; None: `record.nbytes`."""
+    def charge(self, record: RuledRecord, window: Window | None) -> None:
+        """Move the record's charge to `window` (None: to none)."""
         if record.window is not None:
             record.window.used_bytes -= record.charged_bytes
         record.window = window
         record.charged_bytes = 0
         if window is not None:
-            record.charged_bytes = record.nbytes if nbytes is None else nbytes
-            window.charge(record.charged_bytes)
+            record.charged_bytes = record.nbytes
+            window.used_bytes += record.charged_bytes
             self._largest_bytes = max(self._largest_bytes, record.charged_bytes)
             if self._taken_bytes or window is self.host:
                 self.host_bytes_peak = max(self.host_bytes_peak, self.used_bytes[0])
 
     def _limit_groups(self) -> None:
-        room_bytes = min(self.staging.limit_bytes or 0, self.host.limit_bytes or sys.maxsize)
+        room_bytes = min(self.staging.limit_bytes, self.host.limit_bytes or sys.maxsize)
         self.group_bytes = min(self._most_noted_bytes, room_bytes // NUM_GROUPS)
         self.member_bytes = self.group_bytes // NUM_MEMBERS
         self._most_beyond_bytes = max(self.group_bytes, min(_LEAST_NOTED_BYTES, self._most_noted_bytes))
@@ -156,14 +150,14 @@ class HostWindows:
         if (nbytes > self.member_bytes and nbytes > SMALL_BYTES) or self.noted_bytes + nbytes > self._most_beyond_bytes:
             return False
         host, staging = self.host, self.staging  # as `staging.fits(nbytes + self.excess_bytes)`, without the calls
-        excess_bytes = max(0, host.used_bytes - (host.limit_bytes or 0))
-        return staging.used_bytes + nbytes + excess_bytes <= (staging.limit_bytes or 0)
+        excess_bytes = max(0, host.used_bytes - host.limit_bytes)
+        return staging.used_bytes + nbytes + excess_bytes <= staging.limit_bytes
 
     @property
     def free_bytes(self) -> tuple[int, int]:
         """Of host, and of staging without what small tensors will take there once there are some; may be negative."""
-        host_bytes = (self.host.limit_bytes or 0) - self.host.used_bytes
-        staging_bytes = (self.staging.limit_bytes or 0) - self.staging.used_bytes + min(0, host_bytes)
+        host_bytes = self.host.limit_bytes - self.host.used_bytes
+        staging_bytes = self.staging.limit_bytes - self.staging.used_bytes + min(0, host_bytes)
         foreseen_bytes = self._most_beyond_bytes - self.noted_bytes if self.noted_bytes else 0
         return host_bytes, staging_bytes - foreseen_bytes
 
@@ -171,7 +165,7 @@ class HostWindows:
         surplus = self.noted_bytes - nbytes
         if surplus > 0:
             self.noted_bytes = nbytes
-            self.staging.discharge(surplus)
+            self.staging.used_bytes -= surplus
 
     def admits_move(self, nbytes: int, *, from_host: bool = False) -> bool:
         """Whether `nbytes` may start to move: they fit into staging, or nothing else is moving.
@@ -180,7 +174,7 @@ class HostWindows:
         """
         staging = self.staging
         held_bytes = staging.used_bytes + (nbytes if from_host else nbytes + self.excess_bytes)
-        return held_bytes <= (staging.limit_bytes or 0) or not staging.used_bytes
+        return held_bytes <= staging.limit_bytes or not staging.used_bytes
 
     def window_for_prefetch(self, nbytes: int, *, is_far: bool = True) -> Window | None:
         """The window that has room for a prefetch; None: neither has. A prefetch never exceeds a limit.

@@ -60,7 +60,7 @@ class SimulatedMemory:
     def track(self, log: GraphLog, index: int) -> None:
         self._begin(log)
         if log.track(index):
-            self._device.window.resident.charge(log.saved[index].nbytes)
+            self._device.window.resident.used_bytes += log.saved[index].nbytes
         self.ledger.counters.packed_tensors += 1
 
     def book_tracked(self, log: GraphLog, group_bytes: int) -> None:
@@ -166,7 +166,7 @@ class SimulatedMemory:
 
     def _untrack(self, log: GraphLog, index: int) -> None:
         log.take_out(index, log.tracked)
-        self._device.window.resident.discharge(log.uncharge(index))
+        self._device.window.resident.used_bytes -= log.uncharge(index)
 
     def _remove(self, nbytes: int) -> None:
         self.num_bytes -= nbytes
