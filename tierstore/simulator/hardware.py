@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from ..hardware import AcceleratorLink, CodecSpeed, Transfer
+from ..hardware import CodecSpeed, Transfer
 from ..hardware import Hardware as DescribedHardware
 
 CALL_SECONDS_PER_RECORD = 0.3e-3
@@ -17,16 +17,13 @@ _CPU_SECONDS_PER_RECORD = 0.5e-3
 
 
 class Activity(Enum):
-    """Kinds of work that take time. Work is in seconds of a training thread, a core or an accelerator, or in bytes to
-    or from the drive or an accelerator."""
+    """Kinds of work that take time. Work is in seconds of a training thread or a core, or in bytes to or from the
+    drive."""
 
     COMPUTE = "compute"
     CPU = "cpu"
-    KERNELS = "kernels"
     WRITE = "write"
     READ = "read"
-    OFFLOAD = "offload"
-    RELOAD = "reload"
 
 
 @dataclass(frozen=True)
@@ -55,7 +52,6 @@ class Hardware:
         cpu_seconds_per_record, cpu_seconds_per_byte: of the store's threads, each way.
         call_seconds_per_record: of the training thread, for each record that its call queues: bookkeeping, and
             handing over the interpreter's lock. Calls that move nothing are part of the workload's compute.
-        link: of each rank, to its accelerator; None: there is none. Neither direction slows the other.
     """
 
     drive: Drive
@@ -64,24 +60,18 @@ class Hardware:
     cpu_seconds_per_record: float = 0.0
     cpu_seconds_per_byte: float = 0.0
     call_seconds_per_record: float = 0.0
-    link: AcceleratorLink | None = None
 
     def rates(self, training_cores: float, counts: Mapping[Hashable, int]) -> Mapping[Hashable, float]:
         """The `Rates` of the machine. `training_cores`: that each rank keeps busy while it computes."""
         depth = max(1, counts.get(Activity.WRITE, 0) + counts.get(Activity.READ, 0))
         wanted_cores = counts.get(Activity.COMPUTE, 0) * training_cores + counts.get(Activity.CPU, 0)
         core_share = 1 / max(1.0, wanted_cores / self.cores)
-        rates: dict[Hashable, float] = {
+        return {
             Activity.CPU: core_share,
             Activity.COMPUTE: core_share,
-            Activity.KERNELS: 1.0,
             Activity.WRITE: _speed_at(self.drive.writes, depth) / depth,
             Activity.READ: _speed_at(self.drive.reads, depth) / depth,
         }
-        if self.link is not None:
-            rates[Activity.OFFLOAD] = self.link.to_host_bytes_per_second
-            rates[Activity.RELOAD] = self.link.to_device_bytes_per_second
-        return rates
 
 
 def _speed_at(speeds: Mapping[int, float], depth: int) -> float:
@@ -97,9 +87,9 @@ def hardware_of(described: DescribedHardware, *, kinds: Mapping[str, str] | None
     """The machine of a description; see `read_hardware`.
 
     For each direction the speeds of the largest blocks are taken, since records are large. Checksum and system call are
-    taken to cost as much as a copy of the bytes, an upper bound: a file says nothing more exact. If there are several
-    accelerators, each rank has one like the first. `kinds`: for each kind of content in a workload, the sample data
-    that stands for it; None: the first data of each codec stands for every kind.
+    taken to cost as much as a copy of the bytes, an upper bound: a file says nothing more exact. `kinds`: for each kind
+    of content in a workload, the sample data that stands for it; None: the first data of each codec stands for every
+    kind.
     """
     drive = described.drive.as_one()
     codecs: dict[tuple[str, str], CodecSpeed] = {}
@@ -119,7 +109,6 @@ def hardware_of(described: DescribedHardware, *, kinds: Mapping[str, str] | None
         cpu_seconds_per_record=_CPU_SECONDS_PER_RECORD,
         cpu_seconds_per_byte=1 / described.host.copy_bytes_per_second,
         call_seconds_per_record=CALL_SECONDS_PER_RECORD,
-        link=next(iter(described.accelerators), None),
     )
 
 

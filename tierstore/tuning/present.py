@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import statistics
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console, Group
@@ -17,15 +16,11 @@ from ..base.interrupts import ended_by_signals
 from ..base.json_text import json_text
 from ..base.new_file import check_distinct, check_new_file, make_file
 from ..errors import ConfigError
-from ..hardware import Hardware, read_hardware
+from ..hardware import read_hardware
 from ..plain_text import plain
-from .examine import NUM_EXAMINED
 from .program import Program
-from .tune import TuningPlan, measure_machine, tune
+from .tune import TuningPlan, tune
 from .tuned import Tuned
-
-_MOST_SILENT_SECONDS = 10.0
-"""A stage without trials tells how far it is after this time."""
 
 
 def present(program: Program, plan: TuningPlan, *, config: Path, hardware: Path | None, as_json: bool) -> None:
@@ -44,19 +39,12 @@ def present(program: Program, plan: TuningPlan, *, config: Path, hardware: Path 
     check_new_file("--config", config)
     described = None if hardware is None else read_hardware(hardware)
     messages = Console(stderr=True, highlight=False)
-    told = _Lines(lambda line: messages.print(plain(line), markup=False, soft_wrap=True))
 
-    def measure(directory: Path) -> Hardware:
-        if described is not None:
-            return described
-        stage = "measuring the machine"
-        told(stage, 0, NUM_EXAMINED)
-        measured = measure_machine(directory, lambda done: told(stage, done, NUM_EXAMINED))
-        told(stage, NUM_EXAMINED, NUM_EXAMINED)
-        return measured
+    def say(line: str) -> None:
+        messages.print(plain(line), markup=False, soft_wrap=True)
 
     with ended_by_signals():
-        tuned = tune(program.run, measure, plan, told)
+        tuned = tune(program.run, described, plan, say)
     if as_json:
         print(json_text(tuned.as_dict()))
     else:
@@ -67,35 +55,7 @@ def present(program: Program, plan: TuningPlan, *, config: Path, hardware: Path 
     except ConfigError:
         messages.print(tuned.toml, markup=False)  # so that a full disk does not lose the work of minutes
         raise
-    messages.print(plain(f"wrote {config}"), markup=False)
-
-
-class _Lines:
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
-        self._began_at: dict[str, float] = {}
-        self._ended: set[str] = set()
-        self._said_at = 0.0
-
-    def __call__(self, stage: str, done: int, total: int | None = None, what: str = "") -> None:
-        if stage in self._ended:
-            return
-        now = time.monotonic()
-        is_new = stage not in self._began_at
-        began_at = self._began_at.setdefault(stage, now)
-        if done == total:
-            self._ended.add(stage)
-            line = f"{stage}: done in {now - began_at:.0f} s"
-        elif what:
-            line = f"{stage}: {done + 1} of {total}, {what}"
-        elif is_new:
-            line = f"{stage} ..."
-        elif now - self._said_at >= _MOST_SILENT_SECONDS:
-            line = f"{stage}: {done} done" if total is None else f"{stage}: {done} of {total} done"
-        else:
-            return
-        self._said_at = now
-        self._say(line)
+    say(f"wrote {config}")
 
 
 # --- the outcome ------------------------------------------------------------------------------------------------------
@@ -105,8 +65,6 @@ def tuned_view(tuned: Tuned) -> Group:
     """The candidates in a table, best in bold, and the outcome."""
     until = "" if tuned.found.is_whole else " before --search-seconds ran out"
     notes = [f"{len(tuned.found.predicted)} settings were simulated{until}."]
-    if tuned.link is not None:
-        notes.append(f"They were simulated with {tuned.link}.")
     for each in tuned.candidates:
         if not each.is_allowed:
             notes.append(f"{each.label}: more memory than the limit; shown for comparison.")
@@ -132,7 +90,7 @@ def _steps(tuned: Tuned) -> Table:
 
 def _settings(tuned: Tuned) -> Table:
     """What the candidates may differ in. All of their settings are in the file, and in the output of --json."""
-    columns = ("host", "staging", "codec", "prefetch", "depth", "on device")
+    columns = ("host", "staging", "codec", "prefetch", "depth")
     rows = [
         (
             format_bytes(each.settings.host_bytes),
@@ -140,12 +98,10 @@ def _settings(tuned: Tuned) -> Table:
             each.settings.codec,
             each.settings.prefetch,
             str(each.settings.io_depth),
-            format_bytes(each.device_bytes),
         )
         for each in tuned.candidates
     ]
-    num_columns = len(columns) - (tuned.link is None)
-    return _table(tuned, "Settings", columns[:num_columns], [row[:num_columns] for row in rows])
+    return _table(tuned, "Settings", columns, rows)
 
 
 def _table(tuned: Tuned, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
