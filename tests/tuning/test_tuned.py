@@ -49,22 +49,25 @@ def test_choice_beside_a_reference_that_wavers_needs_a_larger_gain() -> None:
     assert choose([wavering, _candidate("found", 0.9, 1.2, 0.9)])[0] is wavering
 
 
-def _tuned(place: str, settings: TrialSettings) -> Tuned:
+def _tuned(place: str, settings: TrialSettings, device_bytes: int | str) -> Tuned:
     chosen = Candidate("found\n1", settings, None, (0.5, 0.6), failure=None)
     found = Found({settings: 1.0}, is_whole=True)
-    of_scope = {"min_bytes": MIB, "device_bytes": "auto"}
+    of_scope = {"min_bytes": MIB, "device_bytes": device_bytes}
     return Tuned(place, of_scope, [REFERENCE, chosen], chosen, found, "it is\nfaster")
 
 
-@pytest.mark.parametrize(("prefetch", "lookahead_bytes"), [("reverse", 4 * MIB), ("learned", None)])
+@pytest.mark.parametrize(
+    ("prefetch", "lookahead_bytes", "device_bytes"), [("reverse", 4 * MIB, 5 * MIB), ("learned", None, "auto")]
+)
 def test_file_of_outcome_opens_a_store_and_a_scope_as_measured(
     prefetch: str,
     lookahead_bytes: int | None,
+    device_bytes: int | str,
     store_directory: Path,
     tmp_path: Path,
 ) -> None:
     settings = replace(SETTINGS, prefetch=prefetch, lookahead_bytes=lookahead_bytes)
-    tuned = _tuned(str(store_directory), settings)
+    tuned = _tuned(str(store_directory), settings, device_bytes)
     file = tmp_path / "tierstore.toml"
     file.write_text(tuned.toml)
     assert "# it is\\nfaster\n" in tuned.toml, "why"
@@ -73,7 +76,7 @@ def test_file_of_outcome_opens_a_store_and_a_scope_as_measured(
             scope = inspect_scope(tiered_offload.from_config(store, config))
             assert (store.host_bytes, store.staging_bytes) == (8 * MIB, 16 * MIB)
             assert (scope.prefetch, scope.lookahead_bytes) == (prefetch, lookahead_bytes or 24 * MIB)
-            assert scope.device_bytes is None, '"auto", as the program has it'
+            assert scope.device_bytes == (None if device_bytes == "auto" else device_bytes), "as the program has it"
             with store.trace(tmp_path / "trace.jsonl"):
                 pass
             recorded = read_trace(tmp_path / "trace.jsonl").header.store
