@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from tests.simulator.made_up import chain, drive
 from tierstore.errors import StoreFullError
-from tierstore.hardware import CodecSpeed
 from tierstore.simulator import (
+    CodecSpeed,
     Compute,
     EndScope,
     Hardware,

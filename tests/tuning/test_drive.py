@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -46,20 +47,12 @@ def in_memory() -> Iterator[Path]:
         yield Path(folder)
 
 
-def combinations(transfers: Any) -> set[tuple[int, int]]:
-    return {(each.block_bytes, each.depth) for each in transfers}
-
-
-def test_drive_is_measured_by_block_size_and_depth(store_directory: Path) -> None:
-    # On a loaded machine a combination may be left out for want of time; the smallest one never is.
+def test_drive_is_measured_at_each_depth_in_blocks_of_one_size(store_directory: Path) -> None:
     drive, num_steps = measured(store_directory, seconds=1.0)
-    for transfers in (drive.writes, drive.reads):
-        assert (BLOCKS[0], DEPTHS[0]) in combinations(transfers)
-        assert combinations(transfers) <= {(block, depth) for block in BLOCKS for depth in DEPTHS}
-        for each in transfers:
-            assert each.measured_bytes >= each.block_bytes * each.depth
-            assert each.measured_bytes % each.block_bytes == 0
-            assert each.bytes_per_second > 0
+    assert [each.depth for each in drive.writes] == [each.depth for each in drive.reads] == list(DEPTHS)
+    (block_bytes,) = {each.block_bytes for each in (*drive.writes, *drive.reads)}
+    assert block_bytes in BLOCKS
+    assert all(each.bytes_per_second > 0 for each in (*drive.writes, *drive.reads))
     assert drive.span_bytes % MIB == 0
     assert 0 < drive.span_bytes <= 512 * MIB
     assert (drive.write_latency_seconds or 0.0) > 0
@@ -69,15 +62,24 @@ def test_drive_is_measured_by_block_size_and_depth(store_directory: Path) -> Non
 
 
 @pytest.mark.parametrize(("memory_bytes", "longest_bytes"), [(4 * MIB, MIB), (1_234_567, 128 * 2**10)])
-def test_blocks_that_would_take_too_much_memory_are_left_out(
+def test_blocks_are_as_large_as_memory_allows(
     in_memory: Path, store_directory: Path, memory_bytes: int, longest_bytes: int
 ) -> None:
-    # In memory nothing is left out for want of time; a drive refuses blocks of an odd length.
-    for directory in (in_memory, store_directory):
+    for directory in (in_memory, store_directory):  # a drive refuses blocks of an odd length
         drive, _ = measured(directory, seconds=1.0, memory_bytes=memory_bytes)
         assert drive.error is None
-        assert combinations(drive.writes)
-        assert all(block <= longest_bytes for block, _ in combinations(drive.writes + drive.reads))
+        assert drive.writes[0].block_bytes <= longest_bytes
+    drive, _ = measured(in_memory, seconds=1.0)
+    assert drive.writes[0].block_bytes == 16 * MIB, "which takes little time there"
+
+
+def test_blocks_of_a_slow_drive_are_small(store_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(descriptor: int, buffers: Any, offset: int) -> None:
+        time.sleep(0.2)
+
+    monkeypatch.setattr(drive_module, "write_all", slow)
+    drive, _ = measured(store_directory, seconds=1.0)
+    assert drive.writes[0].block_bytes == 128 * 2**10
 
 
 def test_drive_that_fails_half_way_keeps_what_was_measured(

@@ -68,7 +68,7 @@ LONG = TrialSettings(999 * MIB, 112 * MIB, "shuffle-zstd:1", "learned", 999 * MI
 
 def _shown(*candidates: Candidate) -> Sequence[str]:
     start = candidates[0].settings
-    found = Found({start: 1.25}, is_whole=True)
+    found = Found({start: 1.25})
     screen = StringIO()
     reason = f"{candidates[-1].name!r} it is."
     tuned = Tuned("/x", {}, candidates, candidates[-1], found, reason)

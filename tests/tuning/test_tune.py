@@ -10,11 +10,13 @@ import pytest
 
 from tests.existing import set_existing
 from tests.tuning.conftest import HARDWARE
+from tests.tuning.machines import machine
 from tests.tuning.traces import graph_of_steps
 from tierstore.errors import ConfigError
+from tierstore.simulator import Drive
 from tierstore.tuning.program import TrialFailedError
 from tierstore.tuning.settings import TrialSettings, default_settings
-from tierstore.tuning.tune import TuningPlan, tune
+from tierstore.tuning.tune import TuningPlan, hardware_of, tune
 from tierstore.tuning.tuned import Tuned
 
 MIB = 2**20
@@ -115,3 +117,16 @@ def test_program_on_an_accelerator_is_tuned_for_what_leaves_it_and_keeps_its_dev
     tuned = tune_it(Pretended(lambda settings: 1.0, "cuda:0", 32 * MIB))
     assert tuned.config["offload"]["device_bytes"] == 32 * MIB
     assert max(settings.host_bytes for settings in tuned.found.predicted if settings not in (OWN,)) <= 32 * MIB
+
+
+def test_machine_to_simulate_has_what_the_doctor_measured_and_is_refused_without_a_drive() -> None:
+    hardware = hardware_of(HARDWARE, ["bfloat16", "uint8"])
+    assert (hardware.cores, hardware.cpu_seconds_per_byte) == (2, 1 / 1e10)
+    assert hardware.drive == Drive({1: 2e10, 4: 2e10}, {1: 2e10, 4: 2e10}, 1e-5, 1e-5, 500 * 2**30)
+    assert {key: speed.ratio for key, speed in hardware.codecs.items()} == {
+        ("bfloat16", "shuffle-zstd:1"): 0.6,
+        ("uint8", "bits"): 0.125,
+    }
+    for missing in ({"writes": ()}, {"reads": ()}, {"write_latency_seconds": None}, {"read_latency_seconds": None}):
+        with pytest.raises(ConfigError, match=r"/nvme.*it is full"):
+            hardware_of(machine(drive=missing))

@@ -169,7 +169,6 @@ def test_tune_program_that_fails_or_enters_no_scope_is_told_with_its_last_words(
         (("--host-bytes", "1MiB", "--", "true"), "host_bytes"),
         (("--hardware", "nothing.toml", "--", "true"), "hardware"),
         (("--config", "no/such/folder.toml", "--", "true"), "--config"),
-        (("--hardware", "tierstore.toml", "--", "true"), "--config"),
         (("--config", "mine.toml", "--", "true"), "already"),
     ],
 )

@@ -51,7 +51,7 @@ def test_choice_beside_a_reference_that_wavers_needs_a_larger_gain() -> None:
 
 def _tuned(place: str, settings: TrialSettings, device_bytes: int | str) -> Tuned:
     chosen = Candidate("found\n1", settings, None, (0.5, 0.6), failure=None)
-    found = Found({settings: 1.0}, is_whole=True)
+    found = Found({settings: 1.0})
     of_scope = {"min_bytes": MIB, "device_bytes": device_bytes}
     return Tuned(place, of_scope, [REFERENCE, chosen], chosen, found, "it is\nfaster")
 

@@ -33,12 +33,11 @@ _Candidates = Annotated[
     int, typer.Option(metavar="NUMBER", min=1, help="Simulated settings to measure; the best ones are taken.")
 ]
 _TrialSeconds = Annotated[float, typer.Option(metavar="SECONDS", min=1, help="End a trial after this time.")]
-_SearchSeconds = Annotated[float, typer.Option(metavar="SECONDS", min=0, help="Time for all simulations together.")]
 _HardwareFile = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="Description of this machine from `tierstore doctor --hardware`. Default: measure it for 10 seconds.",
+        help="What `tierstore doctor --json` printed on this machine. Default: measure it for 10 seconds.",
     ),
 ]
 
@@ -53,7 +52,6 @@ def tune(
     rounds: _Rounds = 5,
     candidates: _Candidates = 4,
     trial_seconds: _TrialSeconds = 300.0,
-    search_seconds: _SearchSeconds = 60.0,
     hardware: _HardwareFile = None,
     as_json: Annotated[bool, JsonOption] = False,
 ) -> None:
@@ -77,5 +75,5 @@ def tune(
 
     limit_bytes = None if host_bytes is None else parse_size(host_bytes, "--host-bytes")
     program = Program(tuple(command), steps + NUM_WARMUPS, trial_seconds)
-    plan = TuningPlan(limit_bytes, rounds, candidates, search_seconds)
+    plan = TuningPlan(limit_bytes, rounds, candidates)
     present(program, plan, config=config, hardware=hardware, as_json=as_json)

@@ -15,7 +15,7 @@ from ..disk.codec.choice import Sample
 from ..disk.codec.codec import Codec
 from ..disk.codec.probing import probe
 from ..disk.scratch import Scratch
-from ..hardware import CodecSpeed
+from ..simulator import CodecSpeed
 
 _SAMPLE_BYTES = 2 * 2**20
 _FEATURES = 256  # of a generated layer; each has its own scale, as in trained layers

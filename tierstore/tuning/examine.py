@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 from ..base.config import available_host_bytes, local_world_size
 from ..base.device_files import has_driver
 from ..disk.linux import copy_memory
-from ..hardware import AcceleratorLink
 from ..returning.allocator import allocator_of_process
 from . import system
 from .codecs import SAMPLES, measure_codecs
 from .drive import NUM_STEPS, mapped, measure_drive
-from .measurements import AcceleratorState, Measurements, Memory
+from .measurements import AcceleratorLink, AcceleratorState, Measurements, Memory
 
 if TYPE_CHECKING:
     import torch

@@ -10,12 +10,12 @@ import torch
 
 from ..base.config import SizeLike, check_directory, parse_size
 from ..errors import ConfigError, StoreFullError
-from ..hardware import read_hardware
 from ..hooks import tiered_offload
 from ..store.tier_store import TierStore
 from ..store.trial import announce_trace
 from .program import TrialFailedError
 from .recording import NUM_WARMUPS
+from .report import read_report
 from .settings import TrialSettings, default_settings
 from .tune import TuningPlan, tune
 from .tuned import LEAST_ROUNDS, Tuned
@@ -54,7 +54,7 @@ def tune_loop(
         min_bytes, device_bytes: as `tiered_offload`'s; not searched.
         steps: measured in each trial, after two that are not.
         rounds: how often each candidate is measured.
-        hardware: file of `tierstore doctor --hardware`; None: the machine is measured, in about ten seconds.
+        hardware: what `tierstore doctor --json` printed; None: the machine is measured, in about ten seconds.
 
     Raises:
         ConfigError: an argument cannot be used.
@@ -69,7 +69,7 @@ def tune_loop(
     limit_bytes = None if host_bytes is None else parse_size(host_bytes, "host_bytes")
     if start is None and limit_bytes is not None:
         start = default_settings(limit_bytes)
-    described = None if hardware is None else read_hardware(hardware)
+    machine = None if hardware is None else read_report(Path(hardware)).measurements
     directory, min_limit_bytes = check_directory(path), parse_size(min_bytes, "min_bytes")
 
     def run(settings: TrialSettings | None, folder: Path) -> None:
@@ -91,4 +91,4 @@ def tune_loop(
                 raise
             raise TrialFailedError(str(error)) from error
 
-    return tune(run, described, TuningPlan(limit_bytes, rounds), lambda line: None)
+    return tune(run, machine, TuningPlan(limit_bytes, rounds), lambda line: None)

@@ -7,7 +7,16 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from ..hardware import AcceleratorLink, CodecSpeed, Transfer
+from ..simulator import CodecSpeed
+from ..simulator.hardware import Rate
+
+
+class Transfer(Struct, frozen=True, kw_only=True):
+    """How fast blocks of one size move in one direction, with `depth` of them at once, each on a thread of its own."""
+
+    block_bytes: int
+    depth: int
+    bytes_per_second: Rate
 
 
 class Drive(Struct, frozen=True, kw_only=True):
@@ -18,7 +27,6 @@ class Drive(Struct, frozen=True, kw_only=True):
         free_bytes: what this user may still write.
         span_bytes: size of the file that was measured on; 0: there was none.
         write_latency_seconds, read_latency_seconds: of 4 KiB, one at a time, the median.
-        device_bytes: moved by the device meanwhile, for all processes.
         error: what went wrong at the drive; None: nothing.
     """
 
@@ -28,14 +36,12 @@ class Drive(Struct, frozen=True, kw_only=True):
     device: str | None
     model: str | None
     size_bytes: int | None
-    is_rotational: bool | None
     free_bytes: int
     span_bytes: int = 0
     write_latency_seconds: float | None = None
     read_latency_seconds: float | None = None
     writes: tuple[Transfer, ...] = ()
     reads: tuple[Transfer, ...] = ()
-    device_bytes: int | None = None
     error: str | None = None
 
 
@@ -55,7 +61,7 @@ class Memory(Struct, frozen=True, kw_only=True):
     available_bytes: int
     limit_bytes: int | None
     swap_used_bytes: int
-    copy_bytes_per_second: float
+    copy_bytes_per_second: Rate
     fresh_bytes_per_second: float
     huge_pages: str | None
     allocator: str
@@ -81,6 +87,17 @@ class Limits(Struct, frozen=True, kw_only=True):
 
     open_files: int | None
     locked_bytes: int | None
+
+
+class AcceleratorLink(Struct, frozen=True, kw_only=True):
+    """Copies between host memory and an accelerator, one at a time. `host_memory`: its kind on the host's side:
+    "pinned", or "pageable" and why."""
+
+    name: str
+    memory_bytes: int
+    host_memory: str
+    to_host_bytes_per_second: float
+    to_device_bytes_per_second: float
 
 
 class AcceleratorState(Struct, frozen=True, kw_only=True):

@@ -14,11 +14,11 @@ from rich.text import Text
 from ..base.config import format_bytes
 from ..base.interrupts import ended_by_signals
 from ..base.json_text import json_text
-from ..base.new_file import check_distinct, check_new_file, make_file
+from ..base.new_file import check_new_file, make_file
 from ..errors import ConfigError
-from ..hardware import read_hardware
 from ..plain_text import plain
 from .program import Program
+from .report import read_report
 from .tune import TuningPlan, tune
 from .tuned import Tuned
 
@@ -26,7 +26,7 @@ from .tuned import Tuned
 def present(program: Program, plan: TuningPlan, *, config: Path, hardware: Path | None, as_json: bool) -> None:
     """Tune, print, and make the file `config`. Blocks for minutes.
 
-    `hardware`: file that describes the machine; None: it is measured. `as_json`: print the outcome as JSON, and nothing
+    `hardware`: a report of the doctor; None: the machine is measured. `as_json`: print the outcome as JSON, and nothing
     else, on standard output.
 
     Raises:
@@ -35,16 +35,15 @@ def present(program: Program, plan: TuningPlan, *, config: Path, hardware: Path 
 
     Main thread only. SIGTERM ends it, and the running trial, as Ctrl-C does.
     """
-    check_distinct({"--hardware": hardware}, {"--config": config})
     check_new_file("--config", config)
-    described = None if hardware is None else read_hardware(hardware)
+    machine = None if hardware is None else read_report(hardware).measurements
     messages = Console(stderr=True, highlight=False)
 
     def say(line: str) -> None:
         messages.print(plain(line), markup=False, soft_wrap=True)
 
     with ended_by_signals():
-        tuned = tune(program.run, described, plan, say)
+        tuned = tune(program.run, machine, plan, say)
     if as_json:
         print(json_text(tuned.as_dict()))
     else:
@@ -63,8 +62,7 @@ def present(program: Program, plan: TuningPlan, *, config: Path, hardware: Path 
 
 def tuned_view(tuned: Tuned) -> Group:
     """The candidates in a table, best in bold, and the outcome."""
-    until = "" if tuned.found.is_whole else " before --search-seconds ran out"
-    notes = [f"{len(tuned.found.predicted)} settings were simulated{until}."]
+    notes = [f"{len(tuned.found.predicted)} settings were simulated."]
     for each in tuned.candidates:
         if not each.is_allowed:
             notes.append(f"{each.label}: more memory than the limit; shown for comparison.")

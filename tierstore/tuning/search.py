@@ -49,11 +49,9 @@ class Space:
 
 @dataclass(frozen=True)
 class Found:
-    """The result of a search. `predicted`: step seconds of all settings that were tried; None: the step would fail.
-    `is_whole`: it was not cut short."""
+    """The result of a search. `predicted`: step seconds of all settings that were tried; None: the step would fail."""
 
     predicted: Mapping[TrialSettings, float | None]
-    is_whole: bool
 
     def best(self, number: int) -> list[TrialSettings]:
         """At most `number` settings that are worth measuring: the best; the fastest, if that is another, with more
@@ -84,10 +82,10 @@ def search(space: Space, known: Sequence[TrialSettings], predict: Predict, goes_
         for candidate in candidates:
             if candidate not in predicted:
                 if not goes_on():
-                    return Found(predicted, is_whole=False)
+                    return Found(predicted)
                 predicted[candidate] = predict(candidate)
         candidates = [nearby for best in _ranked(predicted)[:1] for nearby in _nearby(space, best)]
-    return Found(predicted, is_whole=True)
+    return Found(predicted)
 
 
 def _nearby(space: Space, best: TrialSettings) -> list[TrialSettings]:

@@ -27,7 +27,6 @@ def describe_drive(directory: Path) -> Drive:
     """Describe a writable directory and its drive, without moving any bytes."""
     device = _block_device(directory)
     size = None if device is None else _read(device / "size")
-    rotational = None if device is None else _read(device / "queue/rotational")
     return Drive(
         path=str(directory),
         file_system=file_system_of(directory),
@@ -35,7 +34,6 @@ def describe_drive(directory: Path) -> Drive:
         device=None if device is None else device.name,
         model=None if device is None else _read(device / "device/model"),
         size_bytes=int(size) * _SECTOR_BYTES if size and size.isdecimal() else None,
-        is_rotational=None if rotational is None else rotational == "1",
         free_bytes=free_disk_bytes(directory),
     )
 
@@ -48,12 +46,6 @@ def _block_device(directory: Path) -> Path | None:
         return None
     device = device.resolve()
     return device.parent if (device / "partition").exists() else device
-
-
-def device_bytes(device: str | None) -> int | None:
-    """Bytes that a block device has moved since boot, for all (Documentation/block/stat.rst); None: not known."""
-    fields = (_read(Path("/sys/class/block", device, "stat")) or "").split() if device else []
-    return (int(fields[2]) + int(fields[6])) * _SECTOR_BYTES if len(fields) > 6 else None
 
 
 def describe_processor() -> Processor:

@@ -9,21 +9,20 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..base.config import check_directory
 from ..base.interrupts import interrupts_held_back
-from ..errors import StoreFullError
-from ..hardware import Hardware
-from ..simulator import simulate
-from ..simulator.hardware import hardware_of
+from ..errors import ConfigError, StoreFullError
+from ..simulator import CodecSpeed, Drive, Hardware, simulate
+from ..simulator.hardware import CALL_SECONDS_PER_RECORD, CPU_SECONDS_PER_RECORD
 from .codecs import sample_data_of_kind
 from .examine import examine
+from .measurements import Measurements
 from .program import TrialFailedError
 from .recording import ProgramRecording, read_recording
-from .report import hardware_of as description_of
 from .search import Found, Space, search
 from .settings import TrialSettings, default_settings
 from .tuned import AS_IT_IS, Candidate, Tuned, choose
@@ -31,6 +30,8 @@ from .tuned import AS_IT_IS, Candidate, Tuned, choose
 _NUM_SIMULATED_STEPS = 3
 _MACHINE_SECONDS = 10.0
 """Enough for the speeds that a simulation needs."""
+_SEARCH_SECONDS = 60.0
+"""The most for all simulations together."""
 
 Run = Callable[[TrialSettings | None, Path], None]
 """Runs a trial with these settings, or (None) with the program's own, traced to the folder. Blocks.
@@ -46,23 +47,21 @@ class TuningPlan:
         host_bytes: the most that `host_bytes` and `staging_bytes` may be together; None: as the program has them.
         rounds: how often each candidate is measured.
         num_found: number of candidates from the simulator.
-        search_seconds: time for all simulations of the search.
     """
 
     host_bytes: int | None = None
     rounds: int = 5
     num_found: int = 4
-    search_seconds: float = 60.0
 
 
-def tune(run: Run, described: Hardware | None, plan: TuningPlan, say: Callable[[str], None]) -> Tuned:
+def tune(run: Run, machine: Measurements | None, plan: TuningPlan, say: Callable[[str], None]) -> Tuned:
     """Find settings. Blocks for minutes; an interrupt ends the trial that runs, and leaves nothing behind.
 
-    `described`: the machine; None: it is measured. `say`: called with lines that tell what begins.
+    `machine`: as measured; None: it is measured. `say`: called with lines that tell what begins.
 
     Raises:
-        ConfigError: the limit cannot be kept, or the recorded trial cannot be tuned.
-        TrialFailedError: the recorded trial failed, or the reference did; or the drive could not be measured.
+        ConfigError: the limit cannot be kept, the recorded trial cannot be tuned, or the drive cannot be measured.
+        TrialFailedError: the recorded trial failed, or the reference did.
     """
     if plan.host_bytes is not None:
         default_settings(plan.host_bytes)  # refused before minutes of work rather than after
@@ -73,7 +72,11 @@ def tune(run: Run, described: Hardware | None, plan: TuningPlan, say: Callable[[
     memory_bytes = settings.memory_bytes if plan.host_bytes is None else plan.host_bytes
     defaults = default_settings(memory_bytes)
     known = [settings, defaults] if settings.memory_bytes <= memory_bytes else [defaults]
-    found = _search(recording, described or _measured(Path(place), say), known, memory_bytes, plan.search_seconds, say)
+    if machine is None:
+        check_directory(place)
+        say(f"measuring the machine for {_MACHINE_SECONDS:g} s ...")
+        machine = examine(Path(place), None, _MACHINE_SECONDS, lambda what: None)
+    found = _search(recording, machine, known, memory_bytes, say)
     named = {settings: "defaults" if settings == defaults else AS_IT_IS}
     named.setdefault(defaults, "defaults")
     for number, each in enumerate(found.best(plan.num_found), 1):
@@ -87,33 +90,53 @@ def tune(run: Run, described: Hardware | None, plan: TuningPlan, say: Callable[[
     return Tuned(place, of_scope, candidates, chosen, found, reason)
 
 
-def _measured(directory: Path, say: Callable[[str], None]) -> Hardware:
-    check_directory(directory)
-    say(f"measuring the machine for {_MACHINE_SECONDS:g} s ...")
-    machine = examine(directory, None, _MACHINE_SECONDS, lambda what: None)
-    described = description_of(machine)
-    if described is None:
-        raise TrialFailedError(f"the drive under {directory} could not be measured: {machine.drive.error}")
-    return described
+def hardware_of(machine: Measurements, kinds: Iterable[str] | None = None) -> Hardware:
+    """The machine, to simulate it. `kinds`: of content, for which codecs have figures; None: all have the first ones.
+
+    Checksum and system call are taken to cost as much as a copy of the bytes, an upper bound. Raises ConfigError: the
+    drive was not measured.
+    """
+    drive = machine.drive
+    if drive.write_latency_seconds is None or drive.read_latency_seconds is None or not (drive.writes and drive.reads):
+        raise ConfigError("hardware", drive.path, f"its drive could not be measured: {drive.error or 'it is full'}")
+    data_of = {"": None} if kinds is None else {kind: sample_data_of_kind(kind) for kind in kinds}
+    codecs: dict[tuple[str, str], CodecSpeed] = {}
+    for speed in machine.codecs:
+        for kind, data in data_of.items():
+            if data in (None, speed.data):
+                codecs.setdefault((kind, speed.codec), speed)
+    return Hardware(
+        Drive(
+            {each.depth: each.bytes_per_second for each in drive.writes},
+            {each.depth: each.bytes_per_second for each in drive.reads},
+            drive.write_latency_seconds,
+            drive.read_latency_seconds,
+            drive.free_bytes,
+        ),
+        machine.processor.usable_cores,
+        codecs,
+        cpu_seconds_per_record=CPU_SECONDS_PER_RECORD,
+        cpu_seconds_per_byte=1 / machine.memory.copy_bytes_per_second,
+        call_seconds_per_record=CALL_SECONDS_PER_RECORD,
+    )
 
 
 def _search(
     recording: ProgramRecording,
-    described: Hardware,
+    machine: Measurements,
     known: Sequence[TrialSettings],
     memory_bytes: int,
-    seconds: float,
     say: Callable[[str], None],
 ) -> Found:
-    workload, ends_at = recording.workload(), time.monotonic() + seconds
-    machine = hardware_of(described, kinds={saved.kind: sample_data_of_kind(saved.kind) for saved in workload.saved})
-    say(f"simulating settings for {seconds:g} s at most ...")
+    workload, ends_at = recording.workload(), time.monotonic() + _SEARCH_SECONDS
+    hardware = hardware_of(machine, {saved.kind for saved in workload.saved})
+    say(f"simulating settings for {_SEARCH_SECONDS:g} s at most ...")
 
     def predicted(settings: TrialSettings) -> float | None:
         """The last of some steps; None: it would fail."""
         how, num_ranks = settings.simulated, recording.num_ranks
         try:
-            ranks = simulate(workload, machine, how, num_steps=_NUM_SIMULATED_STEPS, num_ranks=num_ranks)
+            ranks = simulate(workload, hardware, how, num_steps=_NUM_SIMULATED_STEPS, num_ranks=num_ranks)
         except StoreFullError:
             return None
         return ranks[0][-1].seconds

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..base.toml_file import toml_text
@@ -53,16 +53,8 @@ class Candidate:
         return ratios if self.failure is None and len(ratios) >= LEAST_ROUNDS else []
 
     def as_dict(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            **self.settings.store,
-            **self.settings.offload,
-            "predicted_seconds": self.predicted_seconds,
-            "median_seconds": self.median_seconds,
-            "step_seconds": list(self.step_seconds),
-            "is_allowed": self.is_allowed,
-            "failure": self.failure,
-        }
+        fields = asdict(self)
+        return {**fields.pop("settings"), **fields, "median_seconds": self.median_seconds}
 
 
 @dataclass(frozen=True)
