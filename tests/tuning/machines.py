@@ -49,9 +49,6 @@ _HEALTHY = Measurements(
         path="/nvme",
         file_system="ext4",
         io_mode="O_DIRECT",
-        device="nvme0n1",
-        model="A drive",
-        size_bytes=2000 * 10**9,
         free_bytes=500 * GIB,
         span_bytes=512 * MIB,
         write_latency_seconds=2e-5,
@@ -65,12 +62,11 @@ _HEALTHY = Measurements(
         limit_bytes=None,
         swap_used_bytes=0,
         copy_bytes_per_second=1e10,
-        fresh_bytes_per_second=3e9,
         huge_pages="madvise",
         allocator="glibc",
         allocator_left_alone=None,
     ),
-    processor=Processor(model="A processor", num_present=16, num_allowed=16, quota_cores=None, load=0.5),
+    processor=Processor(num_present=16, num_allowed=16, quota_cores=None),
     limits=Limits(open_files=65_536, locked_bytes=None),
     codecs=(
         CodecSpeed(

@@ -77,7 +77,7 @@ def test_view_shows_verdict_settings_findings_and_limits() -> None:
 
 def test_view_of_names_that_steer_a_terminal_is_harmless() -> None:
     steering = AcceleratorState(links=(msgspec.structs.replace(LINK, name="[red]\x1b[2J"),))
-    text = shown(machine(drive={"model": "\x1b[31mred", "path": "/a[bold]b"}, accelerators=steering))
+    text = shown(machine(drive={"file_system": "\x1b[31mred", "path": "/a[bold]b"}, accelerators=steering))
     assert "\x1b" not in text
     assert "/a[bold]b" in text
     assert "[red]" in text

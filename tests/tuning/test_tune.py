@@ -16,7 +16,7 @@ from tierstore.errors import ConfigError
 from tierstore.simulator import Drive
 from tierstore.tuning.program import TrialFailedError
 from tierstore.tuning.settings import TrialSettings, default_settings
-from tierstore.tuning.tune import TuningPlan, hardware_of, tune
+from tierstore.tuning.tune import hardware_of, tune
 from tierstore.tuning.tuned import Tuned
 
 MIB = 2**20
@@ -48,8 +48,7 @@ class Pretended:
 @pytest.fixture
 def tune_it(tmp_path: Path) -> Callable[..., Tuned]:
     def run(program: Pretended, **limits: int) -> Tuned:
-        plan = TuningPlan(rounds=3, num_found=2, **limits)  # type: ignore[arg-type]
-        return tune(program.run, HARDWARE, plan, lambda line: None)
+        return tune(program.run, HARDWARE, lambda line: None, rounds=3, num_found=2, **limits)
 
     return run
 

@@ -71,9 +71,8 @@ def tune(
     from ..tuning.present import present
     from ..tuning.program import Program
     from ..tuning.recording import NUM_WARMUPS
-    from ..tuning.tune import TuningPlan
 
     limit_bytes = None if host_bytes is None else parse_size(host_bytes, "--host-bytes")
     program = Program(tuple(command), steps + NUM_WARMUPS, trial_seconds)
-    plan = TuningPlan(limit_bytes, rounds, candidates)
-    present(program, plan, config=config, hardware=hardware, as_json=as_json)
+    limits = {"host_bytes": limit_bytes, "rounds": rounds, "num_found": candidates}
+    present(program, config=config, hardware=hardware, as_json=as_json, **limits)

@@ -10,8 +10,6 @@ from ..disk.tier import Kind
 from .hardware import CodecSpeed, Hardware
 from .record import SimulatedRecord
 
-_METER_EVERY_SECONDS = 0.1
-
 
 class Encoded(NamedTuple):
     """A record as it is stored: its size on disk before rounding up to blocks, and the seconds of one core."""

@@ -90,7 +90,7 @@ class SimulatedMemory:
         self.ledger.records[record.key] = record
         self.ledger.pending.settle((record,))
         for index in members:
-            self._take_out(log, index)
+            self._remove(log.take_out(index))
             log.come_in(index, record)
 
     def survey(self, log: GraphLog) -> None:
@@ -100,7 +100,7 @@ class SimulatedMemory:
                 self._book(log, index)
 
     def _book(self, log: GraphLog, index: int) -> None:
-        self._take_out(log, index)
+        self._remove(log.take_out(index))
         if index in log.let_go:
             return
         record = log.unread_record_of(index)
@@ -112,9 +112,6 @@ class SimulatedMemory:
             self.ledger.records[record.key] = record
             self.ledger.pending.settle((record,))
         log.come_in(index, record)
-
-    def _take_out(self, log: GraphLog, index: int) -> None:
-        self._remove(log.take_out(index))
 
     def _remove(self, nbytes: int) -> None:
         self.num_bytes -= nbytes
@@ -131,10 +128,6 @@ class SimulatedMemory:
     @staticmethod
     def is_ours(record: SimulatedRecord) -> bool:
         return not record.is_in_place or record.log.is_sole_owner(record)
-
-    def trim(self, *, is_for_read: bool = False) -> None: ...
-
-    def prepare_offload(self, record: SimulatedRecord) -> None: ...
 
     @staticmethod
     def prepare_read(record: SimulatedRecord) -> None:
@@ -165,10 +158,6 @@ class SimulatedMemory:
     def has_moved(record: SimulatedRecord) -> bool:
         return False
 
-    def disown(self, record: SimulatedRecord) -> None: ...
-
-    def forget(self, record: SimulatedRecord) -> None: ...
-
     def let_go(self, record: SimulatedRecord) -> None:
         record.is_in_place = False
 
@@ -187,4 +176,7 @@ class SimulatedMemory:
         self._drop_ended()
         self.take_back()
 
-    def give_up(self) -> None: ...
+    def _nothing(self, *_: object, **__: object) -> None:
+        """There are no bytes that anything had to be done with."""
+
+    trim = prepare_offload = disown = forget = give_up = _nothing

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -48,10 +48,6 @@ class SimulatedStep:
 
     seconds: float
     counters: Counters
-
-    @property
-    def stall_seconds(self) -> Mapping[str, float]:
-        return self.counters.stall_seconds
 
 
 def simulate(

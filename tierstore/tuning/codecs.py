@@ -67,9 +67,9 @@ def sample_data_of_kind(kind: str) -> str:
     return "relu outputs" if content == "many zeros" and data != "masks" else data
 
 
-def measure_codecs(seconds: float, kind_done: Callable[[], None]) -> tuple[CodecSpeed, ...]:
+def measure_codecs(seconds: float) -> tuple[CodecSpeed, ...]:
     """Try the codecs that "auto" would try on each sample, in the same way, for an equal part of the time; return
-    medians. Blocks. `kind_done`: called after each."""
+    medians. Blocks."""
     scratch = Scratch()
     speeds: list[CodecSpeed] = []
     for number, (name, (itemsize_bytes, make)) in enumerate(SAMPLES.items()):
@@ -92,5 +92,4 @@ def measure_codecs(seconds: float, kind_done: Callable[[], None]) -> tuple[Codec
                     decode_bytes_per_second=raw_bytes / max(decode_seconds, _LEAST_SECONDS),
                 )
             )
-        kind_done()
     return tuple(speeds)

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -19,7 +18,7 @@ from ..base.new_file import check_new_file, make_file
 from ..base.system_words import words_of
 from ..errors import ConfigError, StorageIOError
 from ..plain_text import plain
-from .examine import NUM_EXAMINED, examine
+from .examine import examine
 from .findings import Finding, unfit_because
 from .measurements import Measurements, fastest, rate
 from .report import Report, Setting, config_text, report_of
@@ -41,12 +40,9 @@ def consult(path: str, socket: str | None, seconds: float, *, as_json: bool, con
     if config is not None:
         check_new_file("--config", Path(config))
     messages = Console(stderr=True, highlight=False)
-    columns = (BarColumn(bar_width=30), TextColumn("{task.description}"), TimeElapsedColumn())
-    bar = Progress(*columns, console=messages, transient=True, disable=not messages.is_terminal)
-    with ended_by_signals(), bar:
-        task = bar.add_task("", total=NUM_EXAMINED)
+    with ended_by_signals(), messages.status(f"measuring for about {seconds:g} s ..."):
         try:
-            machine = examine(directory, socket, seconds, lambda at: bar.update(task, advance=1, description=at))
+            machine = examine(directory, socket, seconds)
         except OSError as error:
             raise StorageIOError("examine", path, words_of(error), "nothing was changed") from error
     report = report_of(machine)
@@ -57,10 +53,6 @@ def consult(path: str, socket: str | None, seconds: float, *, as_json: bool, con
     sys.stdout.flush()
     if config is not None:
         make_file("--config", Path(config), config_text(report.settings))
-        unfit = unfit_because(machine.drive)
-        if unfit is not None and not machine.daemon.keeps_directory:
-            said = f"{config} has no path: {directory} is not fit for a store, because {unfit}."
-            messages.print(plain(said), markup=False)
     return report.is_usable
 
 
@@ -112,16 +104,12 @@ def _findings(findings: tuple[Finding, ...]) -> Table:
 
 def _facts(machine: Measurements) -> Iterator[tuple[str, str]]:
     drive, memory, cores = machine.drive, machine.memory, machine.processor
-    yield "cores", f"{cores.usable_cores:g} of {cores.num_present} usable, {cores.model or 'of an unknown model'}"
+    yield "cores", f"{cores.usable_cores:g} of {cores.num_present} usable"
     limit = "" if memory.limit_bytes is None else f"; a control group limits it to {format_bytes(memory.limit_bytes)}"
     yield "memory", f"{format_bytes(memory.available_bytes)} available of {format_bytes(memory.total_bytes)}{limit}"
-    used, fresh = rate(memory.copy_bytes_per_second), rate(memory.fresh_bytes_per_second)
-    yield "memory copies", f"{used} by one thread, {fresh} into fresh pages"
+    yield "memory copies", f"{rate(memory.copy_bytes_per_second)} by one thread"
     mode, free = drive.io_mode or "not tried", format_bytes(drive.free_bytes)
     yield "drive", f"{drive.path}: {drive.file_system}, {mode}, {free} free"
-    if drive.device is not None:
-        size = "" if drive.size_bytes is None else f", {format_bytes(drive.size_bytes)}"
-        yield "device", f"{drive.device}{size}, {drive.model or 'without a model name'}"
     written, read = fastest(drive.writes), fastest(drive.reads)
     if written is not None and read is not None:
         yield "drive at best", f"writes {rate(written)}, reads {rate(read)}"
@@ -133,7 +121,6 @@ def _facts(machine: Measurements) -> Iterator[tuple[str, str]]:
         yield link.name, f"{format_bytes(link.memory_bytes)}; {link.host_memory} copies: {down} to the host, {up} back"
     if machine.accelerators.note is not None:
         yield "accelerators", machine.accelerators.note
-    yield "measured in", f"{machine.seconds:.0f} s"
 
 
 def _plain(text: str, style: str = "") -> Text:

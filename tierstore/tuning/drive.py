@@ -12,7 +12,7 @@ import os
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -27,6 +27,7 @@ from ..disk.home import UnnamedHome
 from ..disk.segments import IoMode, Segment, close_segments, detect_io_mode, open_segment
 from ..disk.transfer import read_all, write_all
 from .measurements import Drive, Transfer
+from .system import describe_drive
 
 KIB, MIB = 2**10, 2**20
 
@@ -38,7 +39,6 @@ DEPTHS = (1, 4)
 SLACK_SECONDS = 10.0
 """How much longer than planned all steps may take before the drive counts as not answering."""
 
-NUM_STEPS = 4 + len(DEPTHS)
 _SPAN_BYTES = 512 * MIB
 _LEAST_SPAN_BYTES = 16 * MIB
 _FREE_SHARE = 2  # half of the free space
@@ -137,25 +137,20 @@ class _Bench:
         return run
 
 
-def measure_drive(
-    drive: Drive, directory: Path, *, seconds: float, memory_bytes: int, step_done: Callable[[], None]
-) -> Drive:
-    """Return `drive` with the measurements. Blocks for about `seconds`, at most `SLACK_SECONDS` longer.
+def measure_drive(directory: Path, *, seconds: float, memory_bytes: int) -> Drive:
+    """Measure the drive of a writable directory. Blocks for about `seconds`, at most `SLACK_SECONDS` longer.
 
-    `memory_bytes`: the most that buffers may take. `step_done`: called `NUM_STEPS` times at most, on a thread of its
-    own, where the drive is used: a call to one that hangs may never return.
-
-    Faults of the drive raise nothing: they are in `error`, beside what was measured before. A transfer that never comes
-    back keeps a daemon thread, its buffer and the file until the process ends.
+    `memory_bytes`: the most that buffers may take. Faults of the drive raise nothing: they are in `error`, beside what
+    was measured before. A transfer that never comes back keeps a daemon thread, its buffer and the file until the
+    process ends.
     """
-    known, bugs = [drive], list[Exception]()
+    known, bugs = [describe_drive(directory)], list[Exception]()
 
     def run() -> None:
         try:
-            measured = _measured(drive, directory, seconds, memory_bytes)
+            measured = _measured(known[0], directory, seconds, memory_bytes)
             while (each := _next_or_error(measured, known[-1])) is not None:
                 known.append(each)
-                step_done()
         except Exception as error:  # noqa: BLE001 - raised on the waiting thread
             bugs.append(error)
 

@@ -26,13 +26,11 @@ _NETWORK = (
     "9p", "afs", "beegfs", "ceph", "cifs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "orangefs", "smb3", "smbfs",
     "fuse.ceph", "fuse.glusterfs", "fuse.gcsfuse", "fuse.s3fs", "fuse.sshfs",
 )  # fmt: skip
-_BUSY_SHARE = 0.5  # of the cores
 _USELESS_MEMORY_BYTES, _LITTLE_MEMORY_BYTES = 512 * MIB, 4 * GIB
 _SWAPPED_SHARE = 0.05  # of memory
 _SEGMENT_BYTES = GIB  # size of an extent file; each takes a descriptor
 _OTHER_DESCRIPTORS = 64  # what else a training process has open
 _SLOW_LINK = 6e9  # PCIe 3.0 with 8 lanes
-_IS_IDLE = "Measure again when the machine is idle."
 
 Severity = Literal["problem", "warning", "note"]
 
@@ -59,7 +57,7 @@ _problem, _warning, _note = partial(_finding, "problem"), partial(_finding, "war
 def findings_of(machine: Measurements) -> tuple[Finding, ...]:
     """Every finding about a machine, the worst first; within a severity in the order of the checks."""
     checks: tuple[Callable[[Measurements], _Found], ...] = (
-        _room, _place, _speed, _accelerators, _memory, _cores_and_files, _daemon, _others,
+        _room, _place, _speed, _accelerators, _memory, _cores_and_files, _daemon,
     )  # fmt: skip
     found = [finding for check in checks for finding in check(machine)]
     return tuple(sorted(found, key=lambda finding: ("problem", "warning", "note").index(finding.severity)))
@@ -136,26 +134,10 @@ def _speed(machine: Measurements) -> _Found:
             )
     answer_seconds = max(drive.write_latency_seconds or 0.0, drive.read_latency_seconds or 0.0)
     if answer_seconds > _SLOW_ANSWER_SECONDS:
-        is_busy = _are_cores_shared(machine)
         yield _warning(
             "drive-answers-late",
-            f"The drive needs {1e3 * answer_seconds:.1f} ms to answer a request of 4 KiB."
-            + " Other processes used the cores meanwhile." * is_busy,
-            _IS_IDLE if is_busy else "Raise min_bytes, so that only large tensors go there.",
-        )
-
-
-def _are_cores_shared(machine: Measurements) -> bool:
-    return machine.processor.load > _BUSY_SHARE * machine.processor.usable_cores
-
-
-def _others(machine: Measurements) -> _Found:
-    if _are_cores_shared(machine):
-        yield _note(
-            "cores-shared",
-            f"Other processes used the cores: in the minute before, {machine.processor.load:.1f} threads on average "
-            f"were ready to run on {machine.processor.usable_cores:g} cores.",
-            _IS_IDLE,
+            f"The drive needs {1e3 * answer_seconds:.1f} ms to answer a request of 4 KiB.",
+            "Measure again if others used the machine. Else raise min_bytes, so that only large tensors go there.",
         )
 
 

@@ -17,7 +17,7 @@ from .program import TrialFailedError
 from .recording import NUM_WARMUPS
 from .report import read_report
 from .settings import TrialSettings, default_settings
-from .tune import TuningPlan, tune
+from .tune import tune
 from .tuned import LEAST_ROUNDS, Tuned
 
 
@@ -91,4 +91,4 @@ def tune_loop(
                 raise
             raise TrialFailedError(str(error)) from error
 
-    return tune(run, machine, TuningPlan(limit_bytes, rounds), lambda line: None)
+    return tune(run, machine, lambda line: None, host_bytes=limit_bytes, rounds=rounds)

@@ -33,9 +33,6 @@ class Drive(Struct, frozen=True, kw_only=True):
     path: str
     file_system: str
     io_mode: str | None
-    device: str | None
-    model: str | None
-    size_bytes: int | None
     free_bytes: int
     span_bytes: int = 0
     write_latency_seconds: float | None = None
@@ -52,7 +49,6 @@ class Memory(Struct, frozen=True, kw_only=True):
         available_bytes: what this process could still take, within its cgroups' limits.
         limit_bytes: the lowest limit of its memory cgroups; None: none is set.
         copy_bytes_per_second: of one thread, between buffers that it has used before.
-        fresh_bytes_per_second: of one thread that writes to memory it has not used before.
         huge_pages: the kernel's setting for private memory; None: it has none.
         allocator_left_alone: why a store does not make it return freed memory; None: the store does.
     """
@@ -62,20 +58,17 @@ class Memory(Struct, frozen=True, kw_only=True):
     limit_bytes: int | None
     swap_used_bytes: int
     copy_bytes_per_second: Rate
-    fresh_bytes_per_second: float
     huge_pages: str | None
     allocator: str
     allocator_left_alone: str | None
 
 
 class Processor(Struct, frozen=True, kw_only=True):
-    """The processor's cores. `load`: how many threads wanted a core in the minute before, on average."""
+    """The processor's cores."""
 
-    model: str | None
     num_present: int
     num_allowed: int
     quota_cores: float | None
-    load: float
 
     @property
     def usable_cores(self) -> float:

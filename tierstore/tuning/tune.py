@@ -10,7 +10,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from ..base.config import check_directory
@@ -39,53 +39,51 @@ Run = Callable[[TrialSettings | None, Path], None]
 Raises TrialFailedError, and ConfigError where no trial can be run at all."""
 
 
-@dataclass(frozen=True)
-class TuningPlan:
-    """How much is tried.
+def tune(
+    run: Run,
+    machine: Measurements | None,
+    say: Callable[[str], None],
+    *,
+    host_bytes: int | None = None,
+    rounds: int = 5,
+    num_found: int = 4,
+) -> Tuned:
+    """Find settings. Blocks for minutes; an interrupt ends the trial that runs, and leaves nothing behind.
 
-    Attributes:
+    Args:
+        machine: as measured; None: it is measured.
+        say: called with lines that tell what begins.
         host_bytes: the most that `host_bytes` and `staging_bytes` may be together; None: as the program has them.
         rounds: how often each candidate is measured.
         num_found: number of candidates from the simulator.
-    """
-
-    host_bytes: int | None = None
-    rounds: int = 5
-    num_found: int = 4
-
-
-def tune(run: Run, machine: Measurements | None, plan: TuningPlan, say: Callable[[str], None]) -> Tuned:
-    """Find settings. Blocks for minutes; an interrupt ends the trial that runs, and leaves nothing behind.
-
-    `machine`: as measured; None: it is measured. `say`: called with lines that tell what begins.
 
     Raises:
         ConfigError: the limit cannot be kept, the recorded trial cannot be tuned, or the drive cannot be measured.
         TrialFailedError: the recorded trial failed, or the reference did.
     """
-    if plan.host_bytes is not None:
-        default_settings(plan.host_bytes)  # refused before minutes of work rather than after
+    if host_bytes is not None:
+        default_settings(host_bytes)  # refused before minutes of work rather than after
     say("recording the program ...")
     recording = _try(run, None)
     settings, scope = recording.settings, recording.scope
     place = os.path.abspath(recording.trace.header.store.place)
-    memory_bytes = settings.memory_bytes if plan.host_bytes is None else plan.host_bytes
+    memory_bytes = settings.memory_bytes if host_bytes is None else host_bytes
     defaults = default_settings(memory_bytes)
     known = [settings, defaults] if settings.memory_bytes <= memory_bytes else [defaults]
     if machine is None:
         check_directory(place)
         say(f"measuring the machine for {_MACHINE_SECONDS:g} s ...")
-        machine = examine(Path(place), None, _MACHINE_SECONDS, lambda what: None)
+        machine = examine(Path(place), None, _MACHINE_SECONDS)
     found = _search(recording, machine, known, memory_bytes, say)
     named = {settings: "defaults" if settings == defaults else AS_IT_IS}
     named.setdefault(defaults, "defaults")
-    for number, each in enumerate(found.best(plan.num_found), 1):
+    for number, each in enumerate(found.best(num_found), 1):
         named.setdefault(each, f"found {number}")
     candidates = [
         Candidate(name, each, found.predicted.get(each), (), each.memory_bytes <= memory_bytes)
         for each, name in named.items()
     ]
-    chosen, reason = choose(_measure_by_turns(run, candidates, plan.rounds, say))
+    chosen, reason = choose(_measure_by_turns(run, candidates, rounds, say))
     of_scope = {"min_bytes": scope.min_bytes, "device_bytes": "auto" if scope.is_automatic else scope.device_bytes}
     return Tuned(place, of_scope, candidates, chosen, found, reason)
 
