@@ -8,7 +8,6 @@ that begins with `NOT_RUN` or `LONG` and says why.
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import time
@@ -20,10 +19,11 @@ import pytest
 
 from tests.command_line import record_two_steps
 from tests.daemon.conftest import END_SECONDS, READY_SECONDS, environment_of_tests
-from tests.docs.pages import ALL_PAGES, DOCS, ROOT, Block, blocks_of, commands_of
+from tests.docs.pages import ALL_PAGES, ROOT, Block, blocks_of, commands_of
 from tests.docs.test_snippets import NOT_RUN, SAVED, name_of
 from tests.tuning.conftest import HARDWARE
-from tierstore.hardware import hardware_text
+from tierstore.base.json_text import json_text
+from tierstore.tuning.report import report_of
 
 ELSEWHERE = {
     "README.md": "tests/test_makefile.py",
@@ -38,7 +38,7 @@ LONG = "*Run by `pytest -m many` alone:"
 
 SHORT = {
     "tierstore doctor": "--seconds 1",
-    "tierstore tune": "--steps 1 --rounds 3 --candidates 1 --search-seconds 1 --hardware measured.toml",
+    "tierstore tune": "--steps 1 --rounds 3 --candidates 1 --hardware machine.json",
     "tierstore top": "--iterations 2",
 }
 
@@ -85,7 +85,7 @@ class Terminal:
             programs.joinpath(name).chmod(0o755)
         folder.joinpath("nvme").mkdir()
         folder.joinpath("train.py").write_text(self._placed(PROGRAM), encoding="utf-8")
-        folder.joinpath("measured.toml").write_text(hardware_text(HARDWARE), encoding="utf-8")
+        folder.joinpath("machine.json").write_text(json_text(report_of(HARDWARE)), encoding="utf-8")
         (folder / "recorded").mkdir()
         record_two_steps(folder / "recorded").rename(folder / "step.jsonl")
         self._environment = environment_of_tests(
@@ -93,9 +93,7 @@ class Terminal:
         )
 
     def saves(self, page: Path) -> None:
-        """Save the programs that a page has its reader save, and what another page has them measure."""
-        if page != DOCS / "how_to" / "doctor.md":
-            shutil.copy(self.folder / "measured.toml", self.folder / "hw.toml")
+        """Save the programs that a page has its reader save."""
         for block in blocks_of(page):
             if saved := SAVED.search(block.before):
                 assert any(saved[1] in command for command in TYPED[page]), f"{page}: {saved[1]} is not run"

@@ -95,10 +95,3 @@ def test_workload_of_recorded_step_lets_go_when_the_trace_says_so(store: TierSto
     said = [(type(action), *action) for action in workload.actions if isinstance(action, kinds)]
     assert said[:5] == [(Pack, 0), (Pack, 1), (Pack, 2), (LetGo, 1), (Pack, 3)]
     assert said.index((LetGo, 2)) > said.index((EndScope,))
-    # A trace of version 1 is read, but does not tell who holds what.
-    lines = [line for line in file.read_bytes().splitlines(keepends=True) if b'"event":"ours"' not in line]
-    file.write_bytes(b"".join(lines).replace(b'"version":2', b'"version":1', 1))
-    trace = read_trace(file)
-    workload = workload_of(trace, steps_of(trace)[0])
-    assert not any(saved.is_shared for saved in workload.saved)
-    assert not any(isinstance(action, LetGo) for action in workload.actions)

@@ -1,13 +1,12 @@
-"""Made-up steps, drives and links."""
+"""Made-up steps and drives."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tierstore.hardware import AcceleratorLink
 from tierstore.simulator import Action, Compute, Drive, EndScope, Pack, Release, Saved, Unpack, Workload
 
-__all__ = ["chain", "drive", "link"]
+__all__ = ["chain", "drive"]
 
 
 def chain(
@@ -16,12 +15,11 @@ def chain(
     *,
     cores: float = 1.0,
     kind: str = "",
-    on_device: bool = False,
 ) -> Workload:
     """A chain of layers of these bytes: forward computes for the gap and saves, backward asks in reverse and computes
     twice as long."""
     gaps = gap_seconds if isinstance(gap_seconds, Sequence) else [gap_seconds] * len(sizes)
-    saved = [Saved(nbytes, node, kind=kind, on_device=on_device) for node, nbytes in enumerate(sizes)]
+    saved = [Saved(nbytes, node, kind=kind) for node, nbytes in enumerate(sizes)]
     actions: list[Action] = []
     for index, gap in enumerate(gaps):
         actions += [Compute(gap), Pack(index)]
@@ -34,14 +32,3 @@ def chain(
 def drive(write: float, read: float | None = None) -> Drive:
     """One that writes and reads so many bytes per second, however many transfers it is given; `read`: as it writes."""
     return Drive({1: write}, {1: write if read is None else read})
-
-
-def link(out: float, back: float) -> AcceleratorLink:
-    """Bytes per second."""
-    return AcceleratorLink(
-        name="made up",
-        memory_bytes=0,
-        host_memory="pinned",
-        to_host_bytes_per_second=out,
-        to_device_bytes_per_second=back,
-    )

@@ -42,9 +42,11 @@ class Job(NamedTuple):
     number: int = 0
 
 
-class Windows(NamedTuple):
-    """How much may be on its way from and to the accelerator."""
+class Device(NamedTuple):
+    """The accelerator of a real store: which tensors are saved there, and how much may stay there and be on its way."""
 
+    saved: frozenset[int] = frozenset()
+    device_bytes: int = 0
     flight_bytes: int = FLIGHT_BYTES
     reload_bytes: int = RELOAD_BYTES
 

@@ -14,11 +14,8 @@ from tests.simulator.scripts import (
     Drive,
     FollowedScript,
     Job,
-    Queues,
     Script,
-    Windows,
     finish_transfer,
-    is_copy,
 )
 from tierstore.disk.tier import Loaded, Stored
 from tierstore.errors import StoreFullError
@@ -27,9 +24,7 @@ from tierstore.rules.graph_order import Budgets
 from tierstore.rules.lookahead import LearnedOrders
 from tierstore.rules.windows import HostWindows
 from tierstore.simulator import Action, Settings, Workload
-from tierstore.simulator.clock import Clock, Process
-from tierstore.simulator.device import Copy, SimulatedDevice
-from tierstore.simulator.hardware import Activity
+from tierstore.simulator.clock import Clock
 from tierstore.simulator.rank import Rank
 from tierstore.simulator.record import GraphLog, SimulatedRecord
 
@@ -46,7 +41,6 @@ class _SteppedEngine:
         self._queues: dict[str, list[tuple[int, int, SimulatedRecord]]] = {what: [] for what in NUM_LANES}
         self._numbers = count()
         self._records: dict[Job, SimulatedRecord] = {}
-        self._ready: dict[Job, Copy | None] = {}
         self._discards: list[int] = []
 
     def submit_spill(self, record: SimulatedRecord) -> None:
@@ -88,28 +82,17 @@ class _SteppedEngine:
             if begin(record):
                 job = Job(what, record.key)
                 self._records[job] = record
-                self._ready[job] = record.ready if what == "spill" else None
                 return
 
     def finish_one(self) -> Job | None:
         """See `Stepper`, in `stepped_store.py`."""
         self.settle()
-        could_end = [job for job in self._decisions.running if self._could_end(job)]
-        if not could_end:
+        if not self._decisions.running:
             return None
-        job = self._script.choose(could_end)
-        if is_copy(job):
-            self._decisions.copies.end(job)
-        else:
-            self._end(job)
+        job = self._script.choose(self._decisions.running)
+        self._end(job)
         self.settle()
         return job
-
-    def _could_end(self, job: Job) -> bool:
-        if is_copy(job):
-            return self._decisions.copies.could_end(job)
-        ready = self._ready[job]
-        return ready is None or ready.is_over
 
     def _end(self, job: Job) -> None:
         record = self._records.pop(job)
@@ -122,54 +105,22 @@ class _SteppedEngine:
         self._begin_next(job.what)
 
 
-class _SteppedDevice(SimulatedDevice):
-    """As on an accelerator, whoever queues work waits for none of it."""
-
-    def __init__(self, clock: Clock, queues: Queues) -> None:
-        super().__init__(clock)
-        self._queues_of_script = queues
-
-    def queue(self, direction: Activity, copy: Copy) -> None:
-        self._queues_of_script.queue(direction.value, copy)
-
-    def wait(self, copy: Copy) -> None:
-        self._queues_of_script.wait(copy)
-
-    def catch_up(self) -> Process:
-        yield from ()
-
-
 def simulated_decisions(
-    workload: Workload,
-    settings: Settings,
-    script: Script,
-    num_steps: int,
-    windows: Windows = Windows(),  # noqa: B008 - immutable
+    workload: Workload, settings: Settings, script: Script, num_steps: int
 ) -> tuple[list[Decision], Counters]:
     """What the simulated one decides."""
     drive = Drive(settings)
     followed, decisions = FollowedScript(script), Decisions(drive)
     clock = Clock(lambda counts: {})
     engine = _SteppedEngine(decisions, followed, drive)
-    copies = _SteppedDevice(clock, decisions.copies)
     books = HostWindows(settings.host_bytes, settings.staging_bytes, grows=settings.staging_grows)
-    rank = engine.transfers = Rank(
-        clock,
-        books,
-        copies,
-        engine,
-        0,
-        workload,
-        decisions,
-        device_bytes=settings.device_bytes,
-        **windows._asdict(),
-    )
+    rank = engine.transfers = Rank(clock, books, engine, 0, workload, decisions)
     orders = LearnedOrders() if settings.prefetch == "learned" else None
     next_key = 0
     try:
         for _ in range(num_steps):
             host_bytes, staging_bytes = books.limits
-            budgets = Budgets(host_bytes, settings.device_bytes, staging_bytes)
+            budgets = Budgets(host_bytes, 0, staging_bytes)
             log = GraphLog(workload.saved, next_key, settings.scope_lookahead_bytes, orders, budgets)
             _step(rank, clock, engine, log, workload, followed)
             next_key = log.next_key

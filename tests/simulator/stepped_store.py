@@ -24,12 +24,12 @@ from tests.simulator.scripts import (
     FULL,
     Decision,
     Decisions,
+    Device,
     Drive,
     FollowedScript,
     Job,
     Queues,
     Script,
-    Windows,
     finish_transfer,
     is_copy,
 )
@@ -190,7 +190,7 @@ class Stepper:
         self._gates: dict[Job, Any] = {}
 
     def take_over(
-        self, store: TierStore, script: FollowedScript, first_key: int, drive: Drive, windows: Windows
+        self, store: TierStore, script: FollowedScript, first_key: int, drive: Drive, device: Device
     ) -> Decisions:
         """From now on nothing moves unless it is told to."""
         self._drive = drive
@@ -200,7 +200,7 @@ class Stepper:
         self.decisions = Decisions(drive, first_key, self._news.set)
         self.copies.queues = self.decisions.copies
         window = inside.device_window
-        window.in_flight.limit_bytes, window.reloaded.limit_bytes = windows.flight_bytes, windows.reload_bytes
+        window.in_flight.limit_bytes, window.reloaded.limit_bytes = device.flight_bytes, device.reload_bytes
         window.keep(window.resident.limit_bytes)
         self._end_discard = inside.residency.end_discard
 
@@ -326,12 +326,12 @@ class _Save(torch.autograd.Function):
 class _RealStep:
     """One step of a workload, on the real store."""
 
-    def __init__(self, store: TierStore, workload: Workload, settings: Settings) -> None:
-        self._workload = workload
+    def __init__(self, store: TierStore, workload: Workload, settings: Settings, device: Device) -> None:
+        self._workload, self._on_device = workload, device.saved
         self._scope = tiered_offload(
             store,
             min_bytes=0,
-            device_bytes=settings.device_bytes,
+            device_bytes=device.device_bytes,
             prefetch=settings.prefetch,
             lookahead_bytes=settings.lookahead_bytes,
         )
@@ -369,7 +369,7 @@ class _RealStep:
         root = self._root_of(index)
         saved, shared = self._workload.saved[index], self._workload.saved[root].is_shared
         if index == root:
-            dtype = _DEVICE_DTYPE if saved.on_device else torch.int8
+            dtype = _DEVICE_DTYPE if root in self._on_device else torch.int8
             self._storages[root] = torch.full((saved.nbytes,), root % 127, dtype=dtype)
         with patch.object(scope, "sequence_nr", lambda: saved.node):
             self._graph[index] = _Save.apply(self._leaf, self._storages[root])
@@ -387,7 +387,7 @@ def real_decisions(
     settings: Settings,
     script: Script,
     num_steps: int,
-    windows: Windows = Windows(),  # noqa: B008 - immutable
+    device: Device = Device(),  # noqa: B008 - immutable
 ) -> tuple[list[Decision], Counters]:
     """What a real store in that directory decides."""
     followed = FollowedScript(script)
@@ -396,11 +396,11 @@ def real_decisions(
     ) as store:
         inspect(store).let_staging_grow(settings.staging_grows)
         decisions = store.stepper.take_over(
-            store, followed, next(store.residency.handles.keys) + 1, Drive(settings), windows
+            store, followed, next(store.residency.handles.keys) + 1, Drive(settings), device
         )
         try:
             for _ in range(num_steps):
-                step = _RealStep(store, workload, settings)
+                step = _RealStep(store, workload, settings, device)
                 try:
                     _take(step, workload, store.stepper, followed)
                 finally:

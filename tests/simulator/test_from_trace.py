@@ -40,18 +40,18 @@ def _unpack(at: int, index: int, ended: int) -> events.Unpack:
     return events.Unpack(at * _SECOND, ended * _SECOND, _THREAD, 0, index)
 
 
-def _trace(*seen: events.Event, version: int = 1) -> RecordedTrace:
+def _trace(*seen: events.Event, device_bytes: int = 0) -> RecordedTrace:
     settings = events.StoreSettings("/x", False, 0, 0, 0, "none", 0, True, 6, 6, "buffered")
-    header = events.Header("tierstore trace", version, 0, 0.0, 1, settings, events.Machine("x", 12, 0, {}))
+    header = events.Header(events.FORMAT, events.VERSION, 0, 0.0, 1, settings, events.Machine("x", 12, 0, {}))
     scope: list[events.Event] = [
-        events.Scope(0, _THREAD, "main", 0, 0, 0, "learned", 0, False),
+        events.Scope(0, _THREAD, "main", 0, 0, device_bytes, "learned", 0, False),
         events.ScopeEnd(10 * _SECOND, _THREAD, 0, False),
     ]
     return RecordedTrace(header, [*scope, *seen], is_complete=True)
 
 
-def _workload(*seen: events.Event, version: int = 1) -> Workload:
-    trace = _trace(*seen, version=version)
+def _workload(*seen: events.Event, device_bytes: int = 0) -> Workload:
+    trace = _trace(*seen, device_bytes=device_bytes)
     return workload_of(trace, steps_of(trace)[0])
 
 
@@ -96,9 +96,9 @@ def test_workload_of_step_has_storage_let_go_of_when_it_is_seen_after_its_last_v
         events.Ours(9 * _SECOND, 0, 2),
         events.Ours(11 * _SECOND, 0, 1),
     )
-    early = _workload(*_FORWARD, *_BACKWARD, *seen[:2], version=2)
+    early = _workload(*_FORWARD, *_BACKWARD, *seen[:2])
     assert [saved.is_shared for saved in early.saved] == [False, True, True], "a view was packed after it was ours"
-    workload = _workload(*_FORWARD, *_BACKWARD, *seen, version=2)
+    workload = _workload(*_FORWARD, *_BACKWARD, *seen)
     assert [saved.is_shared for saved in workload.saved] == [False, False, False]
     others = [(type(action), *action) for action in workload.actions if not isinstance(action, Compute | Unpack)]
     assert others == [
@@ -112,17 +112,19 @@ def test_workload_of_step_has_storage_let_go_of_when_it_is_seen_after_its_last_v
         (_FORWARD, "from its forward to its end"),
         ((*_FORWARD, *_BACKWARD[:-1]), "from its forward to its end"),
         ((_FORWARD[0], _FORWARD[2], *_BACKWARD), "events are missing"),
-        ((_pack(1, 0, device="cuda:0"), _pack(2, 1, device="cuda:1"), *_BACKWARD), "one accelerator is simulated"),
     ],
-    ids=["no backward", "not gone", "pack lost", "two accelerators"],
+    ids=["no backward", "not gone", "pack lost"],
 )
 def test_workload_of_step_that_cannot_be_simulated_is_refused(seen: tuple[events.Event, ...], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         _workload(*seen)
 
 
-def test_workload_of_step_has_what_is_on_an_accelerator_there_and_a_core_that_queues_its_work() -> None:
-    packs = (_pack(1, 0, device="cuda:0"), _pack(3, 1), _pack(8, 2, device="cuda:0"))
-    workload = _workload(*packs, *_BACKWARD)
-    assert [saved.on_device for saved in workload.saved] == [True, False, True]
-    assert workload.training_cores == 1.0
+@pytest.mark.parametrize(("device_bytes", "staying"), [(0, []), (1001, []), (1002, [2]), (2002, [2]), (2003, [1, 2])])
+def test_workload_of_step_on_an_accelerator_is_without_what_may_stay_there(
+    device_bytes: int, staying: list[int]
+) -> None:
+    packs = (_pack(1, 0), _pack(3, 1, device="cuda:0"), _pack(8, 2, device="cuda:1"))
+    seen = [events.Ours(9 * _SECOND, 0, index) for index in range(3)]
+    workload = _workload(*packs, *_BACKWARD, *seen, device_bytes=device_bytes)
+    assert [index for index, saved in enumerate(workload.saved) if saved.is_shared] == staying

@@ -17,7 +17,7 @@ import torch
 from hypothesis import HealthCheck, Phase, example, given, note, settings
 from hypothesis import strategies as st
 
-from tests.simulator.scripts import Decision, Script, Windows
+from tests.simulator.scripts import Decision, Device, Script
 from tests.simulator.stepped_simulation import simulated_decisions
 from tests.simulator.stepped_store import real_decisions
 from tierstore.rules import windows as host
@@ -38,12 +38,8 @@ def _one_thread_for_torch() -> Iterator[None]:
     torch.set_num_threads(num_threads)
 
 
-_IN_HOST_MEMORY = st.just(False)
-_ON_A_DEVICE = st.sampled_from([True, True, True, False])
-
-
 @st.composite
-def workloads(draw: st.DrawFn, on_device: st.SearchStrategy[bool] = _IN_HOST_MEMORY) -> Workload:
+def workloads(draw: st.DrawFn) -> Workload:
     """Forward packs, in part views and tensors that others hold; backward asks in some order."""
     num = draw(st.integers(1, 24))
     saved: list[Saved] = []
@@ -55,8 +51,7 @@ def workloads(draw: st.DrawFn, on_device: st.SearchStrategy[bool] = _IN_HOST_MEM
         nbytes = saved[record].nbytes if record is not None else _UNIT * draw(st.integers(1, 3))
         is_shared = record is None and draw(st.integers(0, 5)) == 0
         node += draw(st.sampled_from([0, 1, 1, 1]))
-        is_there = draw(on_device) if record is None else saved[record].on_device
-        saved.append(Saved(nbytes, node, record, is_shared=is_shared, on_device=is_there))
+        saved.append(Saved(nbytes, node, record, is_shared=is_shared))
         forward.append(Pack(index))
         if record is None and not is_shared and draw(st.booleans()):
             held.append(index)
@@ -85,11 +80,22 @@ _OPTIONS: dict[str, st.SearchStrategy[Any]] = {
 }
 options = st.builds(Settings, **_OPTIONS)
 small_options = st.builds(Settings, **(_OPTIONS | {"host_bytes": _units(0, 2), "staging_bytes": _units(1, 12)}))
-device_options = st.builds(Settings, **_OPTIONS, device_bytes=_units(0, 12))
-windows = st.builds(Windows, flight_bytes=_units(0, 8), reload_bytes=_units(0, 8))
+devices = st.builds(
+    Device,
+    saved=st.frozensets(st.integers(0, 23), min_size=16),
+    device_bytes=_units(0, 12),
+    flight_bytes=_units(0, 8),
+    reload_bytes=_units(0, 8),
+)
 _FOR_GROUPS = {"host_bytes": st.just(0) | _units(16, 40), "staging_bytes": _units(32, 64)}
-group_options = st.builds(Settings, **(_OPTIONS | _FOR_GROUPS), device_bytes=st.just(0) | _units(16, 32))
-group_windows = st.builds(Windows, flight_bytes=_units(16, 64), reload_bytes=_units(0, 16))
+group_options = st.builds(Settings, **(_OPTIONS | _FOR_GROUPS))
+group_devices = st.builds(
+    Device,
+    saved=st.frozensets(st.integers(0, 23), min_size=16),
+    device_bytes=st.just(0) | _units(16, 32),
+    flight_bytes=_units(16, 64),
+    reload_bytes=_units(0, 16),
+)
 scripts = st.builds(
     Script,
     after_action=st.lists(st.integers(0, 3), max_size=100),
@@ -97,15 +103,10 @@ scripts = st.builds(
 )
 
 
-def _check(
-    workload: Workload,
-    how: Settings,
-    script: Script,
-    between: Windows = Windows(),  # noqa: B008 - immutable
-) -> None:
+def _check(workload: Workload, how: Settings, script: Script) -> None:
     with TemporaryDirectory() as place:
-        real, counters = real_decisions(Path(place), workload, how, script, _NUM_STEPS, between)
-    simulated, simulated_counters = simulated_decisions(workload, how, script, _NUM_STEPS, between)
+        real, counters = real_decisions(Path(place), workload, how, script, _NUM_STEPS)
+    simulated, simulated_counters = simulated_decisions(workload, how, script, _NUM_STEPS)
     for number, (theirs, ours) in enumerate(zip(real, simulated, strict=False)):
         if theirs != ours:
             note(f"decision {number}: real {real[: number + 3]}, simulated {simulated[number : number + 3]}")
@@ -157,7 +158,7 @@ _READS_TAKE_LONG = (
 """What is fetched ahead arrives in time, but after backward has asked for seven units more; staging holds two."""
 
 _ASKED_AGAIN_AFTER_IT_WAS_DROPPED = Workload(
-    [Saved(_UNIT, index, on_device=True) for index in range(4)],
+    [Saved(_UNIT, index) for index in range(4)],
     [*map(Pack, range(4)), EndScope(), *(Unpack(index) for index in (3, 2, 1, 0, 3, 2, 1, 0))],
 )
 
@@ -204,41 +205,36 @@ def test_decisions_many_random_steps_are_those_of_the_store(workload: Workload, 
     _check(workload, how, script)
 
 
+_ROOMY = Device(frozenset(range(24)), 0, 8 * _UNIT, 8 * _UNIT)
+
+
 @settings(_random_steps, max_examples=20, derandomize=True)
-@given(workloads(_ON_A_DEVICE), device_options, scripts, windows)
-@example(_ASKED_AGAIN_AFTER_IT_WAS_DROPPED, Settings(0, _UNIT), Script([1] * 40, [0]), Windows(8 * _UNIT, 8 * _UNIT))
+@given(workloads(), options, scripts, devices)
+@example(_ASKED_AGAIN_AFTER_IT_WAS_DROPPED, Settings(0, _UNIT), Script([1] * 40, [0]), _ROOMY)
 @example(
     _ASKED_AGAIN_AFTER_IT_WAS_DROPPED,
     Settings(8 * _UNIT, _UNIT, lookahead_bytes=_UNIT),
     Script([1] * 40, [0]),
-    Windows(8 * _UNIT, 8 * _UNIT),
+    _ROOMY,
 )
-def test_decisions_random_steps_on_an_accelerator_are_those_of_the_store(
-    workload: Workload, how: Settings, script: Script, between: Windows
+def test_random_steps_on_an_accelerator_end_with_their_bytes_and_leave_nothing_there(
+    workload: Workload, how: Settings, script: Script, device: Device
 ) -> None:
-    _check(workload, how, script, between)
+    """What is decided there, nobody simulates."""
+    with TemporaryDirectory() as place:
+        real_decisions(Path(place), workload, how, script, _NUM_STEPS, device)
 
 
 @settings(_random_steps, max_examples=20, derandomize=True)
-@given(workloads(_ON_A_DEVICE), group_options, scripts, group_windows)
-def test_decisions_random_steps_of_groups_on_an_accelerator_are_those_of_the_store(
-    workload: Workload, how: Settings, script: Script, between: Windows
+@given(workloads(), group_options, scripts, group_devices)
+def test_random_steps_of_groups_on_an_accelerator_end_with_their_bytes_and_leave_nothing_there(
+    workload: Workload, how: Settings, script: Script, device: Device
 ) -> None:
     """See NOTE [Groups] in `tierstore/residency/groups.py`."""
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as place:
         patch.setattr(host, "SMALL_BYTES", 2 * _UNIT)
         patch.setattr(host, "MOST_NOTED_BYTES", 8 * _UNIT)
-        _check(workload, how, script, between)
-
-
-@pytest.mark.many
-@pytest.mark.timeout(600)
-@settings(_random_steps, max_examples=150)
-@given(workloads(_ON_A_DEVICE), device_options, scripts, windows)
-def test_decisions_many_random_steps_on_an_accelerator_are_those_of_the_store(
-    workload: Workload, how: Settings, script: Script, between: Windows
-) -> None:
-    _check(workload, how, script, between)
+        real_decisions(Path(place), workload, how, script, _NUM_STEPS, device)
 
 
 def test_restores_record_without_room_in_backward_are_not_repeated(tmp_path: Path) -> None:
@@ -261,7 +257,7 @@ def test_spills_that_backward_cancelled_are_not_queued_again(tmp_path: Path) -> 
 
 def _on_a_device(num: int, *backward: Action, nodes: Sequence[int] = ()) -> Workload:
     """Tensors of one unit each; backward follows when all are packed."""
-    saved = [Saved(_UNIT, nodes[index] if nodes else index, on_device=True) for index in range(num)]
+    saved = [Saved(_UNIT, nodes[index] if nodes else index) for index in range(num)]
     return Workload(saved, [*map(Pack, range(num)), EndScope(), *backward])
 
 
@@ -273,23 +269,23 @@ def _copies_back(decisions: Sequence[Decision]) -> list[tuple[str, int]]:
 def test_device_is_left_by_all_that_has_to_as_room_is_freed(tmp_path: Path) -> None:
     """All four are saved by one node, staging has room for one, and nobody packs after them."""
     workload = _on_a_device(4, nodes=(0, 0, 0, 0))
-    real, _ = real_decisions(tmp_path, workload, Settings(0, _UNIT), Script([*[0] * 4, 20], [0]), num_steps=1)
+    real, _ = real_decisions(tmp_path, workload, Settings(0, _UNIT), Script([*[0] * 4, 20], [0]), 1, _ROOMY)
     assert [each.record for each in real if each.what == "offload queued"] == [0, 1, 2, 3]
 
 
 def test_copies_back_ahead_begin_while_the_copy_out_still_runs(tmp_path: Path) -> None:
     """No copy ends at all; the window of copies out makes computing wait for the first three."""
     workload = _on_a_device(4, *map(Unpack, (3, 2, 1, 0)))
-    windows = Windows(_UNIT, 8 * _UNIT)
-    real, _ = real_decisions(tmp_path, workload, Settings(8 * _UNIT, _UNIT), Script([], [0]), 1, windows)
+    device = _ROOMY._replace(flight_bytes=_UNIT)
+    real, _ = real_decisions(tmp_path, workload, Settings(8 * _UNIT, _UNIT), Script([], [0]), 1, device)
     ahead = [("copied", 2), ("copied", 1), ("copied", 0)]
     assert _copies_back(real) == [*ahead, ("asked for", 2), ("asked for", 1), ("asked for", 0)]
 
 
 def test_copies_back_ahead_pass_over_what_the_graph_has_let_go_of(tmp_path: Path) -> None:
     workload = _on_a_device(4, Release(2), *map(Unpack, (3, 1, 0)))
-    windows = Windows(8 * _UNIT, 8 * _UNIT)
-    real, _ = real_decisions(tmp_path, workload, Settings(8 * _UNIT, _UNIT), Script([9] * 6, [0]), 1, windows)
+    device = _ROOMY
+    real, _ = real_decisions(tmp_path, workload, Settings(8 * _UNIT, _UNIT), Script([9] * 6, [0]), 1, device)
     ahead = [("copied", 3), ("asked for", 3), ("copied", 1), ("copied", 0)]
     assert _copies_back(real) == [*ahead, ("asked for", 1), ("asked for", 0)]
 
@@ -297,9 +293,9 @@ def test_copies_back_ahead_pass_over_what_the_graph_has_let_go_of(tmp_path: Path
 def test_copies_back_ahead_go_on_from_what_was_asked_for(tmp_path: Path) -> None:
     """Backward takes the second before its turn: when there is room again, what follows it comes first."""
     actions = [act for index in (7, 2, 6, 5, 4, 3, 1, 0) for act in (Unpack(index), Release(index))]
-    windows = Windows(8 * _UNIT, 3 * _UNIT)
+    device = _ROOMY._replace(reload_bytes=3 * _UNIT)
     how = Settings(8 * _UNIT, _UNIT)
-    real, _ = real_decisions(tmp_path, _on_a_device(8, *actions), how, Script([9] * 10, [0]), 1, windows)
+    real, _ = real_decisions(tmp_path, _on_a_device(8, *actions), how, Script([9] * 10, [0]), 1, device)
     copies_back = _copies_back(real)
     assert copies_back[copies_back.index(("asked for", 6)) + 1] == ("copied", 1)
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from tests.simulator.made_up import chain, drive
 from tierstore.errors import StoreFullError
-from tierstore.hardware import CodecSpeed
 from tierstore.simulator import (
+    CodecSpeed,
     Compute,
     EndScope,
     Hardware,
@@ -64,7 +64,7 @@ def _steps(workload: Workload, hardware: Hardware, how: Settings, num_steps: int
 def test_step_infinitely_fast_drive_is_the_compute_time(workload: Workload, how: Settings) -> None:
     for step in _steps(workload, _machine(inf, cores=64), how):
         assert step.seconds == pytest.approx(workload.compute_seconds, rel=1e-9, abs=1e-12)
-        assert sum(step.stall_seconds.values()) == pytest.approx(0, abs=1e-12)
+        assert sum(step.counters.stall_seconds.values()) == pytest.approx(0, abs=1e-12)
 
 
 @settings(max_examples=50, deadline=None)
@@ -74,7 +74,7 @@ def test_step_any_drive_is_compute_and_waits_and_no_faster_than_the_drive(
 ) -> None:
     steps = _steps(workload, _drive_alone(write, read), how)
     for step in steps:
-        waited = sum(step.stall_seconds.values())
+        waited = sum(step.counters.stall_seconds.values())
         assert step.seconds == pytest.approx(workload.compute_seconds + waited, rel=1e-6, abs=1e-9)
     moving = sum(step.counters.read_bytes / read + step.counters.written_bytes / write for step in steps)
     assert sum(step.seconds for step in steps) >= moving * (1 - 1e-6) - 1e-9
@@ -99,8 +99,8 @@ def test_step_one_transfer_takes_latency_and_bytes_over_bandwidth() -> None:
     workload = Workload([Saved(_NBYTES, node) for node in range(3)], actions)
     how = Settings(0, staging_bytes=_NBYTES, prefetch="none")
     step = _steps(workload, Hardware(slow_to_answer, cores=4), how, num_steps=1)[0]
-    assert step.stall_seconds[_PACK_WAITS] == pytest.approx(0.5 + 0.1024)
-    assert step.stall_seconds[_UNPACK_WAITS] == pytest.approx(0.25 + 1.024)
+    assert step.counters.stall_seconds[_PACK_WAITS] == pytest.approx(0.5 + 0.1024)
+    assert step.counters.stall_seconds[_UNPACK_WAITS] == pytest.approx(0.25 + 1.024)
 
 
 def test_step_read_takes_no_turn_from_the_writes() -> None:

@@ -9,38 +9,23 @@ from typing import Any
 import msgspec
 import pytest
 
-from tierstore.hardware import CodecSpeed, DriveHardware, Hardware, HostHardware, Transfer, hardware_text
+from tests.tuning.machines import drive_of_speed, machine
+from tierstore.base.json_text import json_text
 from tierstore.store.trial import VARIABLE, trial_of_process
+from tierstore.tuning.report import report_of
 
-MIB = 2**20
-HARDWARE = Hardware(
-    version=1,
-    host=HostHardware(cores=2, capacity_bytes=2**34, copy_bytes_per_second=1e10, fresh_bytes_per_second=2e9),
-    drive=DriveHardware(
-        io_mode="O_DIRECT",
-        capacity_bytes=2**34,
-        write_latency_seconds=1e-5,
-        read_latency_seconds=1e-5,
-        writes=(Transfer(block_bytes=2**20, depth=4, bytes_per_second=2e10, measured_bytes=2**30),),
-        reads=(Transfer(block_bytes=2**20, depth=4, bytes_per_second=2e10, measured_bytes=2**30),),
-    ),
-    codecs=(
-        CodecSpeed(
-            data="activations, float32",
-            codec="zstd:1",
-            ratio=0.9,
-            encode_bytes_per_second=1e9,
-            decode_bytes_per_second=1e9,
-        ),
-    ),
+HARDWARE = machine(
+    drive=drive_of_speed(2e10, 2e10) | {"write_latency_seconds": 1e-5, "read_latency_seconds": 1e-5},
+    processor={"num_allowed": 2},
 )
+"""A fast drive."""
 
 
 @pytest.fixture
 def hardware_file(tmp_path: Path) -> Path:
-    """As `tierstore doctor --hardware` writes it."""
-    file = tmp_path / "hw.toml"
-    file.write_text(hardware_text(HARDWARE))
+    """As `tierstore doctor --json` prints it."""
+    file = tmp_path / "machine.json"
+    file.write_text(json_text(report_of(HARDWARE)))
     return file
 
 

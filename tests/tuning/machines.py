@@ -6,8 +6,9 @@ from typing import Any
 
 from msgspec import structs
 
-from tierstore.hardware import AcceleratorLink, CodecSpeed, Transfer
+from tierstore.simulator import CodecSpeed
 from tierstore.tuning.measurements import (
+    AcceleratorLink,
     AcceleratorState,
     Daemon,
     Drive,
@@ -15,6 +16,7 @@ from tierstore.tuning.measurements import (
     Measurements,
     Memory,
     Processor,
+    Transfer,
 )
 
 __all__ = ["GIB", "LINK", "MIB", "drive_of_speed", "machine", "transfers"]
@@ -23,12 +25,8 @@ MIB, GIB = 2**20, 2**30
 
 
 def transfers(bytes_per_second: float) -> tuple[Transfer, ...]:
-    """All combinations, each at that speed."""
-    return tuple(
-        Transfer(block_bytes=block, depth=depth, bytes_per_second=bytes_per_second, measured_bytes=GIB)
-        for block in (128 * 2**10, MIB, 16 * MIB)
-        for depth in (1, 4)
-    )
+    """At each depth, at that speed."""
+    return tuple(Transfer(block_bytes=16 * MIB, depth=depth, bytes_per_second=bytes_per_second) for depth in (1, 4))
 
 
 def drive_of_speed(write: float, read: float) -> dict[str, Any]:
@@ -51,17 +49,12 @@ _HEALTHY = Measurements(
         path="/nvme",
         file_system="ext4",
         io_mode="O_DIRECT",
-        device="nvme0n1",
-        model="A drive",
-        size_bytes=2000 * 10**9,
-        is_rotational=False,
         free_bytes=500 * GIB,
         span_bytes=512 * MIB,
         write_latency_seconds=2e-5,
         read_latency_seconds=8e-5,
         writes=transfers(2.5e9),
         reads=transfers(3e9),
-        device_bytes=13 * GIB,
     ),
     memory=Memory(
         total_bytes=64 * GIB,
@@ -69,12 +62,11 @@ _HEALTHY = Measurements(
         limit_bytes=None,
         swap_used_bytes=0,
         copy_bytes_per_second=1e10,
-        fresh_bytes_per_second=3e9,
         huge_pages="madvise",
         allocator="glibc",
         allocator_left_alone=None,
     ),
-    processor=Processor(model="A processor", num_present=16, num_allowed=16, quota_cores=None, load=0.5),
+    processor=Processor(num_present=16, num_allowed=16, quota_cores=None),
     limits=Limits(open_files=65_536, locked_bytes=None),
     codecs=(
         CodecSpeed(

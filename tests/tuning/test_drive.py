@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,27 +15,18 @@ import torch
 
 from tierstore.base import device_files
 from tierstore.tuning import drive as drive_module
-from tierstore.tuning.drive import BLOCKS, DEPTHS, NUM_STEPS, measure_drive
+from tierstore.tuning.drive import BLOCKS, DEPTHS, measure_drive
 from tierstore.tuning.examine import measure_accelerators
 from tierstore.tuning.measurements import Drive
-from tierstore.tuning.system import describe_drive
 
 MIB = 2**20
 SECONDS = 0.3
 
 
-def measured(directory: Path, seconds: float = SECONDS, memory_bytes: int = 2**30) -> tuple[Drive, int]:
-    """And how many steps were announced."""
-    steps: list[None] = []
-    drive = measure_drive(
-        describe_drive(directory),
-        directory,
-        seconds=seconds,
-        memory_bytes=memory_bytes,
-        step_done=lambda: steps.append(None),
-    )
+def measured(directory: Path, seconds: float = SECONDS, memory_bytes: int = 2**30) -> Drive:
+    drive = measure_drive(directory, seconds=seconds, memory_bytes=memory_bytes)
     assert list(directory.iterdir()) in ([], [directory / "lost+found"])
-    return drive, len(steps)
+    return drive
 
 
 @pytest.fixture
@@ -46,38 +38,36 @@ def in_memory() -> Iterator[Path]:
         yield Path(folder)
 
 
-def combinations(transfers: Any) -> set[tuple[int, int]]:
-    return {(each.block_bytes, each.depth) for each in transfers}
-
-
-def test_drive_is_measured_by_block_size_and_depth(store_directory: Path) -> None:
-    # On a loaded machine a combination may be left out for want of time; the smallest one never is.
-    drive, num_steps = measured(store_directory, seconds=1.0)
-    for transfers in (drive.writes, drive.reads):
-        assert (BLOCKS[0], DEPTHS[0]) in combinations(transfers)
-        assert combinations(transfers) <= {(block, depth) for block in BLOCKS for depth in DEPTHS}
-        for each in transfers:
-            assert each.measured_bytes >= each.block_bytes * each.depth
-            assert each.measured_bytes % each.block_bytes == 0
-            assert each.bytes_per_second > 0
+def test_drive_is_measured_at_each_depth_in_blocks_of_one_size(store_directory: Path) -> None:
+    drive = measured(store_directory, seconds=1.0)
+    assert [each.depth for each in drive.writes] == [each.depth for each in drive.reads] == list(DEPTHS)
+    (block_bytes,) = {each.block_bytes for each in (*drive.writes, *drive.reads)}
+    assert block_bytes in BLOCKS
+    assert all(each.bytes_per_second > 0 for each in (*drive.writes, *drive.reads))
     assert drive.span_bytes % MIB == 0
     assert 0 < drive.span_bytes <= 512 * MIB
     assert (drive.write_latency_seconds or 0.0) > 0
     assert (drive.read_latency_seconds or 0.0) > 0
     assert drive.error is None
-    assert num_steps == NUM_STEPS
 
 
 @pytest.mark.parametrize(("memory_bytes", "longest_bytes"), [(4 * MIB, MIB), (1_234_567, 128 * 2**10)])
-def test_blocks_that_would_take_too_much_memory_are_left_out(
+def test_blocks_are_as_large_as_memory_allows(
     in_memory: Path, store_directory: Path, memory_bytes: int, longest_bytes: int
 ) -> None:
-    # In memory nothing is left out for want of time; a drive refuses blocks of an odd length.
-    for directory in (in_memory, store_directory):
-        drive, _ = measured(directory, seconds=1.0, memory_bytes=memory_bytes)
+    for directory in (in_memory, store_directory):  # a drive refuses blocks of an odd length
+        drive = measured(directory, seconds=1.0, memory_bytes=memory_bytes)
         assert drive.error is None
-        assert combinations(drive.writes)
-        assert all(block <= longest_bytes for block, _ in combinations(drive.writes + drive.reads))
+        assert drive.writes[0].block_bytes <= longest_bytes
+
+
+def test_blocks_of_a_slow_drive_are_small(store_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(descriptor: int, buffers: Any, offset: int) -> None:
+        time.sleep(0.2)
+
+    monkeypatch.setattr(drive_module, "write_all", slow)
+    drive = measured(store_directory, seconds=1.0)
+    assert drive.writes[0].block_bytes == 128 * 2**10
 
 
 def test_drive_that_fails_half_way_keeps_what_was_measured(
@@ -87,7 +77,7 @@ def test_drive_that_fails_half_way_keeps_what_was_measured(
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(drive_module, "read_all", failing)
-    drive, _ = measured(store_directory)
+    drive = measured(store_directory)
     assert drive.error == "Input/output error"
     assert drive.span_bytes > 0
     assert drive.write_latency_seconds is not None

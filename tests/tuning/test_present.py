@@ -5,7 +5,6 @@ from __future__ import annotations
 import resource
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -19,12 +18,10 @@ from tierstore.tuning.present import present, tuned_view
 from tierstore.tuning.program import Program
 from tierstore.tuning.search import Found
 from tierstore.tuning.settings import TrialSettings
-from tierstore.tuning.tune import TuningPlan
 from tierstore.tuning.tuned import Candidate, Tuned
 
 MIB = 2**20
 OWN = TrialSettings(8 * MIB, 32 * MIB)
-PLAN = TuningPlan(rounds=3, num_found=1)
 
 
 class Pretended(Program):
@@ -44,8 +41,13 @@ def _files_of_at_most(num_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
+@pytest.mark.parametrize("as_json", [False, True])
 def test_file_that_cannot_be_written_whole_is_not_there_and_what_it_would_say_is_told(
-    tmp_path: Path, hardware_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    as_json: bool,
+    tmp_path: Path,
+    hardware_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     config = tmp_path / "tierstore.toml"
     made: list[Path] = []
@@ -57,35 +59,34 @@ def test_file_that_cannot_be_written_whole_is_not_there_and_what_it_would_say_is
 
     monkeypatch.setattr("tierstore.tuning.present.make_file", make_short_file)
     with pytest.raises(ConfigError, match="could not be made"):
-        present(Pretended(("x",), 2, 1.0), PLAN, config=config, hardware=hardware_file, as_json=True)
+        present(
+            Pretended(("x",), 2, 1.0), config=config, hardware=hardware_file, as_json=as_json, rounds=3, num_found=1
+        )
     assert made == [config]
     assert not config.exists()
-    assert "[offload]" in capsys.readouterr().err
+    assert ("lookahead_bytes" if as_json else "[offload]") in capsys.readouterr().out
 
 
 AS_IT_IS = Candidate("as it is", TrialSettings(999 * MIB), 1.9, (1.5, 1.6, 1.4))
 LONG = TrialSettings(999 * MIB, 112 * MIB, "shuffle-zstd:1", "learned", 999 * MIB, 16)
 
 
-def _shown(*candidates: Candidate, link: str | None = None) -> Sequence[str]:
+def _shown(*candidates: Candidate) -> Sequence[str]:
     start = candidates[0].settings
-    found = Found({start: 1.25}, is_whole=True)
+    found = Found({start: 1.25})
     screen = StringIO()
     reason = f"{candidates[-1].name!r} it is."
-    tuned = Tuned("/x", MIB, candidates, candidates[-1], found, reason, link)
+    tuned = Tuned("/x", {}, candidates, candidates[-1], found, reason)
     Console(file=screen, width=80).print(tuned_view(tuned))
     return screen.getvalue().splitlines()
 
 
-@pytest.mark.parametrize("link", [None, "copies to the host at 2 GB/s, back at 40 GB/s"])
-def test_tables_fit_80_columns_and_cut_no_word(link: str | None) -> None:
-    settings = replace(LONG, device_bytes="auto")
-    slow = Candidate("found 4", settings, 123.4567, (123.4567, 99.0, 999.9999), found_bytes=999 * 2**30)
-    lines = _shown(AS_IT_IS, slow, link=link)
+def test_table_fits_80_columns_and_cuts_no_word_and_the_file_of_the_best_is_shown() -> None:
+    lines = _shown(AS_IT_IS, Candidate("found 4", LONG, 123.4567, (123.4567, 99.0, 999.9999)))
     assert max(map(len, lines)) <= 80
     assert not any("\u2026" in line for line in lines)
-    steps, settings_row = [" ".join(line.split()) for line in lines if line.startswith("found 4")]
+    (steps,) = [" ".join(line.split()) for line in lines if line.startswith("found 4")]
     assert steps == "found 4 123.4567 123.4567 99.0000 to 999.9999 82.30"
-    held = "" if link is None else " 999.00 GiB"
-    assert settings_row == "found 4 999 MiB 112 MiB shuffle-zstd:1 learned 16" + held
-    assert (f"They were simulated with {link}." in lines) == (link is not None)
+    assert {"# 'found 4' it is.", "[store]", "[offload]", 'codec = "shuffle-zstd:1"'} <= {
+        line.strip() for line in lines
+    }

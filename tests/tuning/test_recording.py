@@ -10,6 +10,8 @@ import pytest
 from tierstore.errors import ConfigError
 from tierstore.simulator import Compute, Workload
 from tierstore.tracing.events import (
+    FORMAT,
+    VERSION,
     Computed,
     Event,
     Gone,
@@ -46,7 +48,7 @@ def _graph(number: int, began: float, ended: float, nbytes: int = 1000, device: 
 
 def _trace(*graphs: list[Event], codec: str | None = "none", io_depth: int | None = None) -> RecordedTrace:
     settings = StoreSettings("/x", False, 60, 39, 0, codec, 0, True, 6, 6, "buffered", io_depth)
-    header = Header("tierstore trace", 1, 0, 0.0, 1, settings, Machine("x", 12, 0, {}))
+    header = Header(FORMAT, VERSION, 0, 0.0, 1, settings, Machine("x", 12, 0, {}))
     return RecordedTrace(header, [event for graph in graphs for event in graph], is_complete=True)
 
 
@@ -149,23 +151,7 @@ def test_workload_on_an_accelerator_takes_what_it_took_there_without_waits() -> 
         _trace(*(_on_device(number, told=number * 6.0 + 5.5) for number in range(5))), 3, 1, 6.0
     )
     workload = recording.workload()
-    assert workload.uses_device
     assert workload.training_cores == 1.0
     seconds = [action.seconds for action in workload.actions if isinstance(action, Compute)]
     assert sum(seconds[:-1]) == pytest.approx(2.0 - 0.5)
     assert seconds[-1] == pytest.approx(6.0 - 2.0 - 3.0)
-
-
-def test_workload_on_several_accelerators_is_refused() -> None:
-    at = 18 * _SECOND + 3
-    other = Pack(at, at + 1, 7, 3, 3, 1, 99, 99, 0, 0, 0, 10, 1, "float32", "cuda:1", (1,))
-    graphs = [_on_device(number, told=number * 6.0 + 5.5) for number in range(4)]
-    with pytest.raises(ConfigError, match=r"one accelerator is simulated.*cuda:0.*cuda:1"):
-        _workload(*graphs, [other])
-
-
-@pytest.mark.parametrize(("is_automatic", "device_bytes"), [(True, "auto"), (False, 4096)])
-def test_settings_of_a_scope_have_its_device_bytes(is_automatic: bool, device_bytes: int | str) -> None:
-    recording = _of_scope(device_bytes=4096, is_automatic=is_automatic)
-    assert recording.settings.device_bytes == device_bytes
-    assert recording.device_bytes == 4096

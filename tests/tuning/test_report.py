@@ -14,11 +14,11 @@ from rich.console import Console
 from tests.tuning.machines import GIB, LINK, MIB, machine
 from tierstore import TierStore, tiered_offload
 from tierstore.base.config_file import offload_options, store_options
+from tierstore.base.json_text import json_text
 from tierstore.errors import ConfigError
-from tierstore.hardware import hardware_text, read_hardware
 from tierstore.tuning.consult import report_view
 from tierstore.tuning.measurements import AcceleratorState, Measurements
-from tierstore.tuning.report import REPORT_VERSION, Report, config_text, hardware_of, report_of, settings_of
+from tierstore.tuning.report import REPORT_VERSION, Report, config_text, read_report, report_of, settings_of
 
 SCHEMA = Path(__file__).parents[2] / "docs/reference/doctor.schema.json"
 LINKED = machine(accelerators=AcceleratorState(links=(LINK, LINK)))
@@ -43,42 +43,41 @@ def test_report_is_read_back_as_it_was_and_its_schema_is_in_the_documentation() 
     assert json.loads(SCHEMA.read_text(encoding="utf-8")) == schema()
 
 
-def test_description_has_what_was_measured(tmp_path: Path) -> None:
-    described = hardware_of(LINKED)
-    assert described is not None
-    file = tmp_path / "hw.toml"
-    file.write_text(hardware_text(described))
-    found = read_hardware(file)
-    assert found == described
-    assert (found.drive.writes, found.drive.reads) == (LINKED.drive.writes, LINKED.drive.reads)
-    assert (found.codecs, found.accelerators) == (LINKED.codecs, (LINK, LINK))
-    assert (found.host.cores, found.drive.capacity_bytes) == (16.0, LINKED.drive.free_bytes)
-    for missing in ({"writes": ()}, {"reads": ()}, {"write_latency_seconds": None}, {"read_latency_seconds": None}):
-        assert hardware_of(machine(drive=missing)) is None
+def test_report_in_a_file_is_read_and_another_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "machine.json"
+    file.write_text(json_text(report_of(LINKED)))
+    assert read_report(file) == report_of(LINKED)
+    for text, words in (
+        (file.read_text().replace(f'"version": {REPORT_VERSION}', '"version": 2'), "of version 2"),
+        (file.read_text().replace('"num_trainers": 1', '"num_trainers": "x"'), "num_trainers"),
+        (file.read_text().replace("2500000000.0", "0"), "bytes_per_second"),
+        ("", "tierstore doctor --json"),
+    ):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=words):
+            read_report(file)
 
 
-def shown(measurements: Measurements, *, verbose: bool = False) -> str:
+def shown(measurements: Measurements) -> str:
     console = Console(width=200)
     with console.capture() as captured:
-        console.print(report_view(report_of(measurements), verbose=verbose))
+        console.print(report_view(report_of(measurements)))
     return captured.get()
 
 
-def test_view_shows_verdict_settings_and_findings_and_more_only_when_asked() -> None:
+def test_view_shows_verdict_settings_findings_and_limits() -> None:
     text = shown(machine(drive={"error": "it broke"}, accelerators=AcceleratorState(links=(LINK,))))
     for words in ("The drive under /nvme fails: it broke.", "host_bytes", "24GiB", "A card", "does not work well"):
         assert words in text
     lines = [line for line in shown(machine()).splitlines() if line]
     assert lines[0] == "Offloading works here."
     assert lines[1].startswith("Recommended settings")
-    for word in ("shuffle-zstd:1", "16 MiB"):
-        assert word not in shown(machine())
-        assert word in shown(machine(), verbose=True)
+    assert "a control group limits it to 16.00 GiB" in shown(machine(memory={"limit_bytes": 16 * GIB}))
 
 
 def test_view_of_names_that_steer_a_terminal_is_harmless() -> None:
     steering = AcceleratorState(links=(msgspec.structs.replace(LINK, name="[red]\x1b[2J"),))
-    text = shown(machine(drive={"model": "\x1b[31mred", "path": "/a[bold]b"}, accelerators=steering))
+    text = shown(machine(drive={"file_system": "\x1b[31mred", "path": "/a[bold]b"}, accelerators=steering))
     assert "\x1b" not in text
     assert "/a[bold]b" in text
     assert "[red]" in text

@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from msgspec import structs
 
 from tests.existing import set_existing
 from tests.tuning.conftest import HARDWARE
+from tests.tuning.machines import machine
 from tests.tuning.traces import graph_of_steps
 from tierstore.errors import ConfigError
-from tierstore.hardware import AcceleratorLink, Hardware
-from tierstore.tuning.measurements import AcceleratorState
+from tierstore.simulator import Drive
 from tierstore.tuning.program import TrialFailedError
 from tierstore.tuning.settings import TrialSettings, default_settings
-from tierstore.tuning.tune import TuningPlan, memory_within, tune
+from tierstore.tuning.tune import hardware_of, tune
 from tierstore.tuning.tuned import Tuned
 
 MIB = 2**20
 OWN = TrialSettings(8 * MIB, 32 * MIB)
-AUTO_BYTES = 48 * MIB
-"""What "auto" finds on an accelerator."""
 StepSeconds = Callable[[TrialSettings], float]
 
 
@@ -36,25 +32,23 @@ class Pretended:
         pids: so many processes trace.
     """
 
-    def __init__(self, step_seconds: StepSeconds, own: TrialSettings = OWN, device: str = "cpu") -> None:
+    def __init__(self, step_seconds: StepSeconds, device: str = "cpu", device_bytes: int = 0) -> None:
         self.ran: list[TrialSettings] = []
         self.pids = [os.getpid()]
         self._step_seconds = step_seconds
-        self._own = own
-        self._device = device
+        self._device = device, device_bytes
 
     def run(self, settings: TrialSettings | None, folder: Path) -> None:
-        used = self._own if settings is None else settings
+        used = OWN if settings is None else settings
         self.ran.append(used)
         for pid in self.pids:
-            graph_of_steps(folder, pid, used, self._step_seconds(used), self._device, AUTO_BYTES)
+            graph_of_steps(folder, pid, used, self._step_seconds(used), *self._device)
 
 
 @pytest.fixture
 def tune_it(tmp_path: Path) -> Callable[..., Tuned]:
-    def run(program: Pretended, hardware: Hardware = HARDWARE, **limits: int) -> Tuned:
-        plan = TuningPlan(rounds=3, num_found=2, **limits)  # type: ignore[arg-type]
-        return tune(program.run, lambda directory: hardware, plan, lambda stage, done, total=None, what="": None)
+    def run(program: Pretended, **limits: int) -> Tuned:
+        return tune(program.run, HARDWARE, lambda line: None, rounds=3, num_found=2, **limits)
 
     return run
 
@@ -108,67 +102,30 @@ def test_ranks_are_simulated_beside_each_other(tune_it: Callable[..., Tuned]) ->
     assert seconds[1] > seconds[0]
 
 
-def test_limit_below_any_window_or_of_an_accelerator_that_is_not_used_is_refused() -> None:
-    for option, num_trials in (("host_bytes", 0), ("device_bytes", 1)):
-        program, plan = Pretended(lambda settings: 1.0), TuningPlan(**{option: MIB})
-        with pytest.raises(ConfigError, match=option):
-            tune(program.run, lambda directory: HARDWARE, plan, lambda *stage, **_: None)
-        assert len(program.ran) == num_trials
+def test_limit_below_any_window_is_refused_before_anything_runs(tune_it: Callable[..., Tuned]) -> None:
+    program = Pretended(lambda settings: 1.0)
+    with pytest.raises(ConfigError, match="host_bytes"):
+        tune_it(program, host_bytes=MIB)
+    assert program.ran == []
 
 
-# --- on an accelerator ------------------------------------------------------------------------------------------------
-
-SLOW_LINK = AcceleratorLink(
-    name="slow", memory_bytes=0, host_memory="pinned", to_host_bytes_per_second=5e7, to_device_bytes_per_second=5e7
-)
-ON_DEVICE = structs.replace(HARDWARE, accelerators=(SLOW_LINK,))
-
-
-def _on_device(own: TrialSettings = OWN) -> Pretended:
-    """Faster with more on the device; saved are 64 MiB."""
-
-    def seconds(settings: TrialSettings) -> float:
-        device_bytes = AUTO_BYTES if settings.device_bytes == "auto" else settings.device_bytes
-        return 2.0 - device_bytes / (128 * MIB)
-
-    return Pretended(seconds, own, "cuda:0")
-
-
-def test_limit_on_an_accelerator_is_used_up_and_auto_that_finds_more_is_not_chosen(
+def test_program_on_an_accelerator_is_tuned_for_what_leaves_it_and_keeps_its_device_bytes(
     tune_it: Callable[..., Tuned],
 ) -> None:
-    tuned = tune_it(_on_device(), ON_DEVICE, device_bytes=32 * MIB)
-    own, defaults = tuned.candidates[:2]
-    assert (own.settings.device_bytes, defaults.settings.device_bytes) == (0, 32 * MIB)
-    tried = {each.simulated.device_bytes for each in tuned.found.predicted}
-    assert (min(tried), max(tried)) == (0, 32 * MIB)
-    assert (own.predicted_seconds or 0.0) > 1.1 * (defaults.predicted_seconds or 0.0)
-    assert tuned.chosen.settings.device_bytes == 32 * MIB
-    (auto,) = [each for each in tuned.candidates if each.name == "auto"]
-    assert (auto.found_bytes, auto.is_allowed) == (AUTO_BYTES, False)
-    assert (auto.median_seconds or 0.0) < (tuned.chosen.median_seconds or 0.0)
-    assert tuned.link == "copies to the host at 50 MB/s, back at 50 MB/s"
+    """Saved are 64 MiB."""
+    tuned = tune_it(Pretended(lambda settings: 1.0, "cuda:0", 32 * MIB))
+    assert tuned.config["offload"]["device_bytes"] == 32 * MIB
+    assert max(settings.host_bytes for settings in tuned.found.predicted if settings not in (OWN,)) <= 32 * MIB
 
 
-def test_program_with_auto_and_no_limit_may_keep_what_that_finds(tune_it: Callable[..., Tuned]) -> None:
-    tuned = tune_it(_on_device(replace(OWN, device_bytes="auto")), ON_DEVICE)
-    own, defaults = tuned.candidates[:2]
-    assert (own.settings.device_bytes, own.predicted_seconds, own.is_allowed) == ("auto", None, True)
-    assert (own.found_bytes, defaults.settings.device_bytes) == (AUTO_BYTES, AUTO_BYTES)
-    assert tuned.chosen.device_bytes == AUTO_BYTES
-
-
-def test_link_that_nobody_has_measured_is_refused(
-    tune_it: Callable[..., Tuned], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tierstore.tuning.tune.measure_accelerators", lambda seconds: AcceleratorState())
-    with pytest.raises(ConfigError, match="link"):
-        tune_it(_on_device())
-
-
-def test_limit_of_resident_memory_leaves_the_store_what_the_program_does_not_take() -> None:
-    assert memory_within(1000 * MIB, 700 * MIB, 300 * MIB) == 600 * MIB
-    with pytest.raises(ConfigError, match=r"the program holds 400 MiB beside its saved tensors: give \d+ MiB or more"):
-        memory_within(400 * MIB, 700 * MIB, 300 * MIB)
-    with pytest.raises(ConfigError, match="the system does not tell"):
-        memory_within(400 * MIB, None, 300 * MIB)
+def test_machine_to_simulate_has_what_the_doctor_measured_and_is_refused_without_a_drive() -> None:
+    hardware = hardware_of(HARDWARE, ["bfloat16", "uint8"])
+    assert (hardware.cores, hardware.cpu_seconds_per_byte) == (2, 1 / 1e10)
+    assert hardware.drive == Drive({1: 2e10, 4: 2e10}, {1: 2e10, 4: 2e10}, 1e-5, 1e-5, 500 * 2**30)
+    assert {key: speed.ratio for key, speed in hardware.codecs.items()} == {
+        ("bfloat16", "shuffle-zstd:1"): 0.6,
+        ("uint8", "bits"): 0.125,
+    }
+    for missing in ({"writes": ()}, {"reads": ()}, {"write_latency_seconds": None}, {"read_latency_seconds": None}):
+        with pytest.raises(ConfigError, match=r"/nvme.*it is full"):
+            hardware_of(machine(drive=missing))

@@ -71,7 +71,7 @@ def test_tune_program_ends_with_a_file_and_figures(
     store_directory: Path,
     working_directory: Path,
 ) -> None:
-    options = ("--steps=2", "--rounds=3", "--candidates=1", "--heat-map=map.html", "--json", "--hardware")
+    options = ("--steps=2", "--rounds=3", "--candidates=1", "--json", "--hardware")
     done = command(*options, hardware_file, "--", *training)
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
@@ -86,8 +86,7 @@ def test_tune_program_ends_with_a_file_and_figures(
     with TierStore.from_config(file) as store:
         assert tiered_offload.from_config(store, file)
         assert store.host_bytes + store.staging_bytes <= 20 * MIB
-    assert "--heat-map is deprecated" in done.stderr
-    assert not (working_directory / "map.html").exists()
+    assert "trial 6 of 6: " in done.stderr
     assert list((working_directory / "temporary").iterdir()) == []
 
 
@@ -168,10 +167,8 @@ def test_tune_program_that_fails_or_enters_no_scope_is_told_with_its_last_words(
         (("--", "/no/such/program"), "COMMAND"),
         (("--host-bytes", "12 parsecs", "--", "true"), "--host-bytes"),
         (("--host-bytes", "1MiB", "--", "true"), "host_bytes"),
-        (("--device-bytes", "auto", "--", "true"), "--device-bytes"),
         (("--hardware", "nothing.toml", "--", "true"), "hardware"),
         (("--config", "no/such/folder.toml", "--", "true"), "--config"),
-        (("--hardware", "tierstore.toml", "--", "true"), "--config"),
         (("--config", "mine.toml", "--", "true"), "already"),
     ],
 )

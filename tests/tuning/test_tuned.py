@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import pytest
 
@@ -50,50 +49,25 @@ def test_choice_beside_a_reference_that_wavers_needs_a_larger_gain() -> None:
     assert choose([wavering, _candidate("found", 0.9, 1.2, 0.9)])[0] is wavering
 
 
-def _with_device(name: str, device_bytes: int | Literal["auto"], *seconds: float, found_bytes: int = 0) -> Candidate:
-    settings = replace(SETTINGS, device_bytes=device_bytes)
-    return Candidate(name, settings, 1.0, seconds or (1.0, 1.0, 1.0), found_bytes=found_bytes)
-
-
-@pytest.mark.parametrize(
-    ("candidates", "expected"),
-    [
-        ([_with_device("as it is", 9), _with_device("less", 5), _with_device("least", 4, 1.02, 1.0, 1.0)], "least"),
-        ([_with_device("as it is", 9), _with_device("slower", 4, 1.01, 1.01, 1.0)], "as it is"),
-        ([_with_device("as it is", 9), _with_device("failed", 4, 1.0, 1.0)], "as it is"),
-        ([_with_device("as it is", 4), _with_device("more", 9)], "as it is"),
-        ([_with_device("as it is", 0, 1.2, 1.2, 1.2), _with_device("most", 9), _with_device("more", 5)], "more"),
-        ([_with_device("as it is", 9), _with_device("auto", "auto", found_bytes=5)], "auto"),
-        ([_with_device("as it is", "auto", found_bytes=5), _with_device("auto", "auto", found_bytes=9)], "as it is"),
-    ],
-)
-def test_choice_of_what_is_as_fast_is_what_leaves_most_of_the_accelerator_free(
-    candidates: list[Candidate], expected: str
-) -> None:
-    chosen, reason = choose(candidates)
-    assert chosen.name == expected
-    assert ("your settings" if expected == "as it is" else repr(expected)) in reason
-
-
-def _tuned(place: str, settings: TrialSettings) -> Tuned:
+def _tuned(place: str, settings: TrialSettings, device_bytes: int | str) -> Tuned:
     chosen = Candidate("found\n1", settings, None, (0.5, 0.6), failure=None)
-    found = Found({settings: 1.0}, is_whole=True)
-    return Tuned(place, MIB, [REFERENCE, chosen], chosen, found, "it is\nfaster")
+    found = Found({settings: 1.0})
+    of_scope = {"min_bytes": MIB, "device_bytes": device_bytes}
+    return Tuned(place, of_scope, [REFERENCE, chosen], chosen, found, "it is\nfaster")
 
 
 @pytest.mark.parametrize(
-    ("prefetch", "lookahead_bytes", "device_bytes"),
-    [("reverse", None, 0), ("reverse", 4 * MIB, 5 * MIB), ("learned", None, "auto")],
+    ("prefetch", "lookahead_bytes", "device_bytes"), [("reverse", 4 * MIB, 5 * MIB), ("learned", None, "auto")]
 )
 def test_file_of_outcome_opens_a_store_and_a_scope_as_measured(
     prefetch: str,
     lookahead_bytes: int | None,
-    device_bytes: int | Literal["auto"],
+    device_bytes: int | str,
     store_directory: Path,
     tmp_path: Path,
 ) -> None:
-    settings = replace(SETTINGS, prefetch=prefetch, lookahead_bytes=lookahead_bytes, device_bytes=device_bytes)
-    tuned = _tuned(str(store_directory), settings)
+    settings = replace(SETTINGS, prefetch=prefetch, lookahead_bytes=lookahead_bytes)
+    tuned = _tuned(str(store_directory), settings, device_bytes)
     file = tmp_path / "tierstore.toml"
     file.write_text(tuned.toml)
     assert "# it is\\nfaster\n" in tuned.toml, "why"
@@ -102,7 +76,7 @@ def test_file_of_outcome_opens_a_store_and_a_scope_as_measured(
             scope = inspect_scope(tiered_offload.from_config(store, config))
             assert (store.host_bytes, store.staging_bytes) == (8 * MIB, 16 * MIB)
             assert (scope.prefetch, scope.lookahead_bytes) == (prefetch, lookahead_bytes or 24 * MIB)
-            assert scope.device_bytes == (None if device_bytes == "auto" else device_bytes)
+            assert scope.device_bytes == (None if device_bytes == "auto" else device_bytes), "as the program has it"
             with store.trace(tmp_path / "trace.jsonl"):
                 pass
             recorded = read_trace(tmp_path / "trace.jsonl").header.store

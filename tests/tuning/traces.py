@@ -8,11 +8,14 @@ import msgspec
 
 from tierstore.store.trial import TracedStore
 from tierstore.tracing.events import (
+    FORMAT,
+    VERSION,
     End,
     Event,
     Gone,
     Header,
     Machine,
+    Ours,
     Pack,
     Release,
     Scope,
@@ -27,10 +30,9 @@ _NUM_STEPS, _NUM_TENSORS = 4, 8
 
 
 def graph_of_steps(
-    folder: Path, pid: int, settings: TrialSettings, step_seconds: float, device: str = "cpu", found_bytes: int = 0
+    folder: Path, pid: int, settings: TrialSettings, step_seconds: float, device: str = "cpu", device_bytes: int = 0
 ) -> None:
-    """The trace that a process leaves whose steps take so long; each saves eight tensors of 8 MiB, and never waits.
-    `found_bytes`: what `device_bytes="auto"` has found."""
+    """The trace that a process leaves whose steps take so long; each saves eight tensors of 8 MiB, and never waits."""
     store = StoreSettings(
         "/nvme",
         False,
@@ -45,13 +47,11 @@ def graph_of_steps(
         "O_DIRECT",
         settings.io_depth,
     )
-    is_auto = settings.device_bytes == "auto"
-    device_bytes = found_bytes if is_auto else settings.simulated.device_bytes
     reach = settings.lookahead_bytes
     if reach is None:
         reach = settings.host_bytes + settings.staging_bytes
-    scope = Scope(0, 7, "main", 0, 0, device_bytes, settings.prefetch, reach, False, is_auto)
-    events: list[Event] = [Header("tierstore trace", 1, 0, 0.0, pid, store, Machine("x", 2, 0, {}))]
+    scope = Scope(0, 7, "main", 0, 0, device_bytes, settings.prefetch, reach, False)
+    events: list[Event] = [Header(FORMAT, VERSION, 0, 0.0, pid, store, Machine("x", 2, 0, {}))]
     for number in range(_NUM_STEPS):
         began, lasts = round(number * step_seconds * _SECOND), round(step_seconds * _SECOND)
         events += _step(msgspec.structs.replace(scope, at_ns=began, scope=number), lasts, device)
@@ -67,7 +67,7 @@ def _step(scope: Scope, lasts: int, device: str) -> list[Event]:
     for index in range(_NUM_TENSORS):
         at, key = began + (index + 1) * part, graph * _NUM_TENSORS + index
         view = (8 * 2**20, 1, "float32", device, (1,))
-        events.append(Pack(at, at, 7, graph, graph, index, key, key, index, key, 0, *view))
+        events += [Pack(at, at, 7, graph, graph, index, key, key, index, key, 0, *view), Ours(at, graph, index)]
     events.append(ScopeEnd(began + lasts // 2, 7, graph, False))
     for index in reversed(range(_NUM_TENSORS)):
         at = began + lasts - (index + 1) * part

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ..demo.settings import DemoSettings
-from .usage import JsonOption, print_json
+from .usage import JsonOption
 
 _DEMO = DemoSettings()
 
@@ -53,6 +53,7 @@ def demo(
     from rich.console import Console
 
     from ..base.interrupts import ended_by_signals
+    from ..base.json_text import json_text
     from ..demo.compare import run_demo
     from ..plain_text import plain
 
@@ -63,7 +64,7 @@ def demo(
             settings, path=path, host_bytes=host_bytes, say=lambda line: messages.print(plain(line), markup=False)
         )
     if as_json:
-        print_json(result.as_dict())
+        print(json_text(result.as_dict()))
     else:
         console = Console(highlight=False)
         console.print(result.table())

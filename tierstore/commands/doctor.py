@@ -18,16 +18,11 @@ def doctor(
     ] = 20.0,
     socket: SocketOption = None,
     as_json: Annotated[bool, JsonOption] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Also print speeds by block size, and of codecs.")] = False,
     config: Annotated[
         str | None,
         typer.Option(
             metavar="FILE", help="Also write the recommended settings to this new file, for TierStore.from_config()."
         ),
-    ] = None,
-    hardware: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Also write the measurements to this new file, for `tierstore tune`."),
     ] = None,
 ) -> None:
     """Measure this machine and the drive of PATH, say what is wrong, and recommend settings.
@@ -39,5 +34,5 @@ def doctor(
     """
     from ..tuning.consult import consult
 
-    is_usable = consult(path, socket, seconds, as_json=as_json, config=config, hardware=hardware, verbose=verbose)
+    is_usable = consult(path, socket, seconds, as_json=as_json, config=config)
     raise typer.Exit(0 if is_usable else 1)

@@ -43,13 +43,12 @@ def stat(
     if as_json:
         import msgspec
 
-        from ..plain_text import plain_json
+        from ..base.json_text import json_text
 
         try:
-            shown = msgspec.json.format(state, indent=2).decode()
+            print(json_text(msgspec.Raw(state)))
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise ProtocolError(f"the daemon at {address}", f"a report that is not JSON ({error})") from error
-        print(plain_json(shown))
         return
     from rich.console import Console
 
@@ -68,20 +67,16 @@ def top(
     iterations: Annotated[
         int | None, typer.Option(metavar="NUMBER", min=1, help="Exit after this many updates. Default: never.")
     ] = None,
-    as_json: Annotated[bool, JsonOption] = False,
 ) -> None:
     """Watch the daemon of this host: what it stores, how fast it moves bytes, and for which processes.
 
     Ctrl-C ends the command. If no daemon answers, the command says so and tries again at the next update.
 
-    With --json each update is one line of JSON: `error` (null if the daemon answered), `report` (as `tierstore stat
-    --json` prints it) and `rates` (bytes per second since the line before; null at first).
-
     The exit code is 1 if no daemon answered at the last of --iterations.
     """
     from .watch import watch_daemon
 
-    raise typer.Exit(0 if watch_daemon(socket, interval, iterations, daemon_uid=daemon_uid, as_json=as_json) else 1)
+    raise typer.Exit(0 if watch_daemon(socket, interval, iterations, daemon_uid=daemon_uid) else 1)
 
 
 def ask_daemon(address: str | None, daemon_uid: int | None = None) -> tuple[str, bytes]:

@@ -11,7 +11,7 @@ import typer
 from ..base.new_file import check_distinct
 from ..errors import ConfigError
 from ..plain_text import plain
-from .usage import Command, Group, JsonOption, print_json
+from .usage import Command, Group, JsonOption
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -48,7 +48,6 @@ def view(
         typer.Option(metavar="FILE", help="Write all steps here, for ui.perfetto.dev or chrome://tracing."),
     ] = None,
     step: StepOption = None,
-    as_json: Annotated[bool, JsonOption] = False,
 ) -> None:
     """Draw one step: what threads, codec and drive did, what each tier held, and what each wait was for.
 
@@ -74,11 +73,7 @@ def view(
     if perfetto is not None:
         events = trace_events(steps, names, header.pid, header.began_ns)
         _write(perfetto, "--perfetto", msgspec.json.encode(events))
-    wrote = {name: str(file) for name, file in (("html", html), ("perfetto", perfetto)) if file}
-    if as_json:
-        print_json({"wrote": wrote, "num_steps": len(steps), "step": summary})
-        return
-    for written in wrote.values():
+    for written in filter(None, (html, perfetto)):
         print(plain(f"wrote {written}"))
     print(plain(f"step {summary.number} of {len(steps)}: {_in_words(summary)}"))
 
@@ -92,6 +87,7 @@ def show(
     as_json: Annotated[bool, JsonOption] = False,
 ) -> None:
     """Print figures of each step: its time, the bytes that moved, and the waits by their cause."""
+    from ..base.json_text import json_text
     from ..tracing.steps import choose_step
     from ..tracing.summary import summarize
 
@@ -99,7 +95,7 @@ def show(
     chosen = steps if step is None else [choose_step(steps, step)]
     summaries = [summarize(each, trace.header) for each in chosen]
     if as_json:
-        print_json({"is_complete": trace.is_complete, "steps": summaries})
+        print(json_text({"is_complete": trace.is_complete, "steps": summaries}))
         return
     from rich.console import Console
 

@@ -25,21 +25,6 @@ _HostBytes = Annotated[
         help="Limit of host memory for the store, staging included. Default: what the program gives it now.",
     ),
 ]
-_Limit = Annotated[
-    str | None,
-    typer.Option(
-        metavar="SIZE",
-        help="Limit of the program's resident memory, in place of --host-bytes: the store gets what the rest of "
-        "the program leaves at the end of forward. For a plan of each block: `tierstore.plan_memory`.",
-    ),
-]
-_DeviceBytes = Annotated[
-    str | None,
-    typer.Option(
-        metavar="SIZE",
-        help="Limit of accelerator memory for saved tensors. Default: what the program gives them now.",
-    ),
-]
 _Steps = Annotated[
     int, typer.Option(metavar="NUMBER", min=1, help="Steps to measure in each trial, after two steps of warm-up.")
 ]
@@ -48,15 +33,13 @@ _Candidates = Annotated[
     int, typer.Option(metavar="NUMBER", min=1, help="Simulated settings to measure; the best ones are taken.")
 ]
 _TrialSeconds = Annotated[float, typer.Option(metavar="SECONDS", min=1, help="End a trial after this time.")]
-_SearchSeconds = Annotated[float, typer.Option(metavar="SECONDS", min=0, help="Time for all simulations together.")]
 _HardwareFile = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="Description of this machine from `tierstore doctor --hardware`. Default: measure it for 10 seconds.",
+        help="What `tierstore doctor --json` printed on this machine. Default: measure it for 10 seconds.",
     ),
 ]
-_HeatMap = Annotated[Path | None, typer.Option(metavar="FILE", help="Deprecated: draws nothing.")]
 
 # --- the command ------------------------------------------------------------------------------------------------------
 
@@ -65,15 +48,11 @@ def tune(
     command: _Command,
     config: _Config = Path("tierstore.toml"),
     host_bytes: _HostBytes = None,
-    limit: _Limit = None,
-    device_bytes: _DeviceBytes = None,
     steps: _Steps = 5,
     rounds: _Rounds = 5,
     candidates: _Candidates = 4,
     trial_seconds: _TrialSeconds = 300.0,
-    search_seconds: _SearchSeconds = 60.0,
     hardware: _HardwareFile = None,
-    heat_map: _HeatMap = None,
     as_json: Annotated[bool, JsonOption] = False,
 ) -> None:
     """Find the fastest settings for a program: `tierstore tune -- python train.py`.
@@ -89,19 +68,11 @@ def tune(
     used.
     """
     from ..base.config import parse_size
-    from ..errors import ConfigError
     from ..tuning.present import present
     from ..tuning.program import Program
     from ..tuning.recording import NUM_WARMUPS
-    from ..tuning.tune import TuningPlan
 
-    if host_bytes is not None and limit is not None:
-        raise ConfigError("--limit", limit, "leave out --host-bytes: the limit decides what the store may take")
-    host_limit_bytes = None if host_bytes is None else parse_size(host_bytes, "--host-bytes")
-    device_limit_bytes = None if device_bytes is None else parse_size(device_bytes, "--device-bytes")
+    limit_bytes = None if host_bytes is None else parse_size(host_bytes, "--host-bytes")
     program = Program(tuple(command), steps + NUM_WARMUPS, trial_seconds)
-    if heat_map is not None:
-        typer.echo("--heat-map is deprecated and draws nothing", err=True)
-    limit_bytes = None if limit is None else parse_size(limit, "--limit")
-    plan = TuningPlan(host_limit_bytes, rounds, candidates, search_seconds, device_limit_bytes, limit_bytes)
-    present(program, plan, config=config, hardware=hardware, as_json=as_json)
+    limits = {"host_bytes": limit_bytes, "rounds": rounds, "num_found": candidates}
+    present(program, config=config, hardware=hardware, as_json=as_json, **limits)

@@ -1,4 +1,4 @@
-"""What all commands have in common: the look of their help pages, the option `--json`, and how JSON is printed."""
+"""What all commands have in common: the look of their help pages, and the option `--json`."""
 
 from __future__ import annotations
 
@@ -38,10 +38,3 @@ class Group(TyperGroup):
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_types(super().get_params(ctx))
-
-
-def print_json(value: object) -> None:
-    """Print plain values or records as JSON: see `json_text`."""
-    from ..base.json_text import json_text
-
-    print(json_text(value))

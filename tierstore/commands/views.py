@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import msgspec
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.measure import Measurement
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -19,7 +18,7 @@ from ..plain_text import plain
 _BAR_CELLS = 30
 _NAME_CELLS = 32
 _WHO = ("session", "client", "rank", "pid", "user", "state")
-_HELD = ("on disk", "quota", "records", "jobs", "queued", "spilled", "restored")
+_HELD = ("session", "on disk", "quota", "records", "jobs", "queued", "spilled", "restored")
 
 
 class Rates(NamedTuple):
@@ -116,43 +115,22 @@ def _figures(report: DaemonReport, rates: Rates | None) -> Table:
 
 
 def _sessions(report: DaemonReport, rates: Rates | None) -> RenderableType:
+    """Two tables, which fit 80 columns: who they are, and what they hold."""
     if not report.sessions:
         return Text("\nno sessions")
-    return _FittingSessions(report, rates)
-
-
-class _FittingSessions:
-    """One table of the sessions, or two where that would be wider than the terminal: who they are, what they hold."""
-
-    def __init__(self, report: DaemonReport, rates: Rates | None) -> None:
-        self._report, self._rates = report, rates
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        whole = self._table(_WHO, _HELD)
-        if Measurement.get(console, options.update(max_width=10_000), whole).maximum <= options.max_width:
-            return (whole,)
-        return self._table(_WHO, ()), self._table(_WHO[:1], _HELD)
-
-    def _table(self, who: Sequence[str], held: Sequence[str]) -> Table:
-        num_sessions = self._report.num_sessions
-        title = f"{num_sessions} session{'' if num_sessions == 1 else 's'}" if len(who) > 1 else None
-        table = Table(title=title, title_justify="left")
-        for name in who:
+    num_sessions = report.num_sessions
+    title = f"{num_sessions} session{'' if num_sessions == 1 else 's'}"
+    who, held = Table(title=title, title_justify="left"), Table()
+    for table, names in ((who, _WHO), (held, _HELD)):
+        for name in names:
             table.add_column(name, justify="left" if name in ("client", "state") else "right", overflow="fold")
-        for name in held:
-            table.add_column(name, justify="right", overflow="fold")
-        for each in self._report.sessions:
-            table.add_row(*_about(each)[: len(who)], *self._held(each)[: len(held)])
-        num_more = num_sessions - len(self._report.sessions)
-        if num_more and who == _WHO:
-            table.caption = f"{num_more} more are not shown"
-        return table
-
-    def _held(self, each: SessionState) -> tuple[str, ...]:
-        if self._rates is None:
-            moved = each.totals.spilled_bytes, each.totals.restored_bytes
-            return *_held(each), *map(format_bytes, moved)
-        return *_held(each), *map(_rate, self._rates.of_sessions[each.session])
+    for each in report.sessions:
+        who.add_row(*_about(each))
+        held.add_row(*_held(each, rates))
+    num_more = num_sessions - len(report.sessions)
+    if num_more:
+        who.caption = f"{num_more} more are not shown"
+    return Group(who, held)
 
 
 def _about(each: SessionState) -> tuple[str | Text, ...]:
@@ -162,14 +140,18 @@ def _about(each: SessionState) -> tuple[str | Text, ...]:
     return str(each.session), _plain(name), rank, str(each.pid), str(each.uid), state
 
 
-def _held(each: SessionState) -> tuple[str, ...]:
+def _held(each: SessionState, rates: Rates | None) -> tuple[str, ...]:
     queued = format_bytes(each.queued_bytes)
     if each.queued_quota_bytes is not None:
         queued += f" of {format_bytes(each.queued_quota_bytes)}"
     if each.held_bytes:
         queued += f", {format_bytes(each.held_bytes)} wait"
+    if rates is None:
+        moved = map(format_bytes, (each.totals.spilled_bytes, each.totals.restored_bytes))
+    else:
+        moved = map(_rate, rates.of_sessions[each.session])
     held = format_bytes(each.disk_bytes), format_bytes(each.quota_bytes)
-    return *held, str(each.num_records), str(each.num_jobs), queued
+    return str(each.session), *held, str(each.num_records), str(each.num_jobs), queued, *moved
 
 
 def _codecs(report: DaemonReport) -> Table:

@@ -7,11 +7,8 @@ from typing import NamedTuple
 from ..disk.codec.choice import CodecChooser, Load, Sample, candidates
 from ..disk.codec.codec import NO_CODEC, parse_codec
 from ..disk.tier import Kind
-from ..hardware import CodecSpeed
-from .hardware import Hardware
+from .hardware import CodecSpeed, Hardware
 from .record import SimulatedRecord
-
-_METER_EVERY_SECONDS = 0.1
 
 
 class Encoded(NamedTuple):

@@ -92,8 +92,6 @@ class SimulatedEngine:
     def _spill(self, record: SimulatedRecord) -> Process:
         if not self.transfers.begin_spill(record):
             return
-        if record.ready is not None:
-            yield record.ready.wait
         room_bytes = self._disk_bytes - self._taken_bytes
         encoded = self._codecs.choose(record, is_space_short=room_bytes - record.nbytes < self._disk_bytes // 8)
         stored_bytes = -(-encoded.stored_bytes // _BLOCK_BYTES) * _BLOCK_BYTES

@@ -11,7 +11,7 @@ from math import inf
 from typing import NamedTuple
 
 from ..errors import ConfigError
-from ..tracing.events import OWNERS_SINCE_VERSION, Ours, Pack, Spill, Unpack
+from ..tracing.events import Ours, Pack, Scope, Spill, Unpack
 from ..tracing.reader import RecordedTrace
 from ..tracing.steps import Step, records_of
 from . import workload
@@ -24,26 +24,19 @@ def workload_of(trace: RecordedTrace, step: Step, *, training_cores: float | Non
     """The workload of a step of a trace, whose backward follows its forward.
 
     The store alone holds a storage from the moment when the trace says so, or never if it does not (the input batch).
-    Traces of version 1 do not record this. For them the store alone holds a storage once a later node saves something.
-
-    `training_cores`: that compute keeps busy; None: all of the recorded machine, or one if an accelerator computes.
-    Raises ConfigError: the step was recorded only in part, or on several accelerators; only one can be simulated.
+    Accelerators are not simulated: what is saved there goes to host memory at once, but for what stays there within the
+    scope's `device_bytes`. `training_cores`: that compute keeps busy; None: all of the recorded machine. Raises
+    ConfigError: the step was recorded only in part.
     """
     if not step.is_whole or step.backward_began_ns is None:
         raise ConfigError("step", step.number, "give a step that was recorded from its forward to its end")
-    devices = {pack.device for pack in step.packs} - {_HOST}
-    if len(devices) > 1:
-        raise ConfigError("step", step.number, f"one accelerator is simulated; it saved tensors on {sorted(devices)}")
     packs = sorted(step.packs, key=lambda pack: pack.index)
     if [pack.index for pack in packs] != list(range(len(packs))):
         raise ConfigError("step", step.number, "events are missing; the trace lost them")
-    cores = training_cores
-    if cores is None:
-        cores = 1.0 if devices else trace.header.machine.num_cores
     records = records_of(trace.events)
     first: dict[int, int] = {}
     roots = [first.setdefault(records[step.graph, pack.index], pack.index) for pack in packs]
-    let_go = _let_go(step, packs, roots) if trace.header.version >= OWNERS_SINCE_VERSION else None
+    let_go, staying = _let_go(step, packs, roots), _staying(trace, packs, roots)
     kinds = {spill.record: spill.kind for spill in trace.events if isinstance(spill, Spill)}
     saved = [
         Saved(
@@ -51,12 +44,25 @@ def workload_of(trace: RecordedTrace, step: Step, *, training_cores: float | Non
             pack.node,
             None if root == pack.index else root,
             kinds.get(records[step.graph, pack.index], pack.dtype),
-            is_shared=let_go is not None and root not in let_go,
-            on_device=pack.device != _HOST,
+            is_shared=root not in let_go or root in staying,
         )
         for pack, root in zip(packs, roots, strict=True)
     ]
-    return Workload(saved, _actions(step, (let_go or {}).values()), cores)
+    cores = trace.header.machine.num_cores if training_cores is None else training_cores
+    return Workload(saved, _actions(step, let_go.values()), cores)
+
+
+def _staying(trace: RecordedTrace, packs: Sequence[Pack], roots: Sequence[int]) -> set[int]:
+    """The storages, by their first packs, that stay on an accelerator: those saved last."""
+    room_bytes = max(scope.device_bytes for scope in trace.events if isinstance(scope, Scope))
+    staying: set[int] = set()
+    for pack, root in zip(reversed(packs), reversed(roots), strict=True):
+        if pack.device != _HOST and root == pack.index:
+            room_bytes -= pack.storage_bytes
+            if room_bytes < 0:
+                break
+            staying.add(root)
+    return staying
 
 
 def _let_go(step: Step, packs: Sequence[Pack], roots: Sequence[int]) -> Mapping[int, Ours]:

@@ -6,15 +6,14 @@ from ..disk.tier import Loaded, Stored
 from ..errors import StoreFullError
 from ..rules.counters import STALL_CAUSES
 from ..rules.device import DeviceRules
-from ..rules.device_window import FLIGHT_BYTES, RELOAD_BYTES, DeviceWindow
+from ..rules.device_window import DeviceWindow
 from ..rules.memory import Submissions
 from ..rules.observer import Observer
 from ..rules.pending import NUM_EXAMINED_PER_PACK
-from ..rules.rules import NUM_PASSED, Rules
+from ..rules.rules import Rules
 from ..rules.state import IN_MEMORY, State
 from ..rules.windows import HostWindows
 from .clock import Clock, Process, Resume
-from .device import SimulatedDevice
 from .hardware import Activity
 from .memory import SimulatedMemory
 from .record import GraphLog, SimulatedRecord
@@ -25,36 +24,24 @@ _ON_DISK_ALONE = frozenset({State.DISK, State.READING})
 
 
 class Rank:
-    """One rank's records, and the thread that trains. Methods as `Residency`'s; those that may wait are processes.
-
-    `device_bytes`, `flight_bytes`, `reload_bytes`: how much may stay on the accelerator, be on its way out, and be
-    copied back ahead.
-    """
+    """One rank's records, and the thread that trains. Methods as `Residency`'s; those that may wait are processes."""
 
     def __init__(
         self,
         clock: Clock,
         windows: HostWindows,
-        copies: SimulatedDevice,
         engine: Submissions[SimulatedRecord],
         disk_bytes: int,
         workload: Workload,
         observer: Observer,
-        *,
-        device_bytes: int,
-        flight_bytes: int = FLIGHT_BYTES,
-        reload_bytes: int = RELOAD_BYTES,
     ) -> None:
-        window = DeviceWindow[SimulatedRecord](device_bytes, flight_bytes, reload_bytes)
-        self.device = DeviceRules[SimulatedRecord](copies, window)
-        self._memory = SimulatedMemory(windows, self.device)
+        no_device = DeviceRules[SimulatedRecord](None, DeviceWindow(0, 0, 0))  # type: ignore[arg-type]
+        self._memory = SimulatedMemory(windows)
         self.ledger = self._memory.ledger
-        self.rules = Rules[SimulatedRecord](self.ledger, self._memory, self.device, engine, disk_bytes)
+        self.rules = Rules[SimulatedRecord](self.ledger, self._memory, no_device, engine, disk_bytes)
         self.rules.observer = observer
         self._clock = clock
-        self._copies = copies
         self._workload = workload
-        self._compute = Activity.KERNELS if workload.uses_device else Activity.COMPUTE
         self._waiting: list[Resume] = []  # for progress, as training threads wait for a condition
 
     # --- the training thread ------------------------------------------------------------------------------------------
@@ -71,9 +58,9 @@ class Rank:
     def act(self, log: GraphLog, action: Action) -> Process:
         match action:
             case Compute(seconds):
-                yield self._clock.work(self._compute, seconds)
+                yield self._clock.work(Activity.COMPUTE, seconds)
             case Pack(index):
-                yield from self._pack_on_device(log, index) if log.saved[index].on_device else self._note(log, index)
+                yield from self._note(log, index)
             case Unpack(index):
                 yield from self._unpack(log, index)
             case LetGo(index):
@@ -81,18 +68,14 @@ class Rank:
             case Release(index):
                 self._let_go(log, index)
             case EndScope():
-                self._settle_fresh(log)
                 log.is_settled = True
                 self._survey(log)
-        yield from self._copies.catch_up()
 
     def _let_go(self, log: GraphLog, index: int) -> None:
         """The graph lets go of a saved tensor: with the last one of a record, that is in the queue to be released."""
         if index in log.let_go:
             return
         log.release(index)
-        if index in log.tracked:
-            self._memory.dead.append((log, index))
         record = log.records[index]
         if record is not None:
             record.users.remove(index)
@@ -101,97 +84,8 @@ class Rank:
         if len(log.let_go) == len(log.saved):
             self._memory.ended.append(log)
 
-    def _settle_earlier(self, log: GraphLog, index: int) -> None:
-        if log.fresh and log.saved[index].node != log.fresh_node:
-            self._settle_fresh(log)
-
-    def _settle_fresh(self, log: GraphLog) -> None:
-        self._drain()
-        self.rules.pending.settle(log.fresh)
-        log.fresh = []
-
-    def _book(self, log: GraphLog, index: int, *, follows_plan: bool) -> Process:
-        """See `OffloadScope._book` and `Residency.save`."""
-        record = self._memory.join(log, index)
-        is_new = record is None
-        if record is None:
-            self._drain()
-            record = log.make_record(index)
-        if log.leaving_bytes > self.rules.device_group_bytes:
-            log.newest_node = log.saved[index].node
-            self._memory.book_leaving(log, self.rules.device_group_bytes)
-        self._settle_earlier(log, index)
-        if is_new:
-            self.ledger.register(record)
-            self.rules.relieve(NUM_EXAMINED_PER_PACK)
-            try:
-                yield from self._make_room()
-            except StoreFullError:
-                self.rules.withdraw(record)
-                self._advance()
-                raise
-            log.fresh.append(record)
-            log.fresh_node = log.saved[index].node
-        log.enter(index, record)
-        if follows_plan and (log.plan is not None or index == 0):
-            log.follow_plan(index)
-        log.place(index, record)
-
-    def _pack_on_device(self, log: GraphLog, index: int) -> Process:
-        is_foreseen = log.tracks or (index > 0 and self.rules.may_gather(log.saved[index].nbytes))
-        leaves = self._leaves(log, index) if is_foreseen else None
-        if leaves is None:
-            yield from self._book(log, index, follows_plan=not is_foreseen)
-        else:
-            self._settle_earlier(log, index)
-            yield from self._track(log, index, leaves=leaves)
-
-    def _leaves(self, log: GraphLog, index: int) -> bool | None:
-        """See `OffloadScope._leaves` and `Residency.find_room_to_track`."""
-        saved = log.saved[index]
-        if index == 0:
-            self._drain()
-        if log.plan is not None or index == 0:
-            log.follow_plan(index)
-        if log.is_claimed(index):
-            return None
-        if not log.tracks or (log.plan is not None and log.plan.leaves(index)):
-            return True if self.rules.may_gather(saved.nbytes) else None
-        if self.device.window.fits(saved.nbytes) or log.root_of(index) in log.charged:
-            return False
-        self._settle_earlier(log, index)
-        self._drain()
-        if self.device.window.fits(saved.nbytes):
-            return False
-        log.newest_node = saved.node
-        if log.leaving:
-            self._memory.book_leaving(log, self.rules.device_group_bytes)
-        if self.device.window.fits(saved.nbytes):
-            return False
-        log.tracks = False
-        self._memory.book_tracked(log, self.rules.device_group_bytes)
-        return None
-
-    def _track(self, log: GraphLog, index: int, *, leaves: bool) -> Process:
-        rules, saved = self.rules, log.saved[index]
-        log.newest_node = saved.node
-        must_act = rules.must_act()
-        if leaves and log.leaving_bytes + saved.nbytes > rules.device_group_bytes:
-            self._memory.book_leaving(log, rules.device_group_bytes)
-            must_act = True
-        if must_act:
-            self._drain()
-            rules.relieve(NUM_EXAMINED_PER_PACK)
-            yield from self._make_room()
-        self._memory.track(log, index)
-        if leaves:
-            log.let_leave(index)
-        if self.device.flights:
-            self.device.bound_flight()
-
     def _note(self, log: GraphLog, index: int) -> Process:
         rules, saved = self.rules, log.saved[index]
-        self._settle_earlier(log, index)
         log.newest_node, log.is_settled = saved.node, False
         new_bytes = 0 if log.root_of(index) in log.num_noted else saved.nbytes
         is_short = rules.is_short_of(new_bytes)
@@ -232,8 +126,6 @@ class Rank:
         if record is None:
             log.taken = log.root_of(index)
             self._ask(log, index)
-            if log.saved[index].on_device:
-                self._pass_by(log, index)
             log.taken = None
             return
         self._ask(log, index)
@@ -255,33 +147,20 @@ class Rank:
                 self.rules.go_ahead()
         log.order.asked_for[index] = None
 
-    def _pass_by(self, log: GraphLog, index: int) -> None:
-        order = log.order
-        if order.is_followed:
-            if not log.num_passed % NUM_PASSED:
-                self._drain()
-                self.rules.pass_by(order.lookahead, order.reload_ahead, index)
-            log.num_passed += 1
-
     def _survey(self, log: GraphLog) -> None:
         self._drain()
-        if log.tracked and not (log.tracks and self.device.window.fits(0)):
-            self._memory.book_tracked(log, self.rules.device_group_bytes)
-        elif log.leaving:
-            self._memory.book_leaving(log, self.rules.device_group_bytes, may_wait=False)
         self.rules.relieve(None)
         self._memory.survey(log)
         self.rules.pending.survey()
 
     def _fetch(self, log: GraphLog, record: SimulatedRecord, index: int) -> Process:
-        rules, order = self.rules, log.order
-        lookahead, reload_ahead = (order.lookahead, order.reload_ahead) if order.is_followed else (None, None)
+        rules, lookahead = self.rules, log.order.lookahead if log.order.is_followed else None
         if record.num_members > 1 and lookahead is not None and rules.next_member(record, lookahead, index):
             return
         self._drain()
         rules.ask_for(record, lookahead, index)
         if record.state in IN_MEMORY:
-            rules.hand_over(record, reload_ahead, index)
+            rules.hand_over(record, None, index)
             return
         record.demanded += 1
         if record.state is State.QUEUED:
@@ -289,11 +168,11 @@ class Rank:
         while record.state not in IN_MEMORY:
             rules.hasten(record)
             yield from self._wait(_UNPACK_WAITS, record)
-        rules.hand_over(record, reload_ahead, index)
+        rules.hand_over(record, None, index)
         record.demanded -= 1
         rules.used(record)
         self._advance()
-        if record.device is None and record.state in _ON_DISK_ALONE:
+        if record.state in _ON_DISK_ALONE:
             self._memory.give_back_lent()  # whoever was given it is about to let go
 
     def _wait(self, cause: str, record: SimulatedRecord | None = None) -> Process:

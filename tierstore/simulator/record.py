@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from ..rules.graph_order import Budgets, GraphOrder, Packs
 from ..rules.lookahead import LearnedOrders
@@ -13,9 +12,6 @@ from ..rules.plan import Place, Plan
 from ..rules.state import MOVES, State
 from ..rules.windows import Window
 from .workload import Saved
-
-if TYPE_CHECKING:
-    from .device import Copy
 
 
 class SimulatedRecord:
@@ -28,17 +24,17 @@ class SimulatedRecord:
         is_read: its bytes have been read: no other saved tensor becomes a view of it.
     """
 
+    device = ready = None
+    has_device_bytes = False
+
     def __init__(self, key: int, index: int, saved: Saved, log: GraphLog) -> None:
         self.key = key
         self.saved = index
         self.log = log
         self.nbytes = self.span_bytes = saved.nbytes
         self.kind = saved.kind
-        self.device = "accelerator" if saved.on_device else None
-        self.has_device_bytes = saved.on_device
         self.slot: object = None
         self.held: object = None
-        self.ready: Copy | None = None
         self.is_in_place = True
         self.users = {index}
         self.state = State.PENDING
@@ -64,7 +60,7 @@ class SimulatedRecord:
         self.users = set(indices)
         self.num_members = len(self.users)
         self.nbytes = self.span_bytes = nbytes
-        self.is_in_place, self.is_read, self.slot = False, True, None if self.has_device_bytes else self
+        self.is_in_place, self.is_read, self.slot = False, True, self
 
     def move(self, to: State) -> None:
         if to not in MOVES[self.state]:
@@ -75,20 +71,16 @@ class SimulatedRecord:
 class GraphLog:
     """What one step has packed so far, and what backward does with it. See `NotedLog` and `PackLog`.
 
-    `first_key`: of the first tensor's record. As in the store, each tensor that is noted takes one, and on a device
-    each record. `orders`: None: the reverse-topological order is followed.
+    `first_key`: of the first tensor's record. As in the store, each tensor that is noted takes one. `orders`: None: the
+    reverse-topological order is followed.
 
     Attributes:
         records: of each tensor that was packed; None while it is only noted.
-        noted: the indices of those in host memory that are only noted, dead ones included. `num_noted`: how many there
-            are of each storage. `num_sorted`: how many packs there were when they were last sorted into groups.
-        tracked: likewise, those on the accelerator. `charged`: how many there are of each storage, by its first tensor.
-        tracks: tensors on the accelerator may still be tracked. `leaving`, `leaving_bytes`: as `NotedLog`'s.
-        num_passed: how many tracked tensors backward has asked for.
+        noted: the indices of those that are only noted, dead ones included. `num_noted`: how many there are of each
+            storage, by its first tensor. `num_sorted`: the number of packs when they were last sorted into groups.
         let_go: the indices of those that the graph has let go of.
         held: the storages that somebody else holds for now, by the index of their first tensor.
         newest_node: which saved last; its kernel may still have to run.
-        fresh: booked at once, saved by the newest node that did so, `fresh_node`; see `OffloadScope`.
         taken: the storage, by its first tensor, of a noted tensor that autograd is just taking; it holds that too.
         plan: where the records belong, if the packs so far are those of a graph that is known.
     """
@@ -102,22 +94,14 @@ class GraphLog:
         budgets: Budgets,
     ) -> None:
         self.saved = saved
-        self.first_key = self.next_key = first_key
+        self.first_key = first_key
         self.records: list[SimulatedRecord | None] = []
         self.noted: dict[int, None] = {}
         self.num_sorted = 0
         self.num_noted = Counter[int]()
-        self.tracked: dict[int, None] = {}
-        self.charged = Counter[int]()
-        self.tracks = bool(budgets.device_bytes)
-        self.leaving: dict[int, int] = {}
-        self.leaving_bytes = 0
-        self.num_passed = 0
         self.let_go: set[int] = set()
         self.held: set[int] = set()
         self.newest_node = -1
-        self.fresh: list[SimulatedRecord] = []
-        self.fresh_node = -1
         self.is_settled = False
         self.plan: Plan | None = None
         self.order = GraphOrder[SimulatedRecord](
@@ -125,9 +109,12 @@ class GraphLog:
         )
         self.is_started = False
         self.taken: int | None = None
-        self._keys: dict[int, int] = {}  # of what was noted
         self._by_root: dict[int, SimulatedRecord] = {}
-        self._num_noted = Counter[int]()  # of each storage, as far as the graph has not let go of them
+        self._num_alive = Counter[int]()  # as `num_noted`, without those that the graph has let go of
+
+    @property
+    def next_key(self) -> int:
+        return self.first_key + len(self.records)
 
     # --- forward ------------------------------------------------------------------------------------------------
 
@@ -136,74 +123,33 @@ class GraphLog:
         root = self.saved[index].record
         return index if root is None else root
 
-    def note(self, index: int) -> None:
-        self.noted[index] = None
-        self._append_noted(index)
-
-    def track(self, index: int) -> bool:
-        """Whether its bytes are to be charged: it is the first of its storage."""
-        self.tracked[index] = None
-        self.charged[self.root_of(index)] += 1
-        self._append_noted(index)
-        return self.charged[self.root_of(index)] == 1
-
-    def uncharge(self, index: int) -> int:
-        """A tensor is tracked no longer. Returns the bytes that are not charged any more."""
+    def note(self, index: int) -> int:
+        """Returns the bytes that are noted now, and were not."""
         root = self.root_of(index)
-        self.charged[root] -= 1
-        if self.charged[root]:
-            return 0
-        del self.charged[root]
-        return self.saved[index].nbytes
-
-    def let_leave(self, index: int) -> None:
-        self.leaving[index] = self.saved[index].nbytes
-        self.leaving_bytes += self.saved[index].nbytes
-
-    def leave_none(self) -> dict[int, int]:
-        leaving, self.leaving, self.leaving_bytes = self.leaving, {}, 0
-        return leaving
-
-    def is_claimed(self, index: int) -> bool:
-        return self.root_of(index) in self._by_root
-
-    def _append_noted(self, index: int) -> None:
-        self._num_noted[self.root_of(index)] += 1
-        self._keys[index] = self._take_key()
-        self._append(index, None)
-
-    def enter(self, index: int, record: SimulatedRecord) -> None:
-        record.users.add(index)
-        self._append(index, record)
-
-    def _append(self, index: int, record: SimulatedRecord | None) -> None:
+        self.noted[index] = None
+        self.num_noted[root] += 1
+        self._num_alive[root] += 1
         self.newest_node, self.is_settled = self.saved[index].node, False
-        self.records.append(record)
+        self.records.append(None)
+        return self.saved[root].nbytes if self.num_noted[root] == 1 else 0
 
     def follow_plan(self, index: int) -> None:
         saved = self.saved[index]
         if self.order.follow(index, saved.node - self.saved[0].node, saved.nbytes):
             self.plan = self.order.plan
 
-    def settled(self, among: Iterable[int]) -> Iterator[int]:
-        """What of these may be read. May be taken out meanwhile."""
-        for index in sorted(among):
+    def settled(self) -> Iterator[int]:
+        """What of the noted tensors may be read. They may be taken out meanwhile."""
+        for index in sorted(self.noted):
             if self.is_settled or self.saved[index].node != self.newest_node:
                 yield index
 
-    def take_out(self, index: int, of: dict[int, None]) -> None:
-        del of[index]
+    def take_out(self, index: int) -> int:
+        """A tensor is noted no longer. Returns the bytes that are not noted any more."""
+        root = self.root_of(index)
+        del self.noted[index]
         if index not in self.let_go:
-            self._num_noted[self.root_of(index)] -= 1
-
-    def enter_noted(self, index: int) -> int:
-        root = self.root_of(index)
-        self.num_noted[root] += 1
-        return self.saved[root].nbytes if self.num_noted[root] == 1 else 0
-
-    def take_out_noted(self, index: int) -> int:
-        self.take_out(index, self.noted)
-        root = self.root_of(index)
+            self._num_alive[root] -= 1
         self.num_noted[root] -= 1
         if self.num_noted[root]:
             return 0
@@ -212,8 +158,8 @@ class GraphLog:
 
     def release(self, index: int) -> None:
         self.let_go.add(index)
-        if index in self.noted or index in self.tracked:
-            self._num_noted[self.root_of(index)] -= 1
+        if index in self.noted:
+            self._num_alive[self.root_of(index)] -= 1
 
     def is_held(self, index: int) -> bool:
         return self.saved[index].is_shared or self.root_of(index) in self.held
@@ -224,7 +170,7 @@ class GraphLog:
         A tensor that is only noted holds it too, and so does one that is just being handed over.
         """
         root = self.root_of(record.saved)
-        return bool(record.users) and not (self.is_held(record.saved) or self._num_noted[root] or root == self.taken)
+        return bool(record.users) and not (self.is_held(record.saved) or self._num_alive[root] or root == self.taken)
 
     def unread_record_of(self, index: int) -> SimulatedRecord | None:
         """The record that tensor `index` is a view of, if there is one whose bytes have not been read."""
@@ -235,7 +181,7 @@ class GraphLog:
         """Whether these noted tensors may join a group: nobody else holds their storage, and it has no record."""
         root = self.root_of(indices[0])
         is_ours = not (self.is_held(indices[0]) or root in self._by_root or root == self.taken)
-        return is_ours and self._num_noted[root] == len(indices)
+        return is_ours and self._num_alive[root] == len(indices)
 
     def may_join_later(self, indices: Iterable[int]) -> bool:
         return all(index >= self.num_sorted and self.root_of(index) not in self._by_root for index in indices)
@@ -248,14 +194,9 @@ class GraphLog:
         return record is not None and record.is_in_place and record.is_alive
 
     def make_record(self, index: int) -> SimulatedRecord:
-        key = self._keys[index] if index in self._keys else self._take_key()
-        record = self._by_root[self.root_of(index)] = SimulatedRecord(key, index, self.saved[index], self)
+        record = SimulatedRecord(self.first_key + index, index, self.saved[index], self)
+        self._by_root[self.root_of(index)] = record
         return record
-
-    def _take_key(self) -> int:
-        key = self.next_key
-        self.next_key += 1
-        return key
 
     def place(self, index: int, record: SimulatedRecord) -> None:
         if self.plan is not None:
@@ -270,10 +211,7 @@ class GraphLog:
     def look_ahead(self) -> None:
         """Something has left its place: from now on what will be asked for is brought back before."""
         nodes, sizes = [saved.node for saved in self.saved], [saved.nbytes for saved in self.saved]
-        on_device = [
-            index in self.tracked if record is None else record.device is not None
-            for index, record in enumerate(self.records)
-        ]
+        on_device = [False] * len(self.records)
         self.order.look_ahead(Packs(nodes, sizes, self.records, list(self._storages()), on_device), self.records)
 
     def end(self) -> None:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 
 from ..base.defaults import NUM_AT_ONCE
-from ..errors import ConfigError
 from ..rules.counters import Counters
 from ..rules.graph_order import Budgets
 from ..rules.lookahead import LearnedOrders
 from ..rules.observer import Observer
 from ..rules.windows import HostWindows
 from .clock import Clock, Process
-from .device import SimulatedDevice
 from .engine import SimulatedEngine
 from .hardware import Activity, Hardware
 from .rank import Rank
@@ -36,7 +34,6 @@ class Settings:
     codec: str = "none"
     prefetch: str = "learned"
     lookahead_bytes: int | None = None
-    device_bytes: int = 0
     io_depth: int = NUM_AT_ONCE
     staging_grows: bool = False
 
@@ -51,10 +48,6 @@ class SimulatedStep:
 
     seconds: float
     counters: Counters
-
-    @property
-    def stall_seconds(self) -> Mapping[str, float]:
-        return self.counters.stall_seconds
 
 
 def simulate(
@@ -72,11 +65,9 @@ def simulate(
     touches no file; its run time grows with the number of transfers.
 
     Raises:
-        ConfigError: there is no such codec, or tensors are saved on an accelerator and there is none.
+        ConfigError: there is no such codec.
         StoreFullError: host budget and disk are full; the store would raise it too.
     """
-    if workload.uses_device and hardware.link is None:
-        raise ConfigError("link", None, "the workload saves tensors on an accelerator: give hardware that has one")
     clock = Clock(partial(hardware.rates, workload.training_cores))
     if settings.disk_bytes is None:
         settings = replace(settings, disk_bytes=hardware.drive.capacity_bytes // num_ranks)
@@ -109,14 +100,7 @@ class _Run:
         free_cores = max(0.0, hardware.cores - workload.training_cores)
         engine = SimulatedEngine(clock, hardware, free_cores, settings)
         self._rank = engine.transfers = Rank(
-            clock,
-            self._windows,
-            SimulatedDevice(clock),
-            engine,
-            settings.disk_bytes or 0,
-            workload,
-            self._num_queued,
-            device_bytes=settings.device_bytes,
+            clock, self._windows, engine, settings.disk_bytes or 0, workload, self._num_queued
         )
 
     def steps(self, num_steps: int) -> Process:
@@ -124,7 +108,7 @@ class _Run:
         orders = LearnedOrders() if settings.prefetch == "learned" else None
         for _ in range(num_steps):
             host_bytes, staging_bytes = self._windows.limits
-            budgets = Budgets(host_bytes, settings.device_bytes, staging_bytes)
+            budgets = Budgets(host_bytes, 0, staging_bytes)
             log = GraphLog(self._workload.saved, next_key, settings.scope_lookahead_bytes, orders, budgets)
             began_seconds, before = self._clock.now_seconds, deepcopy(self._rank.ledger.counters)
             yield from self._step(log)

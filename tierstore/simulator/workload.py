@@ -23,7 +23,6 @@ class Saved(NamedTuple):
     record: int | None = None
     kind: str = ""
     is_shared: bool = False
-    on_device: bool = False
 
 
 class Compute(NamedTuple):
@@ -66,27 +65,15 @@ Action = Compute | Pack | LetGo | EndScope | Unpack | Release
 @dataclass(frozen=True)
 class Workload:
     """One step of one rank: the actions of its training thread, in order. Each tensor is packed once, in the order of
-    the indices, and asked for and released only after that. `training_cores`: that compute keeps busy, unless an
-    accelerator computes."""
+    the indices, and asked for and released only after that. `training_cores`: that compute keeps busy."""
 
     saved: Sequence[Saved]
     actions: Sequence[Action]
     training_cores: float = 1.0
 
     @property
-    def uses_device(self) -> bool:
-        """Whether any tensor is saved on an accelerator. The whole step is then computed there."""
-        return any(saved.on_device for saved in self.saved)
-
-    @property
     def saved_bytes(self) -> int:
         return sum(saved.nbytes for saved in self.saved if saved.record is None)
-
-    @property
-    def device_bytes(self) -> int:
-        """The part of the saved bytes that is on an accelerator and may leave it."""
-        saved = (saved for saved in self.saved if saved.record is None)
-        return sum(each.nbytes for each in saved if each.on_device and not each.is_shared)
 
     @property
     def compute_seconds(self) -> float:

@@ -13,8 +13,6 @@ import msgspec
 
 FORMAT = "tierstore trace"
 VERSION = 2
-OWNERS_SINCE_VERSION = 2
-"""Traces of version 1 have no `Ours`."""
 
 
 class Machine(msgspec.Struct, frozen=True):

@@ -11,8 +11,6 @@ import msgspec
 from ..errors import ConfigError
 from .events import FORMAT, VERSION, End, Event, Header
 
-_OLDEST_VERSION = 1
-
 
 @dataclass(frozen=True)
 class RecordedTrace:
@@ -58,10 +56,10 @@ def _check_version(path: Path, lines: Sequence[bytes]) -> None:
         header = msgspec.json.decode(lines[0] if lines else b"", type=_AnyHeader)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ConfigError("trace", str(path), f"line 1 is not the header of a trace: {error}") from error
-    known, reason = range(_OLDEST_VERSION, VERSION + 1), ""
+    reason = ""
     if header.format != FORMAT:
         reason = f"line 1 is the header of something else: {header.format!r}"
-    elif header.version not in known:
-        reason = f"it is of version {header.version}; this program reads {known[0]} to {known[-1]}"
+    elif header.version != VERSION:
+        reason = f"it is of version {header.version}; this program reads {VERSION}"
     if reason:
         raise ConfigError("trace", str(path), reason)

@@ -15,7 +15,7 @@ from ..disk.codec.choice import Sample
 from ..disk.codec.codec import Codec
 from ..disk.codec.probing import probe
 from ..disk.scratch import Scratch
-from ..hardware import CodecSpeed
+from ..simulator import CodecSpeed
 
 _SAMPLE_BYTES = 2 * 2**20
 _FEATURES = 256  # of a generated layer; each has its own scale, as in trained layers
@@ -67,9 +67,9 @@ def sample_data_of_kind(kind: str) -> str:
     return "relu outputs" if content == "many zeros" and data != "masks" else data
 
 
-def measure_codecs(seconds: float, kind_done: Callable[[], None]) -> tuple[CodecSpeed, ...]:
+def measure_codecs(seconds: float) -> tuple[CodecSpeed, ...]:
     """Try the codecs that "auto" would try on each sample, in the same way, for an equal part of the time; return
-    medians. Blocks. `kind_done`: called after each."""
+    medians. Blocks."""
     scratch = Scratch()
     speeds: list[CodecSpeed] = []
     for number, (name, (itemsize_bytes, make)) in enumerate(SAMPLES.items()):
@@ -92,5 +92,4 @@ def measure_codecs(seconds: float, kind_done: Callable[[], None]) -> tuple[Codec
                     decode_bytes_per_second=raw_bytes / max(decode_seconds, _LEAST_SECONDS),
                 )
             )
-        kind_done()
     return tuple(speeds)

@@ -8,77 +8,51 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
 from ..base.config import check_directory, format_bytes
 from ..base.interrupts import ended_by_signals
 from ..base.json_text import json_text
-from ..base.new_file import check_distinct, check_new_file, make_file
+from ..base.new_file import check_new_file, make_file
 from ..base.system_words import words_of
 from ..errors import ConfigError, StorageIOError
-from ..hardware import Transfer, hardware_text
 from ..plain_text import plain
-from .examine import NUM_EXAMINED, examine
+from .examine import examine
 from .findings import Finding, unfit_because
 from .measurements import Measurements, fastest, rate
-from .report import Report, Setting, config_text, hardware_of, report_of
+from .report import Report, Setting, config_text, report_of
 
 _STYLES = {"problem": "bold red", "warning": "yellow", "note": "dim"}
 
 
-def consult(
-    path: str,
-    socket: str | None,
-    seconds: float,
-    *,
-    as_json: bool,
-    config: str | None,
-    hardware: str | None,
-    verbose: bool = False,
-) -> bool:
-    """Examine, print, write the files asked for. Returns whether offloading works here. Blocks a little over `seconds`.
+def consult(path: str, socket: str | None, seconds: float, *, as_json: bool, config: str | None) -> bool:
+    """Examine, print, write the file asked for. Returns whether offloading works here. Blocks a little over `seconds`.
 
     Raises:
         StorageIOError: the system refuses a call, or a thread.
-        ConfigError: the directory cannot be used, or a file is there already or cannot be made. A file that cannot be
-            made may be noticed only when it is written, after the report.
+        ConfigError: the directory cannot be used, or the file is there already or cannot be made. That may be noticed
+            only when it is written, after the report.
 
     Main thread only: SIGTERM ends it as Ctrl-C does.
     """
     directory = _absolute(check_directory(path))
-    files = {name: Path(file) for name, file in (("--config", config), ("--hardware", hardware)) if file is not None}
-    check_distinct({}, files)
-    for option, file in files.items():
-        check_new_file(option, file)
+    if config is not None:
+        check_new_file("--config", Path(config))
     messages = Console(stderr=True, highlight=False)
-    columns = (BarColumn(bar_width=30), TextColumn("{task.description}"), TimeElapsedColumn())
-    bar = Progress(*columns, console=messages, transient=True, disable=not messages.is_terminal)
-    with ended_by_signals(), bar:
-        task = bar.add_task("", total=NUM_EXAMINED)
+    with ended_by_signals(), messages.status(f"measuring for about {seconds:g} s ..."):
         try:
-            machine = examine(directory, socket, seconds, lambda at: bar.update(task, advance=1, description=at))
+            machine = examine(directory, socket, seconds)
         except OSError as error:
             raise StorageIOError("examine", path, words_of(error), "nothing was changed") from error
     report = report_of(machine)
     if as_json:
         print(json_text(report))
     else:
-        Console(highlight=False).print(report_view(report, verbose=verbose))
+        Console(highlight=False).print(report_view(report))
     sys.stdout.flush()
-    if "--config" in files:
-        make_file("--config", files["--config"], config_text(report.settings))
-        unfit = unfit_because(machine.drive)
-        if unfit is not None and not machine.daemon.keeps_directory:
-            said = f"{config} has no path: {directory} is not fit for a store, because {unfit}."
-            messages.print(plain(said), markup=False)
-    if "--hardware" in files:
-        described = hardware_of(machine)
-        if described is None:
-            messages.print("The drive could not be measured: no description of this machine was written.")
-        else:
-            make_file("--hardware", files["--hardware"], hardware_text(described))
+    if config is not None:
+        make_file("--config", Path(config), config_text(report.settings))
     return report.is_usable
 
 
@@ -92,8 +66,8 @@ def _absolute(directory: Path) -> Path:
 # --- the report on a terminal -----------------------------------------------------------------------------------------
 
 
-def report_view(report: Report, *, verbose: bool = False) -> RenderableType:
-    """What `tierstore doctor` prints; with `verbose` also speeds by block size, and of codecs."""
+def report_view(report: Report) -> RenderableType:
+    """What `tierstore doctor` prints. Speeds of codecs, and by depth, are only in the JSON."""
     machine = report.measurements
     is_bad = "Offloading does not work well here. See the problems below."
     facts = Table("", "", title="The machine", title_justify="left", show_header=False)
@@ -104,7 +78,6 @@ def report_view(report: Report, *, verbose: bool = False) -> RenderableType:
         _settings(report.settings, unfit_because(machine.drive)),
         _findings(report.findings),
         facts,
-        *(_speeds(machine) if verbose else ()),
     )
 
 
@@ -131,15 +104,12 @@ def _findings(findings: tuple[Finding, ...]) -> Table:
 
 def _facts(machine: Measurements) -> Iterator[tuple[str, str]]:
     drive, memory, cores = machine.drive, machine.memory, machine.processor
-    yield "cores", f"{cores.usable_cores:g} of {cores.num_present} usable, {cores.model or 'of an unknown model'}"
-    yield "memory", f"{format_bytes(memory.available_bytes)} available of {format_bytes(memory.total_bytes)}"
-    used, fresh = rate(memory.copy_bytes_per_second), rate(memory.fresh_bytes_per_second)
-    yield "memory copies", f"{used} by one thread, {fresh} into fresh pages"
+    yield "cores", f"{cores.usable_cores:g} of {cores.num_present} usable"
+    limit = "" if memory.limit_bytes is None else f"; a control group limits it to {format_bytes(memory.limit_bytes)}"
+    yield "memory", f"{format_bytes(memory.available_bytes)} available of {format_bytes(memory.total_bytes)}{limit}"
+    yield "memory copies", f"{rate(memory.copy_bytes_per_second)} by one thread"
     mode, free = drive.io_mode or "not tried", format_bytes(drive.free_bytes)
     yield "drive", f"{drive.path}: {drive.file_system}, {mode}, {free} free"
-    if drive.device is not None:
-        size = "" if drive.size_bytes is None else f", {format_bytes(drive.size_bytes)}"
-        yield "device", f"{drive.device}{size}, {drive.model or 'without a model name'}"
     written, read = fastest(drive.writes), fastest(drive.reads)
     if written is not None and read is not None:
         yield "drive at best", f"writes {rate(written)}, reads {rate(read)}"
@@ -151,27 +121,6 @@ def _facts(machine: Measurements) -> Iterator[tuple[str, str]]:
         yield link.name, f"{format_bytes(link.memory_bytes)}; {link.host_memory} copies: {down} to the host, {up} back"
     if machine.accelerators.note is not None:
         yield "accelerators", machine.accelerators.note
-    yield "measured in", f"{machine.seconds:.0f} s"
-
-
-def _speeds(machine: Measurements) -> Iterator[Table]:
-    title = "The drive, by block size and transfers at once"
-    drive = Table("block", "at once", "write", "read", title=title, title_justify="left", min_width=len(title))
-    written, read = _by_combination(machine.drive.writes), _by_combination(machine.drive.reads)
-    for block_bytes, depth in sorted(written | read):
-        speeds = (each.get((block_bytes, depth), "-") for each in (written, read))
-        drive.add_row(format_bytes(block_bytes), str(depth), *speeds)
-    yield drive
-    title = "Codecs on one core, on made-up sample data"
-    codecs = Table("data", "codec", "ratio", "encode", "decode", title=title, title_justify="left")
-    for each in machine.codecs:
-        encode, decode = rate(each.encode_bytes_per_second), rate(each.decode_bytes_per_second)
-        codecs.add_row(each.data, each.codec, f"{each.ratio:.3f}", encode, decode)
-    yield codecs
-
-
-def _by_combination(transfers: tuple[Transfer, ...]) -> dict[tuple[int, int], str]:
-    return {(each.block_bytes, each.depth): rate(each.bytes_per_second) for each in transfers}
 
 
 def _plain(text: str, style: str = "") -> Text:

@@ -1,7 +1,7 @@
 """Measures how fast a directory's drive is, with the store's own system calls, in bounded time.
 
-A file without a name is reserved, filled once, and then read and rewritten in place, as a store does with a segment. A
-slow drive leaves out combinations of block size and depth. Without O_DIRECT each written block is synced, and blocks
+A file without a name is reserved, filled once, and then read and rewritten in place, as a store does with a segment, in
+the largest blocks that drive and memory afford. Without O_DIRECT each written block is synced, and blocks
 are dropped from the page cache before they are read.
 """
 
@@ -12,10 +12,10 @@ import os
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import count, product
+from itertools import count
 from pathlib import Path
 from typing import Literal
 
@@ -26,27 +26,24 @@ from ..base.threads import start_thread
 from ..disk.home import UnnamedHome
 from ..disk.segments import IoMode, Segment, close_segments, detect_io_mode, open_segment
 from ..disk.transfer import read_all, write_all
-from ..hardware import Transfer
-from .measurements import Drive
-from .system import device_bytes
+from .measurements import Drive, Transfer
+from .system import describe_drive
 
 KIB, MIB = 2**10, 2**20
 
-BLOCKS = (128 * KIB, MIB, 16 * MIB)
-"""Sizes of records that a store writes to extents: from a little over `inline_bytes` to a large saved tensor."""
+BLOCKS = (16 * MIB, MIB, 128 * KIB)
+"""Sizes of records that a store writes to extents: from a large saved tensor to a little over `inline_bytes`."""
 DEPTHS = (1, 4)
 """One transfer at a time, and four: the number that a store has at the drive in each direction by default."""
 
 SLACK_SECONDS = 10.0
 """How much longer than planned all steps may take before the drive counts as not answering."""
 
-NUM_STEPS = 4 + len(BLOCKS) * len(DEPTHS)
 _SPAN_BYTES = 512 * MIB
 _LEAST_SPAN_BYTES = 16 * MIB
 _FREE_SHARE = 2  # half of the free space
 _LATENCY_BYTES = 4 * KIB
-_FILL_SHARE, _LATENCY_SHARE, _STEP_SHARE = 0.15, 0.03, 0.06  # of the time: 1, 2 and 12 steps
-_MOST_OVERRUN = 2.0  # times the step's own time, for transfers still in flight at its end
+_FILL_SHARE, _LATENCY_SHARE, _STEP_SHARE = 0.15, 0.03, 0.18  # of the time: 1, 2 and 4 steps
 _SCATTER = 7919  # a prime: small blocks are spread over the file, so that no drive reads ahead
 
 Direction = Literal["write", "read"]
@@ -69,39 +66,34 @@ class _Run:
 
 class _Bench:
     def __init__(self, segment: Segment, mode: IoMode, memory_bytes: int) -> None:
-        self._block_limit_bytes = max(BLOCKS[0], memory_bytes // max(DEPTHS))
+        self._blocks = [block for block in BLOCKS if block * max(DEPTHS) <= memory_bytes] or BLOCKS[-1:]
         self._descriptor = segment.file.fileno()
         self._mode = mode
         self._span_bytes = segment.num_bytes
-        noise = os.urandom(min(max(BLOCKS), self._block_limit_bytes))  # no drive can compress it
+        noise = os.urandom(self._blocks[0])  # no drive can compress it
         buffers = [mapped(len(noise)) for _ in range(max(DEPTHS))]
         for each in buffers:
             each.write(noise)
         self._buffers = [memoryview(each) for each in buffers]
-        self._best: dict[Direction, float] = {}
 
-    def fill(self, seconds: float) -> int:
-        """Write the file from its beginning, once at most. Returns bytes, within which all later transfers stay."""
-        block_bytes = MIB if self._block_limit_bytes >= MIB else BLOCKS[0]
+    def fill(self, seconds: float, step_seconds: float) -> int:
+        """Write the file from its beginning, once at most. Returns bytes, within which all later transfers stay.
+
+        Their size is such that a step of so many seconds can move some."""
+        block_bytes = min(MIB, self._blocks[0])
         run = self._move("write", block_bytes, max(DEPTHS), seconds, once=True)
         self._span_bytes = len(run.call_seconds) * block_bytes
-        self._best["write"] = run.blocks_per_second * block_bytes
+        affordable_bytes = min(self._span_bytes, run.blocks_per_second * block_bytes * step_seconds) / max(DEPTHS)
+        self._blocks = [block for block in self._blocks if block <= affordable_bytes] or BLOCKS[-1:]
         return self._span_bytes
 
     def latency_seconds(self, direction: Direction, seconds: float) -> float:
         return statistics.median(self._move(direction, _LATENCY_BYTES, 1, seconds, stride=_SCATTER).call_seconds)
 
-    def transfer(self, direction: Direction, block_bytes: int, depth: int, seconds: float) -> tuple[Transfer, ...]:
-        """One figure; none where it would take too long, or too much space or memory."""
-        in_flight_bytes = block_bytes * depth
-        expected = self._best.get(direction) or self._best["write"]
-        is_too_long = in_flight_bytes / expected > _MOST_OVERRUN * seconds
-        if is_too_long or in_flight_bytes > self._span_bytes or block_bytes > self._block_limit_bytes:
-            return ()
-        run = self._move(direction, block_bytes, depth, seconds)
-        speed, moved_bytes = run.blocks_per_second * block_bytes, len(run.call_seconds) * block_bytes
-        self._best[direction] = max(speed, self._best.get(direction, 0.0))
-        return (Transfer(block_bytes=block_bytes, depth=depth, bytes_per_second=speed, measured_bytes=moved_bytes),)
+    def transfer(self, direction: Direction, depth: int, seconds: float) -> Transfer:
+        block_bytes = self._blocks[0]
+        speed = self._move(direction, block_bytes, depth, seconds).blocks_per_second * block_bytes
+        return Transfer(block_bytes=block_bytes, depth=depth, bytes_per_second=speed)
 
     def _move(
         self, direction: Direction, block_bytes: int, depth: int, seconds: float, *, once: bool = False, stride: int = 1
@@ -145,26 +137,20 @@ class _Bench:
         return run
 
 
-def measure_drive(
-    drive: Drive, directory: Path, *, seconds: float, memory_bytes: int, step_done: Callable[[], None]
-) -> Drive:
-    """Return `drive` with the measurements. Blocks for about `seconds`, at most `SLACK_SECONDS` longer.
+def measure_drive(directory: Path, *, seconds: float, memory_bytes: int) -> Drive:
+    """Measure the drive of a writable directory. Blocks for about `seconds`, at most `SLACK_SECONDS` longer.
 
-    `memory_bytes`: the most that buffers may take. `step_done`: called `NUM_STEPS` times at most, on a thread of its
-    own, where the drive is used: a call to one that hangs may never return.
-
-    Faults of the drive raise nothing: they are in `error`, beside what was measured before. A transfer that never comes
-    back keeps a daemon thread, its buffer and the file until the process ends.
+    `memory_bytes`: the most that buffers may take. Faults of the drive raise nothing: they are in `error`, beside what
+    was measured before. A transfer that never comes back keeps a daemon thread, its buffer and the file until the
+    process ends.
     """
-    before_bytes = device_bytes(drive.device)
-    known, bugs = [drive], list[Exception]()
+    known, bugs = [describe_drive(directory)], list[Exception]()
 
     def run() -> None:
         try:
-            measured = _measured(drive, directory, seconds, memory_bytes)
+            measured = _measured(known[0], directory, seconds, memory_bytes)
             while (each := _next_or_error(measured, known[-1])) is not None:
                 known.append(each)
-                step_done()
         except Exception as error:  # noqa: BLE001 - raised on the waiting thread
             bugs.append(error)
 
@@ -174,10 +160,7 @@ def measure_drive(
         raise bug
     if thread.is_alive():
         return replace(known[-1], error=f"it did not answer within {SLACK_SECONDS:g} s")
-    after_bytes = device_bytes(drive.device)
-    if before_bytes is None or after_bytes is None:
-        return known[-1]
-    return replace(known[-1], device_bytes=after_bytes - before_bytes)
+    return known[-1]
 
 
 def _next_or_error(measured: Iterator[Drive], known: Drive) -> Drive | None:
@@ -202,16 +185,16 @@ def _measured(drive: Drive, directory: Path, seconds: float, memory_bytes: int) 
 
 
 def _steps(drive: Drive, bench: _Bench, seconds: float) -> Iterator[Drive]:
-    drive = replace(drive, span_bytes=bench.fill(_FILL_SHARE * seconds))
+    step_seconds = _STEP_SHARE * seconds
+    drive = replace(drive, span_bytes=bench.fill(_FILL_SHARE * seconds, step_seconds))
     yield drive
     drive = replace(drive, write_latency_seconds=bench.latency_seconds("write", _LATENCY_SHARE * seconds))
     yield drive
     drive = replace(drive, read_latency_seconds=bench.latency_seconds("read", _LATENCY_SHARE * seconds))
     yield drive
-    for block_bytes, depth in product(BLOCKS, DEPTHS):
-        written = bench.transfer("write", block_bytes, depth, _STEP_SHARE * seconds)
-        read = bench.transfer("read", block_bytes, depth, _STEP_SHARE * seconds)
-        drive = replace(drive, writes=drive.writes + written, reads=drive.reads + read)
+    for depth in DEPTHS:
+        written, read = (bench.transfer(direction, depth, step_seconds) for direction in ("write", "read"))
+        drive = replace(drive, writes=(*drive.writes, written), reads=(*drive.reads, read))
         yield drive
 
 

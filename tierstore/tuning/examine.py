@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import time
 from collections.abc import Callable
@@ -12,26 +11,22 @@ from typing import TYPE_CHECKING, Any
 from ..base.config import available_host_bytes, local_world_size
 from ..base.device_files import has_driver
 from ..disk.linux import copy_memory
-from ..hardware import AcceleratorLink
 from ..returning.allocator import allocator_of_process
 from . import system
-from .codecs import SAMPLES, measure_codecs
-from .drive import NUM_STEPS, mapped, measure_drive
-from .measurements import AcceleratorState, Measurements, Memory
+from .codecs import measure_codecs
+from .drive import mapped, measure_drive
+from .measurements import AcceleratorLink, AcceleratorState, Measurements, Memory
 
 if TYPE_CHECKING:
     import torch
 
 MIB = 2**20
-NUM_EXAMINED = NUM_STEPS + len(SAMPLES) + 3
-"""How often `examine` reports progress, at most."""
-
 _DRIVE_SHARE, _CODEC_SHARE, _MEMORY_SHARE, _ACCELERATOR_SHARE = 0.7, 0.15, 0.05, 0.1
 _BUFFER_SHARE = 8  # buffers take an eighth of the available memory
 _LEAST_BUFFER_BYTES, _BUFFER_BYTES, _DEVICE_BUFFER_BYTES = 2 * MIB, 32 * MIB, 64 * MIB
 
 
-def examine(directory: Path, socket: str | None, seconds: float, progress: Callable[[str], None]) -> Measurements:
+def examine(directory: Path, socket: str | None, seconds: float) -> Measurements:
     """Measure the drive under `directory`, and the rest of the machine. Blocks.
 
     No file becomes visible in the directory, and none stays, however the process ends.
@@ -40,7 +35,6 @@ def examine(directory: Path, socket: str | None, seconds: float, progress: Calla
         socket: where a daemon is looked for; None: in the usual places.
         seconds: for all measurements together. It takes some seconds more, for imports, drivers, and transfers that a
             slow drive still has in flight: at most 15, not counting the start of a GPU's driver.
-        progress: called with what was just examined, in words.
 
     Raises:
         ConfigError: LOCAL_WORLD_SIZE is no number.
@@ -50,19 +44,10 @@ def examine(directory: Path, socket: str | None, seconds: float, progress: Calla
     memory_bytes = available_host_bytes() // _BUFFER_SHARE
     processor = system.describe_processor()
     daemon = system.find_daemon(socket, directory)
-    progress("daemon")
     memory = _memory(_MEMORY_SHARE * seconds)
-    progress("memory")
-    drive = measure_drive(
-        system.describe_drive(directory),
-        directory,
-        seconds=_DRIVE_SHARE * seconds,
-        memory_bytes=memory_bytes,
-        step_done=lambda: progress("drive"),
-    )
-    codecs = measure_codecs(_CODEC_SHARE * seconds, lambda: progress("codecs"))
+    drive = measure_drive(directory, seconds=_DRIVE_SHARE * seconds, memory_bytes=memory_bytes)
+    codecs = measure_codecs(_CODEC_SHARE * seconds)
     accelerators = measure_accelerators(_ACCELERATOR_SHARE * seconds, memory_bytes)
-    progress("accelerators")
     return Measurements(
         num_trainers=trainers or max(1, len(accelerators.links)),
         seconds=time.monotonic() - began_at,
@@ -85,25 +70,24 @@ def _memory(seconds: float) -> Memory:
     source, target = mapped(num_bytes), mapped(num_bytes)
     source.write(b"\x5a" * num_bytes)
     target.write(bytes(num_bytes))
+    into = memoryview(target)
     allocator = allocator_of_process()
     return Memory(
         **system.memory_figures(),
-        copy_bytes_per_second=_copy_speed(source, lambda: target, seconds / 2),
-        fresh_bytes_per_second=_copy_speed(source, lambda: mapped(num_bytes), seconds / 2),
+        copy_bytes_per_second=_speed(lambda: copy_memory(into, memoryview(source)), num_bytes, seconds),
         allocator=allocator.name,
         allocator_left_alone=allocator.left_alone or None,
     )
 
 
-def _copy_speed(source: mmap.mmap, target: Callable[[], mmap.mmap], seconds: float) -> float:
-    moved_bytes, used_seconds = 0, 0.0
-    while used_seconds < seconds:
-        into = memoryview(target())
-        began_at = time.monotonic()
-        copy_memory(into, memoryview(source))
-        used_seconds += time.monotonic() - began_at
-        moved_bytes += len(source)
-    return moved_bytes / used_seconds
+def _speed(copy: Callable[[], object], num_bytes: int, seconds: float) -> float:
+    copy()  # the first one includes set-up, as in a driver
+    began_at, num_copies, used_seconds = time.monotonic(), 0, 0.0
+    while used_seconds < seconds or not num_copies:
+        copy()
+        num_copies += 1
+        used_seconds = time.monotonic() - began_at
+    return num_copies * num_bytes / used_seconds
 
 
 # --- accelerators -----------------------------------------------------------------------------------------------------
@@ -138,6 +122,10 @@ def _link(device: torch.device, seconds: float, num_bytes: int) -> AcceleratorLi
 
     from ..residency.slab import Slab
 
+    def copy(target: torch.Tensor, source: torch.Tensor) -> None:
+        target.copy_(source, non_blocking=True)
+        torch.accelerator.synchronize()
+
     backend: Any = getattr(torch, device.type)
     has_properties = hasattr(backend, "get_device_properties")
     properties = backend.get_device_properties(device) if has_properties else None
@@ -152,25 +140,10 @@ def _link(device: torch.device, seconds: float, num_bytes: int) -> AcceleratorLi
                 name=str(getattr(properties, "name", device)),
                 memory_bytes=int(getattr(properties, "total_memory", 0)),
                 host_memory=slab.description,
-                to_host_bytes_per_second=_speed(host, on_device, seconds / 2),
-                to_device_bytes_per_second=_speed(on_device, host, seconds / 2),
+                to_host_bytes_per_second=_speed(lambda: copy(host, on_device), num_bytes, seconds / 2),
+                to_device_bytes_per_second=_speed(lambda: copy(on_device, host), num_bytes, seconds / 2),
             )
         finally:
             torch.accelerator.synchronize()
             slab.unpin()
             slab.free(slot)
-
-
-def _speed(target: torch.Tensor, source: torch.Tensor, seconds: float) -> float:
-    import torch
-
-    target.copy_(source, non_blocking=True)  # the first copy includes set-up in the driver
-    torch.accelerator.synchronize()
-    began_at = now = time.monotonic()
-    num_copies = 0
-    while now < began_at + seconds or not num_copies:
-        target.copy_(source, non_blocking=True)
-        torch.accelerator.synchronize()
-        num_copies += 1
-        now = time.monotonic()
-    return num_copies * target.nbytes / (now - began_at)

@@ -14,7 +14,6 @@ from typing import Literal
 from msgspec import Struct
 
 from ..base.config import format_bytes
-from ..disk.budget import DAY_SECONDS
 from .measurements import Drive, Measurements, fastest, rate
 
 MIB, GIB = 2**20, 2**30
@@ -27,16 +26,11 @@ _NETWORK = (
     "9p", "afs", "beegfs", "ceph", "cifs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "orangefs", "smb3", "smbfs",
     "fuse.ceph", "fuse.glusterfs", "fuse.gcsfuse", "fuse.s3fs", "fuse.sshfs",
 )  # fmt: skip
-_FOREIGN_SHARE = 0.2  # of what the device moved
-_BUSY_SHARE = 0.5  # of the cores
-_RATED_DRIVE_WRITES = 600  # in a life: what drives for desktops are usually warranted for
-_SHORT_LIFE_DAYS = 365.0
 _USELESS_MEMORY_BYTES, _LITTLE_MEMORY_BYTES = 512 * MIB, 4 * GIB
 _SWAPPED_SHARE = 0.05  # of memory
 _SEGMENT_BYTES = GIB  # size of an extent file; each takes a descriptor
 _OTHER_DESCRIPTORS = 64  # what else a training process has open
 _SLOW_LINK = 6e9  # PCIe 3.0 with 8 lanes
-_IS_IDLE = "Measure again when the machine is idle."
 
 Severity = Literal["problem", "warning", "note"]
 
@@ -63,7 +57,7 @@ _problem, _warning, _note = partial(_finding, "problem"), partial(_finding, "war
 def findings_of(machine: Measurements) -> tuple[Finding, ...]:
     """Every finding about a machine, the worst first; within a severity in the order of the checks."""
     checks: tuple[Callable[[Measurements], _Found], ...] = (
-        _room, _place, _speed, _accelerators, _memory, _cores_and_files, _daemon, _others, _wear,
+        _room, _place, _speed, _accelerators, _memory, _cores_and_files, _daemon,
     )  # fmt: skip
     found = [finding for check in checks for finding in check(machine)]
     return tuple(sorted(found, key=lambda finding: ("problem", "warning", "note").index(finding.severity)))
@@ -140,58 +134,10 @@ def _speed(machine: Measurements) -> _Found:
             )
     answer_seconds = max(drive.write_latency_seconds or 0.0, drive.read_latency_seconds or 0.0)
     if answer_seconds > _SLOW_ANSWER_SECONDS:
-        is_busy = _is_drive_shared(drive) or _are_cores_shared(machine)
         yield _warning(
             "drive-answers-late",
-            f"The drive needs {1e3 * answer_seconds:.1f} ms to answer a request of 4 KiB."
-            + " Other processes used the machine meanwhile." * is_busy,
-            _IS_IDLE if is_busy else "Raise min_bytes, so that only large tensors go there.",
-        )
-
-
-def _is_drive_shared(drive: Drive) -> bool:
-    return drive.device_bytes is not None and drive.device_bytes * (1 - _FOREIGN_SHARE) > _measured_bytes(drive)
-
-
-def _are_cores_shared(machine: Measurements) -> bool:
-    return machine.processor.load > _BUSY_SHARE * machine.processor.usable_cores
-
-
-def _measured_bytes(drive: Drive) -> int:
-    return sum(each.measured_bytes for each in (*drive.writes, *drive.reads)) + drive.span_bytes
-
-
-def _others(machine: Measurements) -> _Found:
-    drive = machine.drive
-    if drive.writes and _is_drive_shared(drive):
-        yield _note(
-            "drive-shared",
-            f"Other processes used the drive during the measurement: it moved {format_bytes(drive.device_bytes or 0)}, "
-            f"{format_bytes(_measured_bytes(drive))} of it for these figures. The drive is faster than they say.",
-            _IS_IDLE,
-        )
-    if _are_cores_shared(machine):
-        yield _note(
-            "cores-shared",
-            f"Other processes used the cores: in the minute before, {machine.processor.load:.1f} threads on average "
-            f"were ready to run on {machine.processor.usable_cores:g} cores.",
-            _IS_IDLE,
-        )
-
-
-def _wear(machine: Measurements) -> _Found:
-    """Of a flash drive of one's own (virtual ones report no model) that the store alone could wear out in a year."""
-    drive, write = machine.drive, fastest(machine.drive.writes)
-    if write is None or drive.size_bytes is None or drive.model is None or drive.is_rotational:
-        return
-    days = _RATED_DRIVE_WRITES * drive.size_bytes / (write * DAY_SECONDS)
-    if days < _SHORT_LIFE_DAYS:
-        yield _note(
-            "wear",
-            "A store writes only what host_bytes does not hold. Written to at its full speed day and night, a flash "
-            f"drive of {format_bytes(drive.size_bytes)} would last {days:.0f} days, if it is rated for "
-            f"{_RATED_DRIVE_WRITES} times its size.",
-            "stats() shows what a store really writes, max_write_bytes_per_day limits it.",
+            f"The drive needs {1e3 * answer_seconds:.1f} ms to answer a request of 4 KiB.",
+            "Measure again if others used the machine. Else raise min_bytes, so that only large tensors go there.",
         )
 
 
@@ -206,10 +152,6 @@ def _memory(machine: Measurements) -> _Found:
             f"Only {format_bytes(memory.available_bytes)} of memory are available.",
             "End other processes, or raise the limit: PyTorch and the model need memory beside the store.",
         )
-    if memory.limit_bytes is not None:
-        limit, total = format_bytes(memory.limit_bytes), format_bytes(memory.total_bytes)
-        sentence = f"A control group limits memory to {limit} of the machine's {total}. The store respects it."
-        yield _note("memory-limit", sentence)
     if memory.swap_used_bytes > _SWAPPED_SHARE * memory.total_bytes:
         yield _warning(
             "swapping",

@@ -10,14 +10,14 @@ import torch
 
 from ..base.config import SizeLike, check_directory, parse_size
 from ..errors import ConfigError, StoreFullError
-from ..hardware import Hardware, read_hardware
 from ..hooks import tiered_offload
 from ..store.tier_store import TierStore
 from ..store.trial import announce_trace
 from .program import TrialFailedError
 from .recording import NUM_WARMUPS
+from .report import read_report
 from .settings import TrialSettings, default_settings
-from .tune import TuningPlan, measure_machine, tune
+from .tune import tune
 from .tuned import LEAST_ROUNDS, Tuned
 
 
@@ -26,7 +26,7 @@ def tune_loop(
     path: str | PathLike[str],
     *,
     host_bytes: SizeLike | None = None,
-    device_bytes: SizeLike | None = None,
+    device_bytes: SizeLike = 0,
     start: TrialSettings | None = None,
     min_bytes: SizeLike = "1MiB",
     steps: int = 5,
@@ -50,16 +50,14 @@ def tune_loop(
         step: called on this thread with the scope for its forward. It should do the same each time.
         path: as `TierStore`'s.
         host_bytes: the most that `host_bytes` and `staging_bytes` may be together; None: as in `start`.
-        device_bytes: the most that may stay on an accelerator; None: as in `start`.
         start: the present settings, which others must beat; None: the defaults.
-        min_bytes: as `tiered_offload`'s; not searched.
+        min_bytes, device_bytes: as `tiered_offload`'s; not searched.
         steps: measured in each trial, after two that are not.
         rounds: how often each candidate is measured.
-        hardware: file of `tierstore doctor --hardware`; None: the machine is measured, in about ten seconds.
+        hardware: what `tierstore doctor --json` printed; None: the machine is measured, in about ten seconds.
 
     Raises:
-        ConfigError: an argument cannot be used, or the saved tensors cannot be simulated: they are on several
-            accelerators, or on one whose link could not be measured.
+        ConfigError: an argument cannot be used.
         TrialFailedError: the step packs nothing, or keeps the graphs of all steps.
 
     Errors of the step or the store are passed on; the store is closed then. There is one exception: if settings other
@@ -69,10 +67,9 @@ def tune_loop(
         if number < least:
             raise ConfigError(name, number, f"give {least} or more")
     limit_bytes = None if host_bytes is None else parse_size(host_bytes, "host_bytes")
-    device_limit_bytes = None if device_bytes is None else parse_size(device_bytes, "device_bytes")
     if start is None and limit_bytes is not None:
         start = default_settings(limit_bytes)
-    described = None if hardware is None else read_hardware(hardware)
+    machine = None if hardware is None else read_report(Path(hardware)).measurements
     directory, min_limit_bytes = check_directory(path), parse_size(min_bytes, "min_bytes")
 
     def run(settings: TrialSettings | None, folder: Path) -> None:
@@ -81,7 +78,9 @@ def tune_loop(
         trace = announce_trace(folder, 1, torch.get_num_threads())
         try:
             with TierStore(directory, **store_options) as store:
-                scope = tiered_offload(store, min_bytes=min_limit_bytes, trace=trace, **options)
+                scope = tiered_offload(
+                    store, min_bytes=min_limit_bytes, device_bytes=device_bytes, trace=trace, **options
+                )
                 recorder = store.traces.begin(trace)
                 recorder.is_paced = True
                 for _ in range(steps + NUM_WARMUPS):
@@ -92,8 +91,4 @@ def tune_loop(
                 raise
             raise TrialFailedError(str(error)) from error
 
-    def measure(directory: Path) -> Hardware:
-        return measure_machine(directory) if described is None else described
-
-    plan = TuningPlan(limit_bytes, rounds, device_bytes=device_limit_bytes)
-    return tune(run, measure, plan, lambda stage, done, total=None, what="": None)
+    return tune(run, machine, lambda line: None, host_bytes=limit_bytes, rounds=rounds)

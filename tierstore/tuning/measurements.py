@@ -7,7 +7,16 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from ..hardware import AcceleratorLink, CodecSpeed, Transfer
+from ..simulator import CodecSpeed
+from ..simulator.hardware import Rate
+
+
+class Transfer(Struct, frozen=True, kw_only=True):
+    """How fast blocks of one size move in one direction, with `depth` of them at once, each on a thread of its own."""
+
+    block_bytes: int
+    depth: int
+    bytes_per_second: Rate
 
 
 class Drive(Struct, frozen=True, kw_only=True):
@@ -18,24 +27,18 @@ class Drive(Struct, frozen=True, kw_only=True):
         free_bytes: what this user may still write.
         span_bytes: size of the file that was measured on; 0: there was none.
         write_latency_seconds, read_latency_seconds: of 4 KiB, one at a time, the median.
-        device_bytes: moved by the device meanwhile, for all processes.
         error: what went wrong at the drive; None: nothing.
     """
 
     path: str
     file_system: str
     io_mode: str | None
-    device: str | None
-    model: str | None
-    size_bytes: int | None
-    is_rotational: bool | None
     free_bytes: int
     span_bytes: int = 0
     write_latency_seconds: float | None = None
     read_latency_seconds: float | None = None
     writes: tuple[Transfer, ...] = ()
     reads: tuple[Transfer, ...] = ()
-    device_bytes: int | None = None
     error: str | None = None
 
 
@@ -46,7 +49,6 @@ class Memory(Struct, frozen=True, kw_only=True):
         available_bytes: what this process could still take, within its cgroups' limits.
         limit_bytes: the lowest limit of its memory cgroups; None: none is set.
         copy_bytes_per_second: of one thread, between buffers that it has used before.
-        fresh_bytes_per_second: of one thread that writes to memory it has not used before.
         huge_pages: the kernel's setting for private memory; None: it has none.
         allocator_left_alone: why a store does not make it return freed memory; None: the store does.
     """
@@ -55,21 +57,18 @@ class Memory(Struct, frozen=True, kw_only=True):
     available_bytes: int
     limit_bytes: int | None
     swap_used_bytes: int
-    copy_bytes_per_second: float
-    fresh_bytes_per_second: float
+    copy_bytes_per_second: Rate
     huge_pages: str | None
     allocator: str
     allocator_left_alone: str | None
 
 
 class Processor(Struct, frozen=True, kw_only=True):
-    """The processor's cores. `load`: how many threads wanted a core in the minute before, on average."""
+    """The processor's cores."""
 
-    model: str | None
     num_present: int
     num_allowed: int
     quota_cores: float | None
-    load: float
 
     @property
     def usable_cores(self) -> float:
@@ -81,6 +80,17 @@ class Limits(Struct, frozen=True, kw_only=True):
 
     open_files: int | None
     locked_bytes: int | None
+
+
+class AcceleratorLink(Struct, frozen=True, kw_only=True):
+    """Copies between host memory and an accelerator, one at a time. `host_memory`: its kind on the host's side:
+    "pinned", or "pageable" and why."""
+
+    name: str
+    memory_bytes: int
+    host_memory: str
+    to_host_bytes_per_second: float
+    to_device_bytes_per_second: float
 
 
 class AcceleratorState(Struct, frozen=True, kw_only=True):

@@ -4,35 +4,28 @@ from __future__ import annotations
 
 import statistics
 import sys
-import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from ..base.config import format_bytes
 from ..base.interrupts import ended_by_signals
 from ..base.json_text import json_text
-from ..base.new_file import check_distinct, check_new_file, make_file
-from ..errors import ConfigError
-from ..hardware import Hardware, read_hardware
+from ..base.new_file import check_new_file, make_file
 from ..plain_text import plain
-from .examine import NUM_EXAMINED
 from .program import Program
-from .tune import TuningPlan, measure_machine, tune
+from .report import read_report
+from .tune import tune
 from .tuned import Tuned
 
-_MOST_SILENT_SECONDS = 10.0
-"""A stage without trials tells how far it is after this time."""
 
-
-def present(program: Program, plan: TuningPlan, *, config: Path, hardware: Path | None, as_json: bool) -> None:
+def present(program: Program, *, config: Path, hardware: Path | None, as_json: bool, **limits: Any) -> None:
     """Tune, print, and make the file `config`. Blocks for minutes.
 
-    `hardware`: file that describes the machine; None: it is measured. `as_json`: print the outcome as JSON, and nothing
-    else, on standard output.
+    `hardware`: a report of the doctor; None: the machine is measured. `as_json`: print the outcome as JSON, and nothing
+    else, on standard output. `limits`: see `tune`.
 
     Raises:
         ConfigError: an argument cannot be used, or a file is there already or cannot be made.
@@ -40,122 +33,50 @@ def present(program: Program, plan: TuningPlan, *, config: Path, hardware: Path 
 
     Main thread only. SIGTERM ends it, and the running trial, as Ctrl-C does.
     """
-    check_distinct({"--hardware": hardware}, {"--config": config})
     check_new_file("--config", config)
-    described = None if hardware is None else read_hardware(hardware)
+    machine = None if hardware is None else read_report(hardware).measurements
     messages = Console(stderr=True, highlight=False)
-    told = _Lines(lambda line: messages.print(plain(line), markup=False, soft_wrap=True))
 
-    def measure(directory: Path) -> Hardware:
-        if described is not None:
-            return described
-        stage = "measuring the machine"
-        told(stage, 0, NUM_EXAMINED)
-        measured = measure_machine(directory, lambda done: told(stage, done, NUM_EXAMINED))
-        told(stage, NUM_EXAMINED, NUM_EXAMINED)
-        return measured
+    def say(line: str) -> None:
+        messages.print(plain(line), markup=False, soft_wrap=True)
 
     with ended_by_signals():
-        tuned = tune(program.run, measure, plan, told)
+        tuned = tune(program.run, machine, say, **limits)
     if as_json:
         print(json_text(tuned.as_dict()))
     else:
         Console(highlight=False).print(tuned_view(tuned))
     sys.stdout.flush()
-    try:
-        make_file("--config", config, tuned.toml)
-    except ConfigError:
-        messages.print(tuned.toml, markup=False)  # so that a full disk does not lose the work of minutes
-        raise
-    messages.print(plain(f"wrote {config}"), markup=False)
-
-
-class _Lines:
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
-        self._began_at: dict[str, float] = {}
-        self._ended: set[str] = set()
-        self._said_at = 0.0
-
-    def __call__(self, stage: str, done: int, total: int | None = None, what: str = "") -> None:
-        if stage in self._ended:
-            return
-        now = time.monotonic()
-        is_new = stage not in self._began_at
-        began_at = self._began_at.setdefault(stage, now)
-        if done == total:
-            self._ended.add(stage)
-            line = f"{stage}: done in {now - began_at:.0f} s"
-        elif what:
-            line = f"{stage}: {done + 1} of {total}, {what}"
-        elif is_new:
-            line = f"{stage} ..."
-        elif now - self._said_at >= _MOST_SILENT_SECONDS:
-            line = f"{stage}: {done} done" if total is None else f"{stage}: {done} of {total} done"
-        else:
-            return
-        self._said_at = now
-        self._say(line)
-
-
-# --- the outcome ------------------------------------------------------------------------------------------------------
+    make_file("--config", config, tuned.toml)  # a full disk does not lose the work of minutes: it was printed
+    say(f"wrote {config}")
 
 
 def tuned_view(tuned: Tuned) -> Group:
-    """The candidates in a table, best in bold, and the outcome."""
-    until = "" if tuned.found.is_whole else " before --search-seconds ran out"
-    notes = [f"{len(tuned.found.predicted)} settings were simulated{until}."]
-    if tuned.link is not None:
-        notes.append(f"They were simulated with {tuned.link}.")
+    """The candidates in a table, best in bold, and the file of the best. The settings of all are in the JSON."""
+    notes = [f"{len(tuned.found.predicted)} settings were simulated."]
     for each in tuned.candidates:
         if not each.is_allowed:
             notes.append(f"{each.label}: more memory than the limit; shown for comparison.")
         if each.failure is not None:
             notes.append(f"{each.label} failed: {each.failure}")
-    notes.append(tuned.reason)
-    return Group(_steps(tuned), "", _settings(tuned), "", *(Text(plain(note, kept="\n")) for note in notes))
+    return Group(_steps(tuned), "", *(Text(plain(note, kept="\n")) for note in (*notes, "", tuned.toml)))
 
 
 def _steps(tuned: Tuned) -> Table:
     rounds = max(len(each.step_seconds) for each in tuned.candidates)
     reference = next(each for each in tuned.candidates if each.is_allowed)
-    rows = []
+    title = f"Step time in seconds (measured: median of {rounds} rounds)"
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 0, 0, 2), pad_edge=False)
+    table.add_column("", no_wrap=True)
+    for name in ("predicted", "measured", "least to most", f"relative to\n{reference.label}"):
+        table.add_column(name, justify="right", no_wrap=True)
     for each in tuned.candidates:
         seconds, ratios = each.step_seconds, each.ratios_to(reference)
         measured = "failed" if each.failure is not None else _figure(each.median_seconds)
         spread = f"{min(seconds):.4f} to {max(seconds):.4f}" if seconds else "-"
         relative = f"{statistics.median(ratios):.2f}" if ratios else "-"
-        rows.append((_figure(each.predicted_seconds), measured, spread, relative))
-    title = f"Step time in seconds (measured: median of {rounds} rounds)"
-    return _table(tuned, title, ("predicted", "measured", "least to most", f"relative to\n{reference.label}"), rows)
-
-
-def _settings(tuned: Tuned) -> Table:
-    """What the candidates may differ in. All of their settings are in the file, and in the output of --json."""
-    columns = ("host", "staging", "codec", "prefetch", "depth", "on device")
-    rows = [
-        (
-            format_bytes(each.settings.host_bytes),
-            format_bytes(each.settings.staging_bytes),
-            each.settings.codec,
-            each.settings.prefetch,
-            str(each.settings.io_depth),
-            format_bytes(each.device_bytes),
-        )
-        for each in tuned.candidates
-    ]
-    num_columns = len(columns) - (tuned.link is None)
-    return _table(tuned, "Settings", columns[:num_columns], [row[:num_columns] for row in rows])
-
-
-def _table(tuned: Tuned, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """A row for each candidate."""
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 0, 0, 2), pad_edge=False)
-    table.add_column("", no_wrap=True)
-    for name in columns:
-        table.add_column(name, justify="right", no_wrap=True)
-    for each, cells in zip(tuned.candidates, rows, strict=True):
-        table.add_row(each.label, *cells, style="bold" if each is tuned.chosen else "")
+        style = "bold" if each is tuned.chosen else ""
+        table.add_row(each.label, _figure(each.predicted_seconds), measured, spread, relative, style=style)
     return table
 
 

@@ -19,11 +19,11 @@ from ..simulator import Unpack as UnpackAction
 from ..simulator.from_trace import workload_of
 from ..simulator.hardware import CALL_SECONDS_PER_RECORD
 from ..store.trial import TracedStore
-from ..tracing.events import Computed, Gone, Pack, Restore, Scope, ScopeEnd, Spill
+from ..tracing.events import Computed, Gone, Pack, Restore, Scope, Spill
 from ..tracing.reader import RecordedTrace, read_trace
 from ..tracing.steps import Step, steps_of
 from .program import TrialFailedError
-from .settings import AUTO, TrialSettings
+from .settings import TrialSettings
 
 NUM_WARMUPS = 2
 """Graphs that are not counted: the first teaches the order, the second starts with the state that the first left."""
@@ -59,7 +59,6 @@ class ProgramRecording:
             None if is_default else scope.lookahead_bytes,
             store.io_depth or NUM_AT_ONCE,
             store.inline_bytes,
-            AUTO if scope.is_automatic else scope.device_bytes,
         )
 
     @property
@@ -71,20 +70,9 @@ class ProgramRecording:
             raise ConfigError("COMMAND", self.trace.header.store.place, "its store received no saved tensor")
         return scope
 
-    @property
-    def device_bytes(self) -> int:
-        """The most that may have stayed on the accelerator: the scopes' `device_bytes`, or what "auto" had found."""
-        return max(scope.device_bytes for scope in self.trace.events if isinstance(scope, Scope))
-
-    @property
-    def resident_bytes(self) -> int | None:
-        """The most memory of the process at the end of a forward; None: the system did not tell."""
-        ends = [event.resident_bytes for event in self.trace.events if isinstance(event, ScopeEnd)]
-        return max(filter(None, ends), default=None)
-
     def workload(self) -> Workload:
         """A typical step of the largest graph, and the time between two steps. Raises ConfigError: no step was recorded
-        whole, or it has tensors on several accelerators."""
+        whole."""
         every = steps_of(self.trace)
         whole = [step for step in every[NUM_WARMUPS:] if step.is_whole and step.backward_began_ns is not None]
         if not whole:
@@ -96,7 +84,7 @@ class ProgramRecording:
         workload = workload_of(self.trace, step, training_cores=self.num_threads)
         computed = {event.graph: event for event in self.trace.events if isinstance(event, Computed)}
         told = [(each, computed[each.graph]) for each in alike if each.graph in computed]
-        if workload.uses_device and told:
+        if told:
             return _paced(workload, told, self.step_seconds)
         gaps = [max(0, after.began_ns - before.ended_ns) / 1e9 for before, after in pairwise(every)]
         between = Compute(statistics.median(gaps) if gaps else 0.0)  # optimizer and data

@@ -1,19 +1,21 @@
-"""The report on a machine: measurements, findings and recommended settings; and the files made from it. Pure."""
+"""The report on a machine: measurements, findings and recommended settings; and the file made from it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
+import msgspec
 from msgspec import Struct
 
 from ..base.config import format_bytes
 from ..base.toml_file import toml_value
-from ..hardware import HARDWARE_VERSION, DriveHardware, Hardware, HostHardware
+from ..errors import ConfigError
 from ..plain_text import plain
 from .findings import Finding, findings_of, unfit_because
 from .measurements import Measurements
 
-REPORT_VERSION = 2
+REPORT_VERSION = 3
 """Version of the output of `tierstore doctor --json`. Within a version fields may be added; none changes or goes."""
 
 MIB, GIB = 2**20, 2**30
@@ -52,30 +54,19 @@ def report_of(machine: Measurements) -> Report:
     )
 
 
-def hardware_of(machine: Measurements) -> Hardware | None:
-    """The description of the machine; None: too little of the drive could be measured."""
-    drive, memory = machine.drive, machine.memory
-    if drive.write_latency_seconds is None or drive.read_latency_seconds is None or not (drive.writes and drive.reads):
-        return None
-    return Hardware(
-        version=HARDWARE_VERSION,
-        host=HostHardware(
-            cores=machine.processor.usable_cores,
-            capacity_bytes=memory.available_bytes,
-            copy_bytes_per_second=memory.copy_bytes_per_second,
-            fresh_bytes_per_second=memory.fresh_bytes_per_second,
-        ),
-        drive=DriveHardware(
-            io_mode=drive.io_mode or "",
-            capacity_bytes=drive.free_bytes,
-            write_latency_seconds=drive.write_latency_seconds,
-            read_latency_seconds=drive.read_latency_seconds,
-            writes=drive.writes,
-            reads=drive.reads,
-        ),
-        codecs=machine.codecs,
-        accelerators=machine.accelerators.links,
-    )
+def read_report(file: Path) -> Report:
+    """Read what `tierstore doctor --json` printed. Blocks. Raises ConfigError: the file cannot be read, or is none."""
+    try:
+        report = msgspec.json.decode(file.read_bytes(), type=Report)
+    except OSError as error:
+        raise ConfigError("hardware", str(file), f"cannot be read: {error.strerror}") from error
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError("hardware", str(file), f"give what tierstore doctor --json printed: {error}") from error
+    if report.version != REPORT_VERSION:
+        raise ConfigError(
+            "hardware", str(file), f"it is of version {report.version}, not {REPORT_VERSION}: measure again"
+        )
+    return report
 
 
 # --- recommended settings ---------------------------------------------------------------------------------------------

@@ -1,9 +1,9 @@
 """Searches settings by their predicted step time. Pure: predictions come from a function that the caller gives.
 
-Only what was ever measured to be faster is searched: `host_bytes`, `staging_bytes`, the codec, deeper queues, and on an
-accelerator `device_bytes`. Budgets are tried on a grid. Then settings are changed one at a time from the best point, in
-a few passes. The order of backward is learned and followed as far as there is room: other orders, a fixed distance,
-shallower queues and other limits of LMDB were never faster (docs/project/internals/measurements.md).
+Only what was ever measured to be faster is searched: `host_bytes`, `staging_bytes`, the codec, and deeper queues. Host
+budgets are tried first. Then settings are changed one at a time from the best point, in a few passes. The order of
+backward is learned and followed as far as there is room: other orders, a fixed distance, shallower queues and other
+limits of LMDB were never faster (docs/project/internals/measurements.md).
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Literal
 
 from .settings import LEAST_STAGING_BYTES, USUAL_STAGING_BYTES, TrialSettings, working_bytes
 
@@ -24,18 +23,17 @@ _TIE = 1.005
 _MOST_PASSES = 4
 
 Predict = Callable[[TrialSettings], float | None]
-"""Predicts the seconds of a step; None: the step would fail, or the time is not known."""
+"""Predicts the seconds of a step; None: the step would fail."""
 
 
 @dataclass(frozen=True)
 class Space:
     """The settings that may be tried; all sequences rise. `memory_bytes`: the most for `host_bytes`, `staging_bytes`
     and `working_bytes(io_depth)` together. `saved_bytes`: that a step saves; a larger host budget has no further
-    effect. `device_bytes`: the most that is allowed and has an effect."""
+    effect."""
 
     memory_bytes: int
     saved_bytes: int
-    device_bytes: int = 0
 
     def most_host_bytes(self, staging_bytes: int, io_depth: int) -> int:
         return self.memory_bytes - staging_bytes - working_bytes(io_depth)
@@ -44,11 +42,6 @@ class Space:
         most = self.most_host_bytes(settings.staging_bytes, settings.io_depth)
         return sorted({int(min(most, self.saved_bytes) * share) for share in _SHARES} | {most})
 
-    def devices(self, settings: TrialSettings) -> Sequence[int | Literal["auto"]]:
-        if not self.device_bytes:
-            return [settings.device_bytes]
-        return sorted({int(self.device_bytes * share) for share in _SHARES})
-
     def windows(self) -> Sequence[int]:
         sizes = (USUAL_STAGING_BYTES // 4, USUAL_STAGING_BYTES // 2, USUAL_STAGING_BYTES, 2 * USUAL_STAGING_BYTES)
         return [size for size in sizes if LEAST_STAGING_BYTES <= size <= self.memory_bytes]
@@ -56,11 +49,9 @@ class Space:
 
 @dataclass(frozen=True)
 class Found:
-    """The result of a search. `predicted`: step seconds of all settings that were tried; None: the step would fail, or
-    the time is not known. `is_whole`: it was not cut short."""
+    """The result of a search. `predicted`: step seconds of all settings that were tried; None: the step would fail."""
 
     predicted: Mapping[TrialSettings, float | None]
-    is_whole: bool
 
     def best(self, number: int) -> list[TrialSettings]:
         """At most `number` settings that are worth measuring: the best; the fastest, if that is another, with more
@@ -86,23 +77,21 @@ def search(space: Space, known: Sequence[TrialSettings], predict: Predict, goes_
     """
     start = replace(known[0], prefetch="learned", lookahead_bytes=None)
     predicted = {settings: predict(settings) for settings in known}
-    devices = space.devices(start)[::-1]
-    candidates = [replace(start, host_bytes=h, device_bytes=d) for d in devices for h in space.hosts(start)]
+    candidates = [replace(start, host_bytes=host) for host in space.hosts(start)]
     for _ in range(1 + _MOST_PASSES):
         for candidate in candidates:
             if candidate not in predicted:
                 if not goes_on():
-                    return Found(predicted, is_whole=False)
+                    return Found(predicted)
                 predicted[candidate] = predict(candidate)
         candidates = [nearby for best in _ranked(predicted)[:1] for nearby in _nearby(space, best)]
-    return Found(predicted, is_whole=True)
+    return Found(predicted)
 
 
 def _nearby(space: Space, best: TrialSettings) -> list[TrialSettings]:
     """Settings that differ from `best` in one value. If the window or the depth changes, `host_bytes` is also tried
     at the most that the limit leaves, and lowered to that if needed."""
     nearby = [replace(best, codec=codec) for codec in CODECS]
-    nearby += [replace(best, device_bytes=device) for device in space.devices(best)]
     moved = [replace(best, staging_bytes=window) for window in space.windows()]
     for each in moved + [replace(best, io_depth=depth) for depth in IO_DEPTHS]:
         most = space.most_host_bytes(each.staging_bytes, each.io_depth)
@@ -111,13 +100,12 @@ def _nearby(space: Space, best: TrialSettings) -> list[TrialSettings]:
 
 
 def _ranked(predicted: Mapping[TrialSettings, float | None]) -> list[TrialSettings]:
-    """The best first. Those that tie with the best are sorted by accelerator memory, then host memory, then by which
-    was tried first."""
+    """The best first. Those that tie with the best are sorted by memory, then by which was tried first."""
     sound = {settings: seconds for settings, seconds in predicted.items() if seconds is not None}
     tied_seconds = _TIE * min(sound.values(), default=0.0)
 
-    def rank(settings: TrialSettings) -> tuple[float, int, int]:
+    def rank(settings: TrialSettings) -> tuple[float, int]:
         seconds = 0.0 if sound[settings] <= tied_seconds else sound[settings]
-        return seconds, settings.simulated.device_bytes, settings.memory_bytes
+        return seconds, settings.memory_bytes
 
     return sorted(sound, key=rank)

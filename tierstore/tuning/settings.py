@@ -1,10 +1,10 @@
-"""The settings of a trial, and the limits that they keep to. Pure."""
+"""The settings of a trial, and the limit that they keep to. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from ..base.config import format_bytes
 from ..base.defaults import NUM_AT_ONCE
@@ -15,10 +15,8 @@ from ..simulator import Settings
 USUAL_STAGING_BYTES = 112 * 2**20
 LEAST_STAGING_BYTES = 16 * 2**20
 USUAL_INLINE_BYTES = 128 * 2**10
-AUTO: Literal["auto"] = "auto"
-"""As `device_bytes`: the store finds the size."""
 _MOST_STAGING_SHARE = 0.75  # if little memory is allowed, tensors on their way need it more than those that stay
-_OF_SCOPE = ("prefetch", "lookahead_bytes", "device_bytes")
+_OF_SCOPE = ("prefetch", "lookahead_bytes")
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,6 @@ class TrialSettings:
     lookahead_bytes: int | None = None
     io_depth: int = NUM_AT_ONCE
     inline_bytes: int | None = USUAL_INLINE_BYTES
-    device_bytes: int | Literal["auto"] = 0
 
     @property
     def memory_bytes(self) -> int:
@@ -41,7 +38,7 @@ class TrialSettings:
 
     @property
     def store(self) -> Mapping[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in _OF_SCOPE}
+        return {name: value for name, value in asdict(self).items() if name not in _OF_SCOPE}
 
     @property
     def offload(self) -> Mapping[str, Any]:
@@ -49,33 +46,9 @@ class TrialSettings:
 
     @property
     def simulated(self) -> Settings:
-        """The same for the simulator. It does not know "auto", which counts as 0 here."""
-        return Settings(
-            host_bytes=self.host_bytes,
-            staging_bytes=self.staging_bytes,
-            codec=self.codec,
-            prefetch=self.prefetch,
-            lookahead_bytes=self.lookahead_bytes,
-            device_bytes=0 if self.device_bytes == AUTO else self.device_bytes,
-            io_depth=self.io_depth,
-        )
-
-
-@dataclass(frozen=True)
-class StoreLimits:
-    """Limits on host memory and on an accelerator's. `is_for_auto`: the latter limits what "auto" finds, too."""
-
-    memory_bytes: int
-    device_bytes: int
-    is_for_auto: bool
-
-    def allow(self, settings: TrialSettings, found_bytes: int = 0) -> bool:
-        """Whether the settings keep to the limits. `found_bytes`: the size that "auto" has found, if it is used."""
-        if settings.memory_bytes > self.memory_bytes:
-            return False
-        if settings.device_bytes == AUTO:
-            return found_bytes <= self.device_bytes or not self.is_for_auto
-        return settings.device_bytes <= self.device_bytes
+        known = asdict(self)
+        del known["inline_bytes"]
+        return Settings(**known)
 
 
 def working_bytes(io_depth: int) -> int:

@@ -19,53 +19,19 @@ from ..sidecar.inspection import inspect_daemon
 from .measurements import Daemon, Drive, Limits, Processor
 
 _DAEMON_SECONDS = 3.0
-_SECTOR_BYTES = 512  # the unit of /sys/block/*/size, whatever the device's sectors are
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def describe_drive(directory: Path) -> Drive:
     """Describe a writable directory and its drive, without moving any bytes."""
-    device = _block_device(directory)
-    size = None if device is None else _read(device / "size")
-    rotational = None if device is None else _read(device / "queue/rotational")
-    return Drive(
-        path=str(directory),
-        file_system=file_system_of(directory),
-        io_mode=None,
-        device=None if device is None else device.name,
-        model=None if device is None else _read(device / "device/model"),
-        size_bytes=int(size) * _SECTOR_BYTES if size and size.isdecimal() else None,
-        is_rotational=None if rotational is None else rotational == "1",
-        free_bytes=free_disk_bytes(directory),
-    )
-
-
-def _block_device(directory: Path) -> Path | None:
-    """The drive's folder in sysfs(5); for a partition, that of the whole device. None: there is no device."""
-    number = directory.stat().st_dev
-    device = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")
-    if not device.exists():
-        return None
-    device = device.resolve()
-    return device.parent if (device / "partition").exists() else device
-
-
-def device_bytes(device: str | None) -> int | None:
-    """Bytes that a block device has moved since boot, for all (Documentation/block/stat.rst); None: not known."""
-    fields = (_read(Path("/sys/class/block", device, "stat")) or "").split() if device else []
-    return (int(fields[2]) + int(fields[6])) * _SECTOR_BYTES if len(fields) > 6 else None
+    free_bytes = free_disk_bytes(directory)
+    return Drive(path=str(directory), file_system=file_system_of(directory), io_mode=None, free_bytes=free_bytes)
 
 
 def describe_processor() -> Processor:
     """Of this process."""
-    model = re.search(r"^model name\s*:\s*(.+)$", _read(Path("/proc/cpuinfo")) or "", re.MULTILINE)
-    return Processor(
-        model=model[1] if model else None,
-        num_present=os.cpu_count() or 1,
-        num_allowed=len(allowed_cores()),
-        quota_cores=quota_cores(),
-        load=os.getloadavg()[0],
-    )
+    cores = len(allowed_cores())
+    return Processor(num_present=os.cpu_count() or 1, num_allowed=cores, quota_cores=quota_cores())
 
 
 def describe_limits() -> Limits:

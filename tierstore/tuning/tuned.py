@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..base.config import format_bytes
 from ..base.toml_file import toml_text
 from ..plain_text import plain
 from .search import Found
-from .settings import AUTO, TrialSettings
+from .settings import TrialSettings
 
 AS_IT_IS = "as it is"
 """The name of the program's own settings; programs read it. People see `Candidate.label`."""
 LEAST_ROUNDS = 3
 """With fewer rounds, being faster every time proves nothing."""
-_TIE = 1.005
-"""Step times within this factor count as equal; then less of an accelerator's memory is better."""
 _LEAST_GAIN = 0.02
 """A smaller gain does not justify leaving settings that are known to work."""
 
@@ -33,7 +30,6 @@ class Candidate:
         step_seconds: by round, up to a failure.
         is_allowed: it keeps to the limit.
         failure: why it failed, or None.
-        found_bytes: the most that was allowed to stay on the accelerator in any round: with "auto", the size it found.
     """
 
     name: str
@@ -42,15 +38,10 @@ class Candidate:
     step_seconds: Sequence[float]
     is_allowed: bool = True
     failure: str | None = None
-    found_bytes: int = 0
 
     @property
     def label(self) -> str:
         return "your settings" if self.name == AS_IT_IS else self.name
-
-    @property
-    def device_bytes(self) -> int:
-        return self.found_bytes if self.settings.device_bytes == AUTO else self.settings.device_bytes
 
     @property
     def median_seconds(self) -> float | None:
@@ -62,17 +53,8 @@ class Candidate:
         return ratios if self.failure is None and len(ratios) >= LEAST_ROUNDS else []
 
     def as_dict(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            **self.settings.store,
-            **self.settings.offload,
-            "predicted_seconds": self.predicted_seconds,
-            "median_seconds": self.median_seconds,
-            "step_seconds": list(self.step_seconds),
-            "found_bytes": self.found_bytes,
-            "is_allowed": self.is_allowed,
-            "failure": self.failure,
-        }
+        fields = asdict(self)
+        return {**fields.pop("settings"), **fields, "median_seconds": self.median_seconds}
 
 
 @dataclass(frozen=True)
@@ -80,26 +62,24 @@ class Tuned:
     """The outcome.
 
     Attributes:
-        place, min_bytes: as the program has them: they were not searched.
+        place, of_scope: the store's directory, and arguments of the scope, as the program has them: not searched.
         candidates: what was measured; the first one that `is_allowed` is the reference.
         chosen, reason: the one of them to use, and why, in a sentence.
         found: the result of the search in the simulator.
-        link: the speed of copies from and to the accelerator, in words; None: nothing is saved there.
     """
 
     place: str
-    min_bytes: int
+    of_scope: Mapping[str, Any]
     candidates: Sequence[Candidate]
     chosen: Candidate
     found: Found
     reason: str
-    link: str | None = None
 
     @property
     def config(self) -> Mapping[str, Mapping[str, Any]]:
         """The chosen settings, for `TierStore.from_config` and `tiered_offload.from_config`."""
         store = {"path": self.place, **self.chosen.settings.store}
-        return {"store": store, "offload": {"min_bytes": self.min_bytes, **self.chosen.settings.offload}}
+        return {"store": store, "offload": {**self.of_scope, **self.chosen.settings.offload}}
 
     @property
     def toml(self) -> str:
@@ -120,36 +100,14 @@ class Tuned:
             "reason": self.reason,
             "config": self.config,
             "candidates": [each.as_dict() for each in self.candidates],
-            "link": self.link,
             "num_simulated": len(self.found.predicted),
         }
 
 
 def choose(candidates: Sequence[Candidate]) -> tuple[Candidate, str]:
     """The best that was measured, and why. The first candidate that keeps to the limit is the reference. Another takes
-    its place only if it was faster in every round, and by more than half of the reference's own spread. Of those as
-    fast as the chosen one, the one with the least of an accelerator's memory is taken instead: a store is for saving
-    that memory."""
-    allowed = [each for each in candidates if each.is_allowed]
-    chosen, reason = _fastest(allowed)
-    lighter = [
-        each
-        for each in allowed
-        if each.device_bytes < chosen.device_bytes
-        and (ratios := each.ratios_to(chosen))
-        and statistics.median(ratios) <= _TIE
-    ]
-    if not lighter:
-        return chosen, reason
-    lightest = min(lighter, key=lambda each: each.device_bytes)
-    freed = format_bytes(chosen.device_bytes - lightest.device_bytes)
-    verb = "are" if lightest.label.endswith("s") else "is"
-    words = f"{_told(lightest)} {verb} as fast as {_told(chosen)}, with {freed} less on the accelerator."
-    return lightest, words[0].upper() + words[1:]
-
-
-def _fastest(allowed: Sequence[Candidate]) -> tuple[Candidate, str]:
-    reference, *others = allowed
+    its place only if it was faster in every round, and by more than half of the reference's own spread."""
+    reference, *others = [each for each in candidates if each.is_allowed]
     seconds, middle = reference.step_seconds, reference.median_seconds
     spread = (max(seconds) - min(seconds)) / middle if middle else 0.0
     noise = max(_LEAST_GAIN, spread / 2)
@@ -158,16 +116,14 @@ def _fastest(allowed: Sequence[Candidate]) -> tuple[Candidate, str]:
         for each in others
         if (ratios := each.ratios_to(reference)) and max(ratios) < 1
     ]
+    told = "the defaults" if reference.name == "defaults" else reference.label
     if better:
         gained, best = min(better, key=lambda pair: pair[0])
         if gained < 1 - noise:
-            words = f"With {_told(best)} a step takes {gained:.2f} of the time that it takes with {_told(reference)}"
+            found = "the defaults" if best.name == "defaults" else repr(best.name)
+            words = f"With {found} a step takes {gained:.2f} of the time that it takes with {told}"
             return best, f"{words}, and was faster in every round."
     if not others:
-        return reference, f"Keep {_told(reference)}: there was nothing else to measure."
+        return reference, f"Keep {told}: there was nothing else to measure."
     why = f"no candidate was faster in every round by more than {noise:.0%}. Smaller differences may be chance."
-    return reference, f"Keep {_told(reference)}: {why}"
-
-
-def _told(candidate: Candidate) -> str:
-    return {AS_IT_IS: candidate.label, "defaults": "the defaults"}.get(candidate.name, repr(candidate.name))
+    return reference, f"Keep {told}: {why}"
