@@ -10,7 +10,6 @@ import os
 import resource
 import socket
 import stat
-from collections.abc import Set
 from pathlib import Path
 
 from tierstore.base.address import check_folder
@@ -18,7 +17,9 @@ from tierstore.base.system_words import words_of
 from tierstore.errors import ConfigError
 from tierstore.sidecar.peer import uid_of_peer
 
-from .connection import Connection, Shared
+from .connection import Connection
+from .registry import Registry
+from .reporting import Reporter
 
 _BACKLOG = 128
 
@@ -109,11 +110,11 @@ _LOBBY_SHARE = 8  # of the descriptors that the process may have; a connection t
 
 
 class Acceptor:
-    """Holds every connection until it is over. `allowed_uids`: who may connect beside the daemon's user and root."""
+    """Holds every connection until it is over."""
 
-    def __init__(self, allowed_uids: Set[int], shared: Shared) -> None:
-        self._allowed_uids = {0, os.getuid()} | allowed_uids
-        self._shared = shared
+    def __init__(self, registry: Registry, reporter: Reporter) -> None:
+        self._allowed_uids = {0, os.getuid()} | registry.settings.allowed_uids
+        self._registry, self._reporter = registry, reporter
         self._connections: dict[Connection, None] = {}  # the oldest first
 
     async def accept(self, listener: socket.socket) -> None:
@@ -138,7 +139,7 @@ class Acceptor:
     def _take_in(self, accepted: socket.socket) -> None:
         try:
             uid = uid_of_peer(accepted)
-            connection = Connection(accepted, uid, self._shared, self._forget)
+            connection = Connection(accepted, uid, self._registry, self._reporter, self._forget)
         except OSError:
             accepted.close()
             raise

@@ -9,7 +9,6 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,13 +18,10 @@ from tierstore.errors import ProtocolError, StorageIOError, StoreFullError
 from tierstore.sidecar import messages
 from tierstore.sidecar.channel import Channel
 
-from .lanes import Lanes
-from .options import ServeSettings
 from .registry import Registry
 from .reporting import Reporter
-from .sessions import Records, Session
+from .sessions import Session
 from .slabs import MappedSlab
-from .tasks import Tasks
 
 _log = logging.getLogger("tierstore.daemon")
 
@@ -40,28 +36,23 @@ _MOST_SLABS = 16
 _MOST_UNSENT_BYTES = 8 * 2**20
 
 
-@dataclass(frozen=True, slots=True)
-class Shared:
-    """The parts of the daemon that all connections use. `program`: who the daemon is, for clients."""
-
-    settings: ServeSettings
-    program: str
-    registry: Registry
-    records: Records
-    lanes: Lanes
-    tasks: Tasks
-    reporter: Reporter
-
-
 class Connection:
     """A client's connection, with what it may do now. Lives on the daemon's loop; nothing blocks. It owns the
     `accepted` socket, and the slabs that came over it: the client shares them again over the next one. `uid`: the
     client's user, as the kernel says. `on_end` is called with this connection when it is over, perhaps twice."""
 
-    def __init__(self, accepted: socket.socket, uid: int, shared: Shared, on_end: Callable[[Connection], None]) -> None:
+    def __init__(
+        self,
+        accepted: socket.socket,
+        uid: int,
+        registry: Registry,
+        reporter: Reporter,
+        on_end: Callable[[Connection], None],
+    ) -> None:
         self.session: Session | None = None
         self._uid = uid
-        self._shared = shared
+        self._registry, self._settings = registry, registry.settings
+        self._reporter = reporter
         self._on_end = on_end
         self._phase = messages.Phase.GREETING
         self._slabs: dict[int, MappedSlab] = {}
@@ -76,9 +67,9 @@ class Connection:
             f"a client of user {uid}",
             self._receive,
             self._ended,
-            frame_seconds=shared.settings.handshake_seconds,
+            frame_seconds=self._settings.handshake_seconds,
         )
-        seconds = shared.settings.handshake_seconds
+        seconds = self._settings.handshake_seconds
         too_late = partial(self.refuse, f"no Hello within {seconds:g} s", is_final=False)
         self._hello_timer = asyncio.get_running_loop().call_later(seconds, too_late)
 
@@ -101,7 +92,7 @@ class Connection:
         _log.warning("refused: %s", reason, extra=self._about())
         self._channel.send(messages.Refused(messages.fitting(reason), is_final))
         self._channel.end_when_sent()
-        asyncio.get_running_loop().call_later(self._shared.settings.handshake_seconds, self._ended, None)
+        asyncio.get_running_loop().call_later(self._settings.handshake_seconds, self._ended, None)
 
     def answer(self, message: messages.DaemonMessage | msgspec.Raw) -> None:
         """Send an answer, which may be encoded already; dropped where the connection is over."""
@@ -133,7 +124,7 @@ class Connection:
             _log.warning("connection lost: %s", error, extra=self._about())
         self.close()
         if self.session is not None:
-            self._shared.registry.lose(self.session, self)
+            self._registry.lose(self.session, self)
         self._on_end(self)
 
     def _about(self) -> dict[str, object]:
@@ -156,7 +147,7 @@ class Connection:
             case messages.Open() | messages.Resume():
                 self._enter(message)
             case messages.Inspect():
-                self._shared.reporter.answer(self)
+                self._reporter.answer(self)
             case messages.Slab():
                 self._share(message)
             case messages.Unmap():
@@ -164,7 +155,7 @@ class Connection:
             case messages.Write() | messages.Read() | messages.Discard():
                 self._request(message)
             case messages.Close():
-                self._shared.tasks.start(self._guarded(self._close_session()))
+                self._registry.tasks.start(self._guarded(self._close_session()))
 
     def _greet(self, hello: messages.Hello) -> None:
         self._hello_timer.cancel()
@@ -172,7 +163,7 @@ class Connection:
             theirs = ", ".join(map(str, hello.versions)) or "none"
             raise ProtocolError(self.peer, f"this daemon speaks version {messages.VERSION}, {hello.program} {theirs}")
         self._phase = messages.Phase.LOBBY
-        program, settings = self._shared.program, self._shared.settings
+        program, settings = self._reporter.program, self._settings
         self.answer(messages.Welcome(messages.VERSION, program, settings.slab_bytes, settings.grace_seconds))
 
     # --- sessions -------------------------------------------------------------------------------------------------
@@ -182,14 +173,14 @@ class Connection:
             raise ProtocolError(self.peer, "it opens two sessions at once")
         self._is_entering = True
         work = self._open(message) if isinstance(message, messages.Open) else self._resume(message)
-        self._shared.tasks.start(self._guarded(work))
+        self._registry.tasks.start(self._guarded(work))
 
     async def _open(self, message: messages.Open) -> None:
-        if (reason := self._shared.registry.why_not(self._uid)) is not None:
+        if (reason := self._registry.why_not(self._uid)) is not None:
             self.refuse(reason, is_final=False)
             return
         try:
-            session, token = await self._shared.registry.open(message, self._uid)
+            session, token = await self._registry.open(message, self._uid)
         except StoreFullError as error:  # its text asks to free a graph, and there is none yet
             self.refuse(f"no session can be opened, its drive has no room: {error.reason}", is_final=False)
             return
@@ -197,22 +188,22 @@ class Connection:
             self.refuse(f"no session can be opened: {error}", is_final=False)
             return
         if not self._channel.is_open:  # it left meanwhile, and nobody else has the token
-            await self._shared.registry.end(session, "its client left before it was opened")
+            await self._registry.end(session, "its client left before it was opened")
             return
         self._begin(session)
-        disk, key_base = self._shared.records.disk, session.disk_key(0)
+        disk, key_base = self._registry.records.disk, session.disk_key(0)
         figures = disk.session, key_base, session.quota_bytes, disk.usage().io_mode
         self.answer(messages.Opened(session.lease.number, token, *figures))
 
     async def _resume(self, message: messages.Resume) -> None:
         if not self._channel.is_open:
             return
-        session = self._shared.registry.find(message, self._uid)
+        session = self._registry.find(message, self._uid)
         if session is None:
             # The same words as for a wrong token, so that guesses do not tell which sessions there are.
             self.refuse("it has no such session: its lease has ended, or its data was cleared")
             return
-        self._shared.registry.take_over(session, self)
+        self._registry.take_over(session, self)
         self.session = session  # from here on the end of the connection begins the grace period
         await session.wait_for(None)  # rule 4 of messages.py
         if session.is_ended:
@@ -231,7 +222,7 @@ class Connection:
     async def _close_session(self) -> None:
         session, self.session = self.session, None
         if session is not None:
-            await self._shared.registry.end(session, "its client closed it")
+            await self._registry.end(session, "its client closed it")
         self.answer(messages.Closed())
         self.end_when_sent()
 
@@ -246,10 +237,8 @@ class Connection:
         if len(self._slabs) >= _MOST_SLABS:
             raise ProtocolError(self.peer, f"more than {_MOST_SLABS} slabs")
         shared_bytes = self.slab_bytes + slab.num_bytes
-        if shared_bytes > self._shared.settings.slab_bytes:
-            raise ProtocolError(
-                self.peer, f"slabs of {shared_bytes} bytes; {self._shared.settings.slab_bytes} are allowed"
-            )
+        if shared_bytes > self._settings.slab_bytes:
+            raise ProtocolError(self.peer, f"slabs of {shared_bytes} bytes; {self._settings.slab_bytes} are allowed")
         self._slabs[message.slab] = slab
 
     def _unmap(self, message: messages.Unmap) -> None:
@@ -272,7 +261,7 @@ class Connection:
             raise ProtocolError(self.peer, f"record {message.key}, which is being written, once more")
         session.begin_job(message.key)
         self._num_named[message.slab] += 1
-        lanes, about = self._shared.lanes, (session.lease.number, message.num_bytes)
+        lanes, about = self._registry.lanes, (session.lease.number, message.num_bytes)
 
         def job() -> Coroutine[Any, Any, None]:
             return self._guarded(self._serve(session, message, slab))
@@ -290,14 +279,14 @@ class Connection:
             raise ProtocolError(self.peer, f"more than {_MOST_KEYS} keys in discards that are not answered")
         self._num_discards += 1
         self._num_keys += len(message.keys)
-        self._shared.tasks.start(self._guarded(self._discard(session, message)))
+        self._registry.tasks.start(self._guarded(self._discard(session, message)))
 
     async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a request. A bug of the daemon's own ends this connection, with an explanation, and no other."""
         try:
             await work
         except Exception as error:  # noqa: BLE001 - logged, and the client is told
-            self._shared.tasks.note_bug(self._about())
+            self._registry.tasks.note_bug(self._about())
             self.refuse(f"it has failed: {error!r}", is_final=False)
 
     def _slab_of(self, message: messages.Write | messages.Read) -> MappedSlab:
@@ -308,7 +297,7 @@ class Connection:
         return slab
 
     async def _serve(self, session: Session, message: messages.Write | messages.Read, slab: MappedSlab) -> None:
-        records = self._shared.records
+        records = self._registry.records
         answer: messages.DaemonMessage | None = None
         try:
             if isinstance(message, messages.Read):
@@ -329,7 +318,7 @@ class Connection:
     async def _discard(self, session: Session, message: messages.Discard) -> None:
         try:
             await session.wait_for(frozenset(message.keys))  # rule 6
-            await self._shared.records.free(session, message.keys)
+            await self._registry.records.free(session, message.keys)
         finally:
             self._num_discards -= 1
             self._num_keys -= len(message.keys)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tierstore.disk.codec.codec import NO_CODEC
-from tierstore.disk.drives import LocalTier
 from tierstore.errors import StorageIOError
 from tierstore.sidecar import messages
 
@@ -26,20 +25,19 @@ _log = logging.getLogger("tierstore.daemon")
 
 
 class Registry:
-    """Sessions by number. Its coroutines wait for commits to the index and for jobs; nothing blocks the loop. A session
-    whose client is lost is kept for the grace period; then it ends, and what it stored is freed."""
+    """Sessions by number, and the parts of the daemon that serve them. Its coroutines wait for commits to the index and
+    for jobs; nothing blocks the loop. A session whose client is lost is kept for the grace period; then it ends, and
+    what it stored is freed."""
 
-    def __init__(
-        self, disk: LocalTier, records: Records, lanes: Lanes, tasks: Tasks, stage: Stage, settings: ServeSettings
-    ) -> None:
-        self.sessions: dict[int, Session] = {}
+    def __init__(self, records: Records, lanes: Lanes, tasks: Tasks, stage: Stage, settings: ServeSettings) -> None:
+        self.records = records
+        self.lanes = lanes
+        self.tasks = tasks
+        self.stage = stage
         self.settings = settings
+        self.sessions: dict[int, Session] = {}
         self.num_opened = 0
-        self._disk = disk
-        self._records = records
-        self._lanes = lanes
-        self._tasks = tasks
-        self._stage = stage
+        self._disk = records.disk
         self.ended_totals: Counter[str] = Counter()
         self._next_session = 1
         self._num_of_user: Counter[int] = Counter()  # sessions, those included that are being opened
@@ -126,11 +124,11 @@ class Registry:
         self._stop_grace(session)
         session.connection = None
         await session.wait_for(None)
-        await self._records.free(session, tuple(session.records))
+        await self.records.free(session, tuple(session.records))
         await self._disk.delete_lease(session.lease.number)
         del self.sessions[session.lease.number]
         self._num_of_user[session.lease.uid] -= 1
-        self._lanes.forget(session.lease.number)
+        self.lanes.forget(session.lease.number)
         self.ended_totals.update(session.totals)
         _log.info("session ended: %s", reason, extra=session.about())
 
@@ -160,7 +158,7 @@ class Registry:
     def _start_grace(self, session: Session) -> None:
         loop = asyncio.get_running_loop()
         session.lost_at = loop.time()
-        if self._stage.is_ending:  # its lease is kept; the next daemon gives it the whole grace period
+        if self.stage.is_ending:  # its lease is kept; the next daemon gives it the whole grace period
             return
         session.expiry = loop.call_later(self.settings.grace_seconds, self._expire, session)
         _log.info("client lost, session kept for %g s", self.settings.grace_seconds, extra=session.about())
@@ -172,4 +170,4 @@ class Registry:
             session.expiry = None
 
     def _expire(self, session: Session) -> None:
-        self._tasks.start(self.end(session, f"its client did not come back within {self.settings.grace_seconds:g} s"))
+        self.tasks.start(self.end(session, f"its client did not come back within {self.settings.grace_seconds:g} s"))

@@ -201,14 +201,14 @@ class DaemonReport(msgspec.Struct, frozen=True):
     stays: Stays = Stays()
 
 
-def encode_report(report: DaemonReport, room_bytes: int = _ROOM_BYTES) -> bytes:
-    """The report as JSON of at most `room_bytes`. If it is longer, kinds are summed up, then sessions left out."""
-    most = room_bytes // _LEAST_SESSION_BYTES  # so that thousands that have no room are not encoded first
+def encode_report(report: DaemonReport) -> bytes:
+    """The report as JSON that fits into one frame. If it is longer, kinds are summed up, then sessions left out."""
+    most = _ROOM_BYTES // _LEAST_SESSION_BYTES  # so that thousands that have no room are not encoded first
     encoded = msgspec.json.encode(report := msgspec.structs.replace(report, sessions=report.sessions[:most]))
-    if len(encoded) > room_bytes:
+    if len(encoded) > _ROOM_BYTES:
         report = msgspec.structs.replace(report, codec_choices=_fewer_kinds(report.codec_choices))
         encoded = msgspec.json.encode(report)
-    while len(encoded) > room_bytes and report.sessions:
+    while len(encoded) > _ROOM_BYTES and report.sessions:
         report = msgspec.structs.replace(report, sessions=report.sessions[: len(report.sessions) // 2])
         encoded = msgspec.json.encode(report)
     return encoded

@@ -7,19 +7,14 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from tierstore.disk.drives import LocalTier
 from tierstore.disk.tier import DriveUsage
-from tierstore.plain_text import unicode_text
+from tierstore.plain_text import plain_json, unicode_text
 from tierstore.sidecar import messages
-from tierstore.sidecar.frames import encoded
 
-from .lanes import DriveWay, Lanes, Stay
-from .options import ServeSettings
+from .lanes import DriveWay, Stay
 from .registry import Registry
 from .report import (
     DaemonReport,
@@ -34,7 +29,6 @@ from .report import (
     encode_report,
 )
 from .sessions import Session
-from .tasks import Stage, Tasks
 
 if TYPE_CHECKING:
     from .connection import Connection
@@ -44,16 +38,31 @@ _RESTS = 10
 _MOST_REST_SECONDS = 0.5  # a client that asks for a sign of life waits for it too
 
 
+class TakenReport:
+    """A report; encoded once at most for all who get it. `shown`: as JSON that is safe to look at."""
+
+    def __init__(self, report: DaemonReport) -> None:
+        self.report = report
+
+    @cached_property
+    def encoded(self) -> bytes:
+        return encode_report(self.report)
+
+    @cached_property
+    def shown(self) -> bytes:
+        return plain_json(self.encoded.decode()).encode()
+
+
 class Reports:
     """A report is made when somebody asks, and rests follow. All who ask meanwhile get the same one."""
 
-    def __init__(self, make: Callable[[], DaemonReport], clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, make: Callable[[], TakenReport], clock: Callable[[], float] = time.perf_counter) -> None:
         self._make = make
         self._clock = clock
-        self._next: asyncio.Task[DaemonReport] | None = None
+        self._next: asyncio.Task[TakenReport] | None = None
         self._due_at = clock()
 
-    async def get(self) -> DaemonReport:
+    async def get(self) -> TakenReport:
         """Wait for a rest, of half a second at most, and the making of the next. Raises as `make`."""
         if self._next is None:
             self._next = asyncio.ensure_future(self._make_when_due())
@@ -63,7 +72,7 @@ class Reports:
         """Rest for work of so many seconds, which was done with the report or for it."""
         self._due_at = self._clock() + min(_MOST_REST_SECONDS, _RESTS * seconds)
 
-    async def _make_when_due(self) -> DaemonReport:
+    async def _make_when_due(self) -> TakenReport:
         await asyncio.sleep(max(0.0, self._due_at - self._clock()))
         self._next = None
         began_at = self._clock()
@@ -73,70 +82,62 @@ class Reports:
             self.rest_for(self._clock() - began_at)
 
 
-@dataclass(eq=False)
 class Reporter:
-    """Asks the parts of the daemon what they hold and have done."""
+    """Asks the parts of the daemon what they hold and have done. `program`: who the daemon is, for clients."""
 
-    settings: ServeSettings
-    program: str
-    metrics_address: str | None
-    started_at: float
-    stage: Stage
-    registry: Registry
-    disk: LocalTier
-    lanes: Lanes
-    tasks: Tasks
-
-    def __post_init__(self) -> None:
+    def __init__(self, registry: Registry, program: str, metrics_address: str | None, started_at: float) -> None:
+        self.program = program
         self.reports = Reports(self._take)
+        self._registry = registry
+        self._metrics_address = metrics_address
+        self._started_at = started_at
         self._asking: set[Connection] = set()
-        self._answer_of: tuple[DaemonReport, msgspec.Raw] | None = None  # to the newest, encoded once for all
 
     def answer(self, asker: Connection) -> None:
         """Answer with the next report; one answer for all questions that are unanswered by then."""
         if asker not in self._asking:
             self._asking.add(asker)
-            self.tasks.start(self._answer(asker))
+            self._registry.tasks.start(self._answer(asker))
 
     async def _answer(self, asker: Connection) -> None:
         try:
-            report = await self.reports.get()
+            taken = await self.reports.get()
         finally:
             self._asking.discard(asker)
-        if self._answer_of is None or self._answer_of[0] is not report:
-            self._answer_of = report, encoded(messages.Report(encode_report(report)))
-        asker.answer(self._answer_of[1])
+        asker.answer(messages.Report(taken.encoded))
 
-    def _take(self) -> DaemonReport:
-        registry, usage, now = self.registry, self.disk.usage(), asyncio.get_running_loop().time()
+    def _take(self) -> TakenReport:
+        registry, disk, now = self._registry, self._registry.records.disk, asyncio.get_running_loop().time()
+        settings, lanes, usage = registry.settings, registry.lanes, disk.usage()
         sessions, totals = registry.sessions.values(), Counter(registry.ended_totals)
         for session in sessions:
             totals.update(session.totals)
-        return DaemonReport(
+        report = DaemonReport(
             program=self.program,
             pid=os.getpid(),
-            path=unicode_text(self.settings.place),
-            socket=unicode_text(str(self.settings.socket)),
-            metrics=self.metrics_address,
-            uptime_seconds=round(time.monotonic() - self.started_at, 3),
-            is_ending=self.stage.is_ending,
+            path=unicode_text(settings.place),
+            socket=unicode_text(str(settings.socket)),
+            metrics=self._metrics_address,
+            uptime_seconds=round(time.monotonic() - self._started_at, 3),
+            is_ending=registry.stage.is_ending,
             disk=DiskState(**{name: getattr(usage, name) for name in DiskState.__struct_fields__}),
-            jobs=Jobs(_job_times(self.lanes.reads), _job_times(self.lanes.writes)),
+            jobs=Jobs(_job_times(lanes.reads), _job_times(lanes.writes)),
             totals=_totals(totals),
             num_sessions=len(sessions),
             num_sessions_opened=registry.num_opened,
             sessions=[self._session_state(session, now) for session in sessions],
-            codec_choices={kind: dict(counts) for kind, counts in self.disk.codec_choices().items()},
-            internal_errors=self.tasks.num_internal_errors,
-            drives=[_drive_state(each) for each in self.disk.drives()],
-            stays=_stays(self.lanes.seconds),
+            codec_choices={kind: dict(counts) for kind, counts in disk.codec_choices().items()},
+            internal_errors=registry.tasks.num_internal_errors,
+            drives=[_drive_state(each) for each in disk.drives()],
+            stays=_stays(lanes.seconds),
         )
+        return TakenReport(report)
 
     def _session_state(self, session: Session, now: float) -> SessionState:
         lease = session.lease
         lease_seconds = None
         if session.lost_at is not None:
-            lease_seconds = round(max(0.0, session.lost_at + self.settings.grace_seconds - now), 3)
+            lease_seconds = round(max(0.0, session.lost_at + self._registry.settings.grace_seconds - now), 3)
         return SessionState(
             session=lease.number,
             client=lease.name,
@@ -154,7 +155,7 @@ class Reporter:
             queued_quota_bytes=session.writes.most_bytes,
             held_bytes=session.writes.held_bytes,
             totals=_totals(session.totals),
-            stays=_stays(self.lanes.seconds_of(lease.number)),
+            stays=_stays(self._registry.lanes.seconds_of(lease.number)),
         )
 
 

@@ -69,7 +69,7 @@ async def test_session_that_ends_is_forgotten_by_the_lanes(tmp_path: Path) -> No
         disk = LocalDisk(tmp_path, executor=executor, **options)  # type: ignore[arg-type]
         tasks = Tasks(after_each=lambda: None)
         lanes = Lanes(tasks.start, 1)
-        registry = Registry(disk, Records(disk), lanes, tasks, Stage(), ServeSettings((tmp_path,)))
+        registry = Registry(Records(disk), lanes, tasks, Stage(), ServeSettings((tmp_path,)))
         async with asyncio.TaskGroup() as group:
             tasks.run_in(group)
             lanes.read(7, 10, lambda: asyncio.sleep(0))
