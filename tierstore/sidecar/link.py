@@ -203,7 +203,6 @@ class DaemonLink:
         if not isinstance(welcome, messages.Welcome) or welcome.version != messages.VERSION:
             raise ProtocolError(self.address, f"{welcome!r} instead of a Welcome to version {messages.VERSION}")
         self.max_slab_bytes = welcome.max_slab_bytes
-        self._reconnecting.note_lease(welcome.grace_seconds)
 
     async def _ask(self, channel: Channel, message: messages.ClientMessage, *, signs_of_life: bool = False) -> Any:
         self._greeting = greeting = asyncio.get_running_loop().create_future()

@@ -1,8 +1,7 @@
-"""Decides when a client that lost its connection tries to resume its session.
+"""Decides when a client that lost its connection tries to resume its session: at growing pauses, until it is resumed.
 
-At first attempts follow each other at growing pauses. When the daemon has not come back within `reconnect_seconds`, all
-who wait are told. From then on each new request causes one attempt, and now and then there is one that nobody has asked
-for, so a client that computes and asks for nothing is back before its lease ends.
+When the daemon has not come back within `reconnect_seconds`, all who wait are told; those who come later are told after
+the next attempt that fails. So a client that computes and asks for nothing is back before its lease ends, too.
 """
 
 from __future__ import annotations
@@ -10,16 +9,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 
 from ..base.system_words import words_of
 
 _SHORTEST_PATIENCE_SECONDS = 1.0  # a loaded machine takes that long to come back to a process that lives
 _FIRST_PAUSE_SECONDS = 0.02
 _LONGEST_PAUSE_SECONDS = 0.5
-_ATTEMPTS_IN_GRACE = 4  # of a link that has given up; some of them may fail while the daemon starts
-_SHORTEST_UNASKED_PAUSE_SECONDS = 0.2
-_LONGEST_UNASKED_PAUSE_SECONDS = 5.0
 
 
 class RefusedError(ConnectionError):
@@ -56,12 +51,7 @@ class Reconnecting:
         self.task: asyncio.Task[None] | None = None
         self._reconnect_seconds = reconnect_seconds
         self._resume, self._has_requests, self._tell = resume, has_requests, tell
-        self._attempt_wanted = asyncio.Event()  # now, though time is up
-        self._unasked_pause_seconds = _LONGEST_UNASKED_PAUSE_SECONDS
         self._lost_since: float | None = None  # since when no request has been answered, connected or not
-
-    def note_lease(self, grace_seconds: float) -> None:
-        self._unasked_pause_seconds = unasked_pause_seconds(grace_seconds)
 
     def note_answer(self) -> None:
         self._lost_since = None
@@ -71,8 +61,7 @@ class Reconnecting:
         self._lost_since = self._lost_since or time.monotonic() - self.patience_seconds
 
     def begin(self) -> None:
-        """Begin the attempts; if they have begun and time is up, make one more now."""
-        self._attempt_wanted.set()
+        """Begin the attempts, unless they have begun."""
         if self.task is None:
             self.task = asyncio.get_running_loop().create_task(self._run())
 
@@ -84,43 +73,28 @@ class Reconnecting:
 
     async def _run(self) -> None:
         try:
-            if not await self._resumed_in_time():
-                await self._resume_late()
+            await self._try_until_resumed()
         finally:
             self.task = None
 
-    async def _resumed_in_time(self) -> bool:
-        """Try until time is up; returns whether it is resumed. Time counts from when the daemon last answered a
-        request, so nobody waits for ever for one that comes back and fails at each request."""
-        is_again, started = self._lost_since is not None, time.monotonic()
-        self._lost_since = self._lost_since or started
-        deadline = self._lost_since + self._reconnect_seconds
-        pause = _FIRST_PAUSE_SECONDS
-        if is_again:
-            await asyncio.sleep(min(_LONGEST_PAUSE_SECONDS, max(0.0, deadline - started)))
-        while not is_again or time.monotonic() < deadline:
-            if await self._try(max(_SHORTEST_PATIENCE_SECONDS, deadline - time.monotonic())):
-                return True
-            left = deadline - time.monotonic()
-            if left <= 0 or self.ended_because is not None:
-                break
-            await asyncio.sleep(min(pause, left))
-            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
-        return False
-
-    async def _resume_late(self) -> None:
-        """Tell those who wait, then those who come after one attempt each; also try when nobody asks."""
-        lost_since = self._lost_since or time.monotonic()
+    async def _try_until_resumed(self) -> None:
+        """Time counts from when the daemon last answered a request, so nobody waits for ever for one that comes back
+        and fails at each request; it is not tried again at once either."""
+        is_due = self._lost_since is None
+        pause = _FIRST_PAUSE_SECONDS if is_due else _LONGEST_PAUSE_SECONDS
+        lost_since = self._lost_since = self._lost_since or time.monotonic()
         while True:
-            self._tell(self.lost_because, time.monotonic() - lost_since)
+            left = lost_since + self._reconnect_seconds - time.monotonic()
+            if is_due and await self._try(max(_SHORTEST_PATIENCE_SECONDS, left) if left > 0 else self.patience_seconds):
+                return
+            waited = time.monotonic() - lost_since
+            left = self._reconnect_seconds - waited
+            if left <= 0 or self.ended_because is not None:
+                self._tell(self.lost_because, waited)
             if self.ended_because is not None:
                 return
-            self._attempt_wanted.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._unasked_pause_seconds):
-                    await self._attempt_wanted.wait()
-            if await self._try(self.patience_seconds):
-                return
+            await asyncio.sleep(min(pause, left) if left > 0 else pause)
+            pause, is_due = min(2 * pause, _LONGEST_PAUSE_SECONDS), True
 
     async def _try(self, seconds: float) -> bool:
         """Try once. False: `lost_because` says why not; if it is for good, `ended_because` does too."""
@@ -137,9 +111,3 @@ class Reconnecting:
         if not self._has_requests():
             self._lost_since = None
         return True
-
-
-def unasked_pause_seconds(grace_seconds: float) -> float:
-    """Between attempts that nobody has asked for, with a lease of `grace_seconds`."""
-    pause = min(_LONGEST_UNASKED_PAUSE_SECONDS, grace_seconds / _ATTEMPTS_IN_GRACE)
-    return max(_SHORTEST_UNASKED_PAUSE_SECONDS, pause)
