@@ -19,7 +19,7 @@ from tierstore.sidecar.peer import uid_of_peer
 
 from .connection import Connection
 from .registry import Registry
-from .reporting import Reporter
+from .report import Reporter
 
 _BACKLOG = 128
 

@@ -19,7 +19,7 @@ from tierstore.sidecar import messages
 from tierstore.sidecar.channel import Channel
 
 from .registry import Registry
-from .reporting import Reporter
+from .report import Reporter
 from .sessions import Session
 from .slabs import MappedSlab
 
@@ -191,7 +191,7 @@ class Connection:
             await self._registry.end(session, "its client left before it was opened")
             return
         self._begin(session)
-        disk, key_base = self._registry.records.disk, session.disk_key(0)
+        disk, key_base = self._registry.disk, session.disk_key(0)
         figures = disk.session, key_base, session.quota_bytes, disk.usage().io_mode
         self.answer(messages.Opened(session.lease.number, token, *figures))
 
@@ -297,15 +297,9 @@ class Connection:
         return slab
 
     async def _serve(self, session: Session, message: messages.Write | messages.Read, slab: MappedSlab) -> None:
-        records = self._registry.records
-        answer: messages.DaemonMessage | None = None
         try:
-            if isinstance(message, messages.Read):
-                answer = await records.read(session, message, slab.range(message.offset, message.num_bytes))
-            elif not session.is_ended:
-                answer = await records.write(session, message, slab.range(message.offset, message.num_bytes))
-            if answer is not None:
-                self.answer(answer)
+            if isinstance(message, messages.Read) or not session.is_ended:
+                self.answer(await session.serve(message, slab.range(message.offset, message.num_bytes)))
         except ProtocolError as error:
             self.refuse(error.reason)
         finally:
@@ -318,7 +312,7 @@ class Connection:
     async def _discard(self, session: Session, message: messages.Discard) -> None:
         try:
             await session.wait_for(frozenset(message.keys))  # rule 6
-            await self._registry.records.free(session, message.keys)
+            await session.free(message.keys)
         finally:
             self._num_discards -= 1
             self._num_keys -= len(message.keys)

@@ -74,14 +74,6 @@ _TOTALS = {
     "corrupt_records": "Records whose bytes were found damaged",
     "io_errors": "Jobs that failed at the device",
 }
-_STAYS = {
-    "read_queued": ("read", "queued"),
-    "read_at_drive": ("read", "at_drive"),
-    "write_held": ("write", "held"),
-    "write_queued": ("write", "queued"),
-    "write_at_drive": ("write", "at_drive"),
-}
-"""The direction and the place of each field of `Stays`."""
 
 
 def metrics_text(report: DaemonReport) -> bytes:
@@ -155,7 +147,8 @@ def _histogram(name: str, labels: str, spread: Spread) -> Iterator[str]:
 
 
 def _stays(stays: Stays, others: str) -> Iterator[tuple[str, float]]:
-    for field, (direction, stay) in _STAYS.items():
+    for field in Stays.__struct_fields__:
+        direction, stay = field.split("_", 1)  # such as read_at_drive
         yield f'{{{others}direction="{direction}",stay="{stay}"}}', getattr(stays, field)
 
 

@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from tierstore.errors import ConfigError
 
-from .reporting import Reports, TakenReport
+from .report import Reports, TakenReport
 from .tasks import Stage
 
 _log = logging.getLogger("tierstore.daemon")

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tierstore.disk.codec.codec import NO_CODEC
+from tierstore.disk.drives import LocalTier
 from tierstore.errors import StorageIOError
 from tierstore.sidecar import messages
 
 from .lanes import Lanes
 from .options import ServeSettings
-from .sessions import COUNTER, KEY_BITS, NUMBERS, KeptRecord, Lease, Records, Session, kept_leases, new_lease
+from .sessions import COUNTER, KEY_BITS, NUMBERS, KeptRecord, Lease, Session, kept_leases, new_lease
 from .tasks import Stage, Tasks
 
 if TYPE_CHECKING:
@@ -29,15 +30,14 @@ class Registry:
     for jobs; nothing blocks the loop. A session whose client is lost is kept for the grace period; then it ends, and
     what it stored is freed."""
 
-    def __init__(self, records: Records, lanes: Lanes, tasks: Tasks, stage: Stage, settings: ServeSettings) -> None:
-        self.records = records
+    def __init__(self, disk: LocalTier, lanes: Lanes, tasks: Tasks, stage: Stage, settings: ServeSettings) -> None:
+        self.disk = disk
         self.lanes = lanes
         self.tasks = tasks
         self.stage = stage
         self.settings = settings
         self.sessions: dict[int, Session] = {}
         self.num_opened = 0
-        self._disk = records.disk
         self.ended_totals: Counter[str] = Counter()
         self._next_session = 1
         self._num_of_user: Counter[int] = Counter()  # sessions, those included that are being opened
@@ -65,16 +65,16 @@ class Registry:
     async def take_up(self) -> None:
         """Continue the sessions of an earlier daemon; each waits for its client. Called once, before anything else. On
         StoreFullError or StorageIOError (the index does not take a change) what was there still is."""
-        found = kept_leases(self._disk.leases)
+        found = kept_leases(self.disk.leases)
         self._next_session = found.next_number
         for number in found.damaged:
             _log.warning("a damaged session was dropped", extra={"session": number})
-            await self._disk.delete_lease(number)
+            await self.disk.delete_lease(number)
         for number, lease in found.leases.items():
             self.sessions[number] = self._session_of_lease(lease, was_taken_up=True)
             self._num_of_user[lease.uid] += 1
         nobodys = []
-        for disk_key, location in self._disk.found_locations().items():
+        for disk_key, location in self.disk.found_locations().items():
             session = self.sessions.get(disk_key >> KEY_BITS)
             if session is None:
                 nobodys.append(disk_key)
@@ -82,7 +82,7 @@ class Registry:
                 checksum = location.checksum if location.codec == NO_CODEC.family else None
                 kept = KeptRecord(location.logical_bytes, location.taken_bytes, location.codec, "", checksum)
                 session.take_up(disk_key & (1 << KEY_BITS) - 1, kept)
-        await self._disk.discard(nobodys)
+        await self.disk.discard(nobodys)
         for session in self.sessions.values():
             self._start_grace(session)
 
@@ -93,8 +93,8 @@ class Registry:
         self._next_session = lease.number + 1
         self._num_of_user[uid] += 1
         try:
-            await self._disk.put_lease(COUNTER, msgspec.msgpack.encode(self._next_session))
-            await self._disk.put_lease(lease.number, msgspec.msgpack.encode(lease))
+            await self.disk.put_lease(COUNTER, msgspec.msgpack.encode(self._next_session))
+            await self.disk.put_lease(lease.number, msgspec.msgpack.encode(lease))
         except BaseException:
             self._num_of_user[uid] -= 1
             raise
@@ -124,8 +124,8 @@ class Registry:
         self._stop_grace(session)
         session.connection = None
         await session.wait_for(None)
-        await self.records.free(session, tuple(session.records))
-        await self._disk.delete_lease(session.lease.number)
+        await session.free(tuple(session.records))
+        await self.disk.delete_lease(session.lease.number)
         del self.sessions[session.lease.number]
         self._num_of_user[session.lease.uid] -= 1
         self.lanes.forget(session.lease.number)
@@ -144,7 +144,7 @@ class Registry:
     def _unused_number(self) -> int:
         if self._next_session in NUMBERS:
             return self._next_session
-        if self.sessions or not self._disk.is_empty:
+        if self.sessions or not self.disk.is_empty:
             reason = f"all {len(NUMBERS)} numbers of sessions are used: they begin again when no session is left"
             raise StorageIOError("open", "a session", reason, "those that are open go on")
         return NUMBERS.start
@@ -152,8 +152,9 @@ class Registry:
     def _session_of_lease(self, lease: Lease, *, was_taken_up: bool = False) -> Session:
         quota_bytes = self.settings.session_disk_bytes
         if quota_bytes is None:
-            quota_bytes = self._disk.usage().budget_bytes
-        return Session(lease, quota_bytes, self.settings.session_queued_bytes, was_taken_up=was_taken_up)
+            quota_bytes = self.disk.usage().budget_bytes
+        most_queued_bytes = self.settings.session_queued_bytes
+        return Session(lease, quota_bytes, most_queued_bytes, self.disk, was_taken_up=was_taken_up)
 
     def _start_grace(self, session: Session) -> None:
         loop = asyncio.get_running_loop()

@@ -41,8 +41,7 @@ from .lanes import Lanes
 from .options import ServeSettings
 from .page import Watch
 from .registry import Registry
-from .reporting import Reporter
-from .sessions import Records
+from .report import Reporter
 from .tasks import Stage, Tasks
 
 _log = logging.getLogger("tierstore.daemon")
@@ -113,7 +112,7 @@ class Daemon:
         try:
             disk = await self._open_disk(homes, threads)
             tasks = Tasks(after_each=lambda: self._end_if_damaged(disk))
-            registry = Registry(Records(disk), Lanes(tasks.start, num_jobs), tasks, stage, settings)
+            registry = Registry(disk, Lanes(tasks.start, num_jobs), tasks, stage, settings)
             reporter = Reporter(registry, self._program, None if page is None else page.address, self._started_at)
             acceptor = Acceptor(registry, reporter)
             if page is not None:
@@ -169,9 +168,7 @@ class Daemon:
 
     def _about(self, homes: Sequence[NamedHome], registry: Registry, page: Watch | None) -> dict[str, object]:
         address = None if page is None else f"http://{page.address}/metrics"
-        found = homes[0].found
-        if len(homes) > 1:
-            found = "; ".join(f"{path}: {home.found}" for path, home in zip(self.settings.paths, homes, strict=True))
+        found = "; ".join(f"{path}: {home.found}" for path, home in zip(self.settings.paths, homes, strict=True))
         where = {"path": self.settings.place, "socket": str(self.settings.socket), "metrics": address}
         return where | {"found": found, "sessions": len(registry.sessions)}
 

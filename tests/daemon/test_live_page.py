@@ -17,8 +17,7 @@ from tierstore import TierStore
 from tierstore.commands.views import decode_report
 from tierstore.daemon import page as page_module
 from tierstore.daemon.page import Page, PageAnswer, Watch
-from tierstore.daemon.report import DaemonReport, DiskState, Jobs, JobTimes, Spread, Totals
-from tierstore.daemon.reporting import Reports, TakenReport
+from tierstore.daemon.report import DaemonReport, DiskState, Jobs, JobTimes, Reports, Spread, TakenReport, Totals
 from tierstore.daemon.tasks import Stage
 
 MIB = 2**20
