@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .steps import Step
-from .timeline import TIERS, timeline_of
+from .timeline import TIERS, curves_of, lanes_of
 
 _STEP_LANE = 0
 
@@ -29,18 +29,16 @@ def trace_events(steps: Sequence[Step], thread_names: Mapping[int, str], pid: in
     seen: set[tuple[object, ...]] = set()  # boxes that last over the end of a step are in the next step too
     for step in steps:
         add(f"step {step.number}", "step", _STEP_LANE, step.began_ns, step.ended_ns)
-        timeline = timeline_of(step, thread_names)
-        for lane in timeline.lanes:
+        for lane in lanes_of(step, thread_names):
             tid = lanes.setdefault((lane.group, lane.name), len(lanes) + 1)
             for box in lane.boxes:
                 if (identity := (tid, box.began_ns, box.kind)) not in seen:
                     seen.add(identity)
                     add(box.kind, lane.group, tid, box.began_ns, box.ended_ns, about=box.text)
-        for curve in timeline.curves:
-            counter = {"ph": "C", "name": TIERS[curve.field], "pid": pid}
+        for field, points in curves_of(step).items():
+            counter = {"ph": "C", "name": TIERS[field], "pid": pid}
             events += [
-                counter | {"ts": (at_ns - origin_ns) / 1e3, "args": {"bytes": nbytes}}
-                for at_ns, nbytes in zip(curve.times_ns, curve.nbytes, strict=True)
+                counter | {"ts": (at_ns - origin_ns) / 1e3, "args": {"bytes": nbytes}} for at_ns, nbytes in points
             ]
     for (group, own), tid in lanes.items():
         name("thread_name", tid, f"{group} · {own}")

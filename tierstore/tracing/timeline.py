@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ..base.config import format_bytes
 from .causes import CAUSES, codec_ns, explain
-from .events import Restore, Spill, StoreSettings
+from .events import Restore, Spill
 from .steps import Step
 
 TIERS: Mapping[str, str] = {
@@ -39,48 +39,15 @@ class Lane(NamedTuple):
     boxes: Sequence[Box]
 
 
-class Curve(NamedTuple):
-    """How many bytes a tier holds from each of the times on; `field` is a key of `TIERS`."""
-
-    field: str
-    times_ns: Sequence[int]
-    nbytes: Sequence[int]
+def lanes_of(step: Step, thread_names: Mapping[int, str]) -> list[Lane]:
+    """Lanes: threads, copies, codec, drive. What is empty is left out. Times are as in the trace."""
+    return [*_threads(step, thread_names), *_copies(step), *_transfers(step)]
 
 
-class Limit(NamedTuple):
-    """A budget: the most that this tier may hold, together with the tiers of its chart that lie below it."""
-
-    field: str
-    name: str
-    nbytes: int
-
-
-class Timeline(NamedTuple):
-    """One step; times as in the trace."""
-
-    began_ns: int
-    ended_ns: int
-    lanes: Sequence[Lane]
-    curves: Sequence[Curve]
-
-
-def limits_of(step: Step, store: StoreSettings) -> list[Limit]:
-    """The budgets of a step; those of 0 bytes are left out."""
-    limits = [
-        Limit("device_bytes", "device_bytes", 0 if step.scope is None else step.scope.device_bytes),
-        Limit("host_bytes", "host_bytes", store.host_bytes),
-        Limit("staging_bytes", "host_bytes + staging_bytes", store.host_bytes + store.staging_bytes),
-        Limit("disk_bytes", "disk_bytes", store.disk_bytes),
-    ]
-    return [limit for limit in limits if limit.nbytes > 0]
-
-
-def timeline_of(step: Step, thread_names: Mapping[int, str]) -> Timeline:
-    """Lanes: threads, copies, codec, drive. What is empty is left out."""
-    lanes = [*_threads(step, thread_names), *_copies(step), *_transfers(step)]
-    times = [level.at_ns for level in step.levels]
-    curves = [Curve(field, times, [getattr(level, field) for level in step.levels]) for field in TIERS]
-    return Timeline(step.began_ns, step.ended_ns, lanes, [curve for curve in curves if any(curve.nbytes)])
+def curves_of(step: Step) -> dict[str, list[tuple[int, int]]]:
+    """How many bytes each tier holds from each time on, as (time, bytes), by its key in `TIERS`; not of empty tiers."""
+    curves = {field: [(level.at_ns, getattr(level, field)) for level in step.levels] for field in TIERS}
+    return {field: points for field, points in curves.items() if any(nbytes for _, nbytes in points)}
 
 
 def _threads(step: Step, names: Mapping[int, str]) -> Iterator[Lane]:
