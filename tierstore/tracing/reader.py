@@ -23,12 +23,6 @@ class RecordedTrace:
     is_complete: bool
 
 
-class _AnyHeader(msgspec.Struct):
-    event: str
-    format: str
-    version: int
-
-
 def read_trace(path: Path) -> RecordedTrace:
     """Read the file of a trace. Text after its last line break is an incomplete line and is left out.
 
@@ -39,29 +33,18 @@ def read_trace(path: Path) -> RecordedTrace:
     except OSError as error:
         raise ConfigError("trace", str(path), f"cannot be read: {error.strerror}") from error
     lines = content[: content.rfind(b"\n") + 1].splitlines()
-    _check_version(path, lines)
     decode = msgspec.json.Decoder(Event).decode
     events: list[Event] = []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(lines or [b""], 1):
         try:
             events.append(decode(line))
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise ConfigError("trace", str(path), f"line {number} is no event of a trace: {error}") from error
-    header = events[0]
-    if not isinstance(header, Header):
-        raise ConfigError("trace", str(path), f"line 1 is a {type(header).__name__.lower()}, not the header of a trace")
-    return RecordedTrace(header, events[1:], isinstance(events[-1], End))
-
-
-def _check_version(path: Path, lines: Sequence[bytes]) -> None:
-    try:
-        header = msgspec.json.decode(lines[0] if lines else b"", type=_AnyHeader)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ConfigError("trace", str(path), f"line 1 is not the header of a trace: {error}") from error
-    known, reason = range(_OLDEST_VERSION, VERSION + 1), ""
-    if header.format != FORMAT:
-        reason = f"line 1 is the header of something else: {header.format!r}"
-    elif header.version not in known:
+    header, known = events[0], range(_OLDEST_VERSION, VERSION + 1)
+    if not isinstance(header, Header) or header.format != FORMAT:
+        what = header.format if isinstance(header, Header) else type(header).__name__.lower()
+        raise ConfigError("trace", str(path), f"line 1 is not the header of a trace: {what!r}")
+    if header.version not in known:
         reason = f"it is of version {header.version}; this program reads {known[0]} to {known[-1]}"
-    if reason:
         raise ConfigError("trace", str(path), reason)
+    return RecordedTrace(header, events[1:], isinstance(events[-1], End))

@@ -14,6 +14,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import count
 from operator import attrgetter, call
 from queue import Empty, SimpleQueue
@@ -43,7 +44,6 @@ from .events import (
     Spill,
     Stall,
 )
-from .jobs import OpenJobs
 
 if TYPE_CHECKING:
     from ..disk.tier import Loaded, Stored
@@ -96,14 +96,14 @@ class Recorder(Observer):
     """One trace while it is recorded.
 
     As an `Observer` it is called under the store's lock, and so it calls `levels`, for the fields of `Levels` after its
-    time. `append` may be called from any thread. Only `tell_times`, `flush` and `close` block. `on_idle` is called on
-    the writing thread whenever it has written everything and `is_idle`. Without `header` it continues a trace.
+    time. Other calls are for any thread. Only `tell_times`, `flush` and `close` block. `on_idle` is called on the
+    writing thread whenever it has written everything and `is_idle`. Without `header` it continues a trace.
 
     Attributes:
         num_inside: scopes that are being recorded now, and one for `TierStore.trace`; changed under the store's lock.
-        num_graphs: graphs that have begun. If several threads begin one at the same moment, it may count only one.
+        num_graphs: graphs that have begun, as a lower bound.
         is_paced: a scope waits until accelerators have finished the graphs that are gone, and records how long those
-            took. Without this the host runs ahead, and its times do not show the step. For trials of `tierstore tune`.
+            took: otherwise the host runs ahead, and its times do not show the step. For trials of `tierstore tune`.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Recorder(Observer):
         self._on_idle = on_idle
         self._graphs: dict[int, _GraphRemains] = {}
         self._timed: deque[tuple[int, weakref.ref[object], GraphTimes]] = deque()
-        self._spills, self._restores = OpenJobs(), OpenJobs()
+        self._spills, self._restores = _OpenJobs(), _OpenJobs()
         self._encoder = msgspec.json.Encoder(enc_hook=_name_of)
         self._lost = count()  # a lock would not do: a finalizer may lose an event where another is being lost
         self._next_lost = 0  # its next number, unless an event is lost meanwhile
@@ -217,11 +217,11 @@ class Recorder(Observer):
     # --- under the store's lock: `Observer` --------------------------------------------------------------------------
 
     def spill_queued(self, record: int, nbytes: int) -> None:
-        self._spills.queue(record, nbytes, _now())
+        self._spills.queue(record, nbytes)
         self.changed()
 
     def spill_began(self, record: int, nbytes: int) -> None:
-        self._spills.begin(record, nbytes, _now())
+        self._spills.begin(record, nbytes)
 
     def spill_ended(self, record: int, outcome: Stored | Exception) -> None:
         job, at_ns = self._spills.end(record), _now()
@@ -244,11 +244,11 @@ class Recorder(Observer):
         self.changed()
 
     def restore_queued(self, record: int, nbytes: int, *, demanded: bool) -> None:
-        self._restores.queue(record, nbytes, _now(), demanded=demanded)
+        self._restores.queue(record, nbytes, demanded=demanded)
         self.changed()
 
     def restore_began(self, record: int) -> None:
-        self._restores.begin(record, None, _now())
+        self._restores.begin(record)
 
     def restore_ended(self, record: int, outcome: Loaded | Exception, *, is_wanted: bool) -> None:
         job, at_ns = self._restores.end(record), _now()
@@ -294,7 +294,11 @@ class Recorder(Observer):
             if self._header is not None:
                 self._write([self._header])
             while not is_last:
-                written, is_last = self._next_order(may_sleep=is_idle)
+                try:
+                    written = self._orders.get(timeout=None if is_idle else _EVERY_SECONDS)
+                    is_last = written is None
+                except Empty:
+                    written = None
                 self._write_waiting()
                 is_idle = self._forget_dead_graphs()
                 if is_idle:
@@ -309,13 +313,6 @@ class Recorder(Observer):
             self.waiting.clear()
             self._on_idle()
             self._file.close()
-
-    def _next_order(self, *, may_sleep: bool) -> tuple[threading.Event | None, bool]:
-        try:
-            order = self._orders.get(timeout=None if may_sleep else _EVERY_SECONDS)
-        except Empty:
-            return None, False
-        return order, order is None
 
     def _write_waiting(self) -> None:
         while self.waiting:
@@ -338,6 +335,44 @@ class Recorder(Observer):
             if graph() is None:
                 del self._graphs[number]
         return not (self.num_inside or self._graphs or self.waiting)
+
+
+@dataclass(slots=True)
+class _Job:
+    nbytes: int
+    demanded: bool
+    queued_ns: int
+    began_ns: int | None = None
+    lane: int | None = None
+
+
+class _OpenJobs:
+    """Records on their way in one direction; not those that were queued before the trace began. Under the store's
+    lock."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[int, _Job] = {}
+        self._lanes: set[int | None] = set()  # those that are taken
+
+    def queue(self, record: int, nbytes: int, *, demanded: bool = False) -> None:
+        self._jobs[record] = _Job(nbytes, demanded, _now())
+
+    def begin(self, record: int, nbytes: int | None = None) -> None:
+        """`nbytes`: bytes to move, if that is known only now."""
+        job = self._jobs.get(record)
+        if job is not None and job.began_ns is None:
+            job.lane = next(lane for lane in count() if lane not in self._lanes)
+            self._lanes.add(job.lane)
+            job.began_ns = _now()
+            job.nbytes = job.nbytes if nbytes is None else nbytes
+
+    def end(self, record: int) -> _Job | None:
+        """The job is over; None: the trace did not see it begin."""
+        job = self._jobs.pop(record, None)
+        if job is None or job.began_ns is None:
+            return None
+        self._lanes.discard(job.lane)
+        return job
 
 
 class _GraphRemains(Remains[Any]):

@@ -39,13 +39,10 @@ class Step:
 
     Attributes:
         number: counted from 1 in the trace.
-        thread: that packed it.
-        began_ns, forward_ended_ns: when its first scope was entered, and its last one left.
+        began_ns, forward_ended_ns: when its first scope (`scope`) was entered, and its last one left.
         backward_began_ns: when its first unpack began; None: there was none.
         ended_ns: when it was gone (`is_whole`), or the end of the trace.
-        scope: the options of its first scope.
-        waits: of all threads; those with short wake-ups in between are one.
-        spills, restores, offloads, reloads, levels: events of the whole store during the step.
+        waits, spills, restores, offloads, reloads, levels: of the whole store, all threads, during the step.
         codecs: the codec of each record, where the trace has its write.
         memory: the end of its last scope, with the memory that the process held; None: not recorded.
     """

@@ -44,10 +44,9 @@ class StepSummary:
     Attributes:
         headline: why it is slow, one sentence for each phase that is.
         forward_seconds: until its last scope was left; `backward_seconds`: from the first unpack on, or None.
-        resident_bytes, allocator_free_bytes: memory of the process at the end of forward, and the part of it that was
-            freed but kept by its allocator; None: not recorded.
-        away_bytes: of saved tensors that were on disk at that moment; None: not recorded.
         wait_seconds, num_waits: by phase and cause, all threads added up.
+        resident_bytes, allocator_free_bytes, away_bytes: memory of the process at the end of forward, the part of it
+            that was freed but kept by its allocator, and saved tensors on disk by then; None: not recorded.
     """
 
     number: int
