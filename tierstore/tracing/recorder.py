@@ -224,15 +224,13 @@ class Recorder(Observer):
         self._spills.begin(record, nbytes)
 
     def spill_ended(self, record: int, outcome: Stored | Exception) -> None:
-        job, at_ns = self._spills.end(record), _now()
+        job = self._spills.end(record)
         if job is not None:
-            times = job.lane, job.queued_ns, job.began_ns, at_ns
-            if isinstance(outcome, Exception):
-                self.append((Spill, record, job.nbytes, 0, "", "", *times, None, None, str(outcome)))
-            else:
+            stored: tuple[int, str, str] = (0, "", "")
+            if not isinstance(outcome, Exception):
                 stored = outcome.stored_bytes, outcome.codec, outcome.kind
-                seconds = outcome.drive_seconds, outcome.cpu_seconds
-                self.append((Spill, record, job.nbytes, *stored, *times, *seconds, None))
+            times = job.lane, job.queued_ns, job.began_ns, _now()
+            self.append((Spill, record, job.nbytes, *stored, *times, *_ending(outcome)))
         self.changed()
 
     def spill_cancelled(self, record: int, nbytes: int) -> None:
@@ -251,14 +249,11 @@ class Recorder(Observer):
         self._restores.begin(record)
 
     def restore_ended(self, record: int, outcome: Loaded | Exception, *, is_wanted: bool) -> None:
-        job, at_ns = self._restores.end(record), _now()
+        job = self._restores.end(record)
         if job is not None:
-            times = job.lane, job.demanded, is_wanted, job.queued_ns, job.began_ns, at_ns
-            if isinstance(outcome, Exception):
-                self.append((Restore, record, job.nbytes, 0, *times, None, None, str(outcome)))
-            else:
-                seconds = outcome.drive_seconds, outcome.cpu_seconds
-                self.append((Restore, record, job.nbytes, outcome.read_bytes, *times, *seconds, None))
+            read_bytes = 0 if isinstance(outcome, Exception) else outcome.read_bytes
+            times = job.lane, job.demanded, is_wanted, job.queued_ns, job.began_ns, _now()
+            self.append((Restore, record, job.nbytes, read_bytes, *times, *_ending(outcome)))
         self.changed()
 
     def restore_cancelled(self, record: int, nbytes: int) -> None:
@@ -388,3 +383,9 @@ class _GraphRemains(Remains[Any]):
 
 def _name_of(value: object) -> str:
     return str(value).removeprefix("torch.")
+
+
+def _ending(outcome: Stored | Loaded | Exception) -> tuple[float | None, float | None, str | None]:
+    if isinstance(outcome, Exception):
+        return None, None, str(outcome)
+    return outcome.drive_seconds, outcome.cpu_seconds, None

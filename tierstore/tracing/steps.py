@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, TypeVar
 
 import msgspec
@@ -92,12 +93,9 @@ def choose_step(steps: Sequence[Step], number: int | None) -> Step:
 def longest_waits(steps: Sequence[Step], chosen: Step, most_steps: int, most_events: int) -> list[Step]:
     """The chosen step, and with it the steps that waited longest, in their order, within the limits."""
     others = sorted((step for step in steps if step is not chosen), key=_waited_longest, reverse=True)
-    taken, num_events = [chosen], _num_events(chosen)
-    for step in others[: most_steps - 1]:
-        num_events += _num_events(step)
-        if num_events > most_events:
-            break
-        taken.append(step)
+    drawn = [chosen, *others[: most_steps - 1]]
+    sizes = accumulate(map(_num_events, drawn))
+    taken = [step for step, size in zip(drawn, sizes, strict=True) if step is chosen or size <= most_events]
     return sorted(taken, key=lambda step: step.number)
 
 
