@@ -7,7 +7,6 @@ import contextlib
 import grp
 import logging
 import os
-import resource
 import socket
 import stat
 from pathlib import Path
@@ -105,8 +104,7 @@ def _is_listened_on(path: Path) -> bool:
 _log = logging.getLogger("tierstore.daemon")
 
 _ACCEPT_AGAIN_SECONDS = 0.1
-_MOST_IN_LOBBY = 64
-_LOBBY_SHARE = 8  # of the descriptors that the process may have; a connection takes two
+_MOST_IN_LOBBY = 64  # a connection takes two descriptors
 
 
 class Acceptor:
@@ -150,9 +148,8 @@ class Acceptor:
 
     def _make_room_in_lobby(self) -> None:
         """Connections without a session may stay, but not keep others out: the oldest makes room for the newest."""
-        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         lobby = [each for each in self._connections if each.is_in_lobby]
-        if len(lobby) >= min(_MOST_IN_LOBBY, descriptors // _LOBBY_SHARE):
+        if len(lobby) >= _MOST_IN_LOBBY:
             lobby[0].refuse("too many connections without a session, of which this was the oldest", is_final=False)
 
     def _forget(self, connection: Connection) -> None:

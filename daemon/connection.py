@@ -12,8 +12,6 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
-import msgspec
-
 from tierstore.errors import ProtocolError, StorageIOError, StoreFullError
 from tierstore.sidecar import messages
 from tierstore.sidecar.channel import Channel
@@ -25,14 +23,10 @@ from .slabs import MappedSlab
 
 _log = logging.getLogger("tierstore.daemon")
 
-_MOST_REQUESTS = 4096
-"""Limit of unanswered writes and reads; a store has some dozens."""
-_MOST_DISCARDS = 2**16
-"""Limit of unanswered discards. After an outage a store may send one for each record that it dropped meanwhile."""
-_MOST_KEYS = 2**20
-"""Limit of keys in unanswered discards. A store has some thousands; after an outage, as many as it has records."""
-_MOST_SLABS = 16
-"""Limit of slabs. A store has one; each costs the daemon two descriptors, however small it is."""
+_MOST_REQUESTS = 4096  # writes and reads that are not answered; a store has some dozens
+_MOST_DISCARDS = 2**16  # that are not answered; after an outage a store may send one for each record that it dropped
+_MOST_KEYS = 2**20  # in them; a store has some thousands, and after an outage as many as it has records
+_MOST_SLABS = 16  # a store has one; each costs the daemon two descriptors, however small it is
 _MOST_UNSENT_BYTES = 8 * 2**20
 
 
@@ -54,22 +48,17 @@ class Connection:
         self._registry, self._settings = registry, registry.settings
         self._reporter = reporter
         self._on_end = on_end
-        self._phase = messages.Phase.GREETING
+        self._phase: messages.Phase = "greeting"
         self._slabs: dict[int, MappedSlab] = {}
         self._num_named: Counter[int] = Counter()  # by slab: unanswered requests that name it
         self._num_discards = 0  # that are not answered
         self._num_keys = 0  # in them
         self._is_refused = False
         self._is_entering = False  # a session, which waits for a commit to the index, or for old jobs
+        seconds, peer = self._settings.handshake_seconds, f"a client of user {uid}"
         self._channel = Channel(
-            accepted,
-            messages.ClientMessage,
-            f"a client of user {uid}",
-            self._receive,
-            self._ended,
-            frame_seconds=self._settings.handshake_seconds,
+            accepted, messages.ClientMessage, peer, self._receive, self._ended, frame_seconds=seconds
         )
-        seconds = self._settings.handshake_seconds
         too_late = partial(self.refuse, f"no Hello within {seconds:g} s", is_final=False)
         self._hello_timer = asyncio.get_running_loop().call_later(seconds, too_late)
 
@@ -94,11 +83,10 @@ class Connection:
         self._channel.end_when_sent()
         asyncio.get_running_loop().call_later(self._settings.handshake_seconds, self._ended, None)
 
-    def answer(self, message: messages.DaemonMessage | msgspec.Raw) -> None:
-        """Send an answer, which may be encoded already; dropped where the connection is over."""
+    def answer(self, message: messages.DaemonMessage) -> None:
+        """Send an answer; dropped where the connection is over."""
         self._channel.send(message)
         if self._channel.unsent_bytes > _MOST_UNSENT_BYTES:
-            self.close()
             self._ended(ProtocolError(self.peer, "it does not read its answers"))
 
     def stop_listening(self) -> None:
@@ -107,11 +95,6 @@ class Connection:
 
     def end_when_sent(self) -> None:
         self._channel.end_when_sent()
-
-    def close(self) -> None:
-        self._hello_timer.cancel()
-        self._slabs.clear()
-        self._channel.close()
 
     def give_up_session(self) -> None:
         self.session = None
@@ -122,7 +105,9 @@ class Connection:
     def _ended(self, error: Exception | None) -> None:
         if error is not None:
             _log.warning("connection lost: %s", error, extra=self._about())
-        self.close()
+        self._hello_timer.cancel()
+        self._slabs.clear()
+        self._channel.close()
         if self.session is not None:
             self._registry.lose(self.session, self)
         self._on_end(self)
@@ -162,7 +147,7 @@ class Connection:
         if messages.VERSION not in hello.versions:
             theirs = ", ".join(map(str, hello.versions)) or "none"
             raise ProtocolError(self.peer, f"this daemon speaks version {messages.VERSION}, {hello.program} {theirs}")
-        self._phase = messages.Phase.LOBBY
+        self._phase = "lobby"
         program, settings = self._reporter.program, self._settings
         self.answer(messages.Welcome(messages.VERSION, program, settings.slab_bytes, settings.grace_seconds))
 
@@ -176,21 +161,18 @@ class Connection:
         self._registry.tasks.start(self._guarded(work))
 
     async def _open(self, message: messages.Open) -> None:
-        if (reason := self._registry.why_not(self._uid)) is not None:
-            self.refuse(reason, is_final=False)
-            return
         try:
             session, token = await self._registry.open(message, self._uid)
-        except StoreFullError as error:  # its text asks to free a graph, and there is none yet
-            self.refuse(f"no session can be opened, its drive has no room: {error.reason}", is_final=False)
-            return
-        except StorageIOError as error:
-            self.refuse(f"no session can be opened: {error}", is_final=False)
+        except (StoreFullError, StorageIOError) as error:
+            # The text of the former asks to free a graph, and there is none yet.
+            reason = f"its drive has no room: {error.reason}" if isinstance(error, StoreFullError) else error
+            self.refuse(f"no session can be opened: {reason}", is_final=False)
             return
         if not self._channel.is_open:  # it left meanwhile, and nobody else has the token
             await self._registry.end(session, "its client left before it was opened")
             return
-        self._begin(session)
+        self.session, session.connection = session, self
+        self._phase = "session"
         disk, key_base = self._registry.disk, session.disk_key(0)
         figures = disk.session, key_base, session.quota_bytes, disk.usage().io_mode
         self.answer(messages.Opened(session.lease.number, token, *figures))
@@ -211,13 +193,8 @@ class Connection:
             return
         if session.connection is not self:  # it left meanwhile, or came back once more
             return
-        self._begin(session)
+        self._phase = "session"
         self.answer(messages.Resumed())
-
-    def _begin(self, session: Session) -> None:
-        self.session = session
-        self._phase = messages.Phase.SESSION
-        session.connection = self
 
     async def _close_session(self) -> None:
         session, self.session = self.session, None
@@ -242,9 +219,8 @@ class Connection:
         self._slabs[message.slab] = slab
 
     def _unmap(self, message: messages.Unmap) -> None:
-        if self._num_named[message.slab]:  # its mapping would stay, without being counted
+        if self._num_named.pop(message.slab, 0):  # its mapping would stay, without being counted
             raise ProtocolError(self.peer, f"Unmap of slab {message.slab}, which an unanswered request names")
-        self._num_named.pop(message.slab, None)
         self._slabs.pop(message.slab, None)
 
     def _request(self, message: messages.Write | messages.Read | messages.Discard) -> None:
@@ -256,7 +232,9 @@ class Connection:
             return
         if session.num_jobs >= _MOST_REQUESTS:
             raise ProtocolError(self.peer, f"more than {_MOST_REQUESTS} requests that are not answered")
-        slab = self._slab_of(message)
+        if (slab := self._slabs.get(message.slab)) is None:
+            raise ProtocolError(self.peer, f"slab {message.slab}, which it has not shared")
+        slab.check_range(message.offset, message.num_bytes)
         if isinstance(message, messages.Write) and message.key in session.being_written:
             raise ProtocolError(self.peer, f"record {message.key}, which is being written, once more")
         session.begin_job(message.key)
@@ -288,13 +266,6 @@ class Connection:
         except Exception as error:  # noqa: BLE001 - logged, and the client is told
             self._registry.tasks.note_bug(self._about())
             self.refuse(f"it has failed: {error!r}", is_final=False)
-
-    def _slab_of(self, message: messages.Write | messages.Read) -> MappedSlab:
-        slab = self._slabs.get(message.slab)
-        if slab is None:
-            raise ProtocolError(self.peer, f"slab {message.slab}, which it has not shared")
-        slab.check_range(message.offset, message.num_bytes)
-        return slab
 
     async def _serve(self, session: Session, message: messages.Write | messages.Read, slab: MappedSlab) -> None:
         try:

@@ -32,10 +32,6 @@ class FairQueue(Generic[T]):
     def __len__(self) -> int:
         return self._num_items
 
-    @property
-    def num_owners(self) -> int:
-        return len(self._lines)
-
     def push(self, owner: int, cost: int, item: T) -> None:
         line = self._lines.get(owner)
         if line is None:

@@ -19,7 +19,6 @@ import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from functools import partial
 from http import HTTPStatus
 from importlib.resources import files
 from typing import NamedTuple
@@ -52,8 +51,8 @@ class PageAnswer(NamedTuple):
     policy: str = "default-src 'none'"
 
 
-Routes = Mapping[str, Callable[[], Awaitable[PageAnswer]]]
-"""What answers at each path: called on the loop, and must not block."""
+Routes = Mapping[str, PageAnswer | Callable[[], Awaitable[PageAnswer]]]
+"""The answer at each path, or what makes it: called on the loop, and must not block."""
 
 
 class Page:
@@ -125,7 +124,8 @@ class Page:
         if path not in self._routes:
             return PageAnswer(404, f"there are {', '.join(self._routes)}\n".encode())
         try:
-            return await self._routes[path]()
+            route = self._routes[path]
+            return route if isinstance(route, PageAnswer) else await route()
         except Exception:  # noqa: BLE001 - logged, and the visitor is told
             _log.exception("a bug, please report it: %s cannot be answered", path)
             return PageAnswer(500, b"the daemon has failed to make this page; its log says why\n")
@@ -165,58 +165,54 @@ def _is_address(host: str) -> bool:
 
 def _page_with_policy() -> tuple[bytes, str]:
     """The page, and its Content-Security-Policy: nothing is allowed but its own style and script, and its figures."""
-    page = files(__package__).joinpath("live.html").read_bytes()
-    style, script = (_source_of(page, tag) for tag in ("style", "script"))
-    allowed = f"default-src 'none'; style-src {style}; script-src {script}; connect-src 'self'; img-src data:"
+    page, allowed = files(__package__).joinpath("live.html").read_bytes(), "default-src 'none'"
+    for tag in ("style", "script"):  # the one element of that kind, by its content
+        (content,) = re.findall(rf"<{tag}>(.*?)</{tag}>".encode(), page, re.DOTALL)
+        allowed += f"; {tag}-src 'sha256-{base64.b64encode(hashlib.sha256(content).digest()).decode()}'"
+    allowed += "; connect-src 'self'; img-src data:"
     return page, f"{allowed}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
 
-def _source_of(page: bytes, tag: str) -> str:
-    """What allows the one element of that kind by its content."""
-    (content,) = re.findall(rf"<{tag}>(.*?)</{tag}>".encode(), page, re.DOTALL)
-    return f"'sha256-{base64.b64encode(hashlib.sha256(content).digest()).decode()}'"
-
-
 class Watch(Page):
-    """The page of the daemon. `reports`: None: there are none yet. Nothing blocks."""
+    """The page of the daemon. `reports`: set before the daemon is open. Nothing blocks."""
+
+    reports: Reports
 
     def __init__(self, stage: Stage, host: str, port: int) -> None:
         body, policy = _page_with_policy()
-        live = PageAnswer(200, body, "text/html; charset=utf-8", policy)
         routes: Routes = {
-            "/": partial(_always, live),
+            "/": PageAnswer(200, body, "text/html; charset=utf-8", policy),
             "/status.json": self._status,
             "/metrics": self._metrics,
-            "/healthz": partial(_always, PageAnswer(200, b"alive\n")),
+            "/healthz": PageAnswer(200, b"alive\n"),
             "/readyz": self._readiness,
         }
         super().__init__(host, port, routes)
-        self.reports: Reports | None = None
         self._stage = stage
         self._text: asyncio.Task[bytes] | None = None  # of the metrics, the newest one
         self._text_of: TakenReport | None = None
 
     async def _status(self) -> PageAnswer:
-        if self.reports is None or not self._stage.is_open:
+        if not self._stage.is_open:
             return self._not_ready()
         return PageAnswer(200, (await self.reports.get()).shown, "application/json")
 
     async def _metrics(self) -> PageAnswer:
         from .metrics import CONTENT_TYPE
 
-        if self.reports is None or not self._stage.is_open:
+        if not self._stage.is_open:
             return self._not_ready()
         taken = await self.reports.get()
         if self._text is None or (self._text.done() and self._text_of is not taken):
-            self._text_of, self._text = taken, asyncio.ensure_future(self._write(taken, self.reports))
+            self._text_of, self._text = taken, asyncio.ensure_future(self._write(taken))
         return PageAnswer(200, await asyncio.shield(self._text), CONTENT_TYPE)
 
-    async def _write(self, taken: TakenReport, reports: Reports) -> bytes:
+    async def _write(self, taken: TakenReport) -> bytes:
         from .metrics import metrics_text
 
         began_at = time.perf_counter()
         text = await asyncio.to_thread(metrics_text, taken.report)  # with thousands of sessions it takes long
-        reports.rest_for(time.perf_counter() - began_at)
+        self.reports.rest_for(time.perf_counter() - began_at)
         return text
 
     async def _readiness(self) -> PageAnswer:
@@ -226,7 +222,3 @@ class Watch(Page):
 
     def _not_ready(self) -> PageAnswer:
         return PageAnswer(503, b"ending\n" if self._stage.is_ending else b"starting\n")
-
-
-async def _always(answer: PageAnswer) -> PageAnswer:
-    return answer

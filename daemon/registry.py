@@ -42,25 +42,9 @@ class Registry:
         self._next_session = 1
         self._num_of_user: Counter[int] = Counter()  # sessions, those included that are being opened
 
-    # --- questions ------------------------------------------------------------------------------------------------
-
     def find(self, message: messages.Resume, uid: int) -> Session | None:
         session = self.sessions.get(message.session)
-        if session is None or not session.lease.is_resumed_by(message.token, uid):
-            return None
-        return session
-
-    def why_not(self, uid: int) -> str | None:
-        """Why this user may not open one more session now; None: the user may."""
-        most = self.settings.max_sessions_per_user
-        if self._num_of_user[uid] < most:
-            return None
-        return (
-            f"user {uid} has {self._num_of_user[uid]} sessions, and --max-sessions-per-user is {most}: close one, or "
-            f"wait until those whose clients are gone have ended ({self.settings.grace_seconds:g} s after their loss)"
-        )
-
-    # --- the life of a session ------------------------------------------------------------------------------------
+        return session if session is not None and session.lease.is_resumed_by(message.token, uid) else None
 
     async def take_up(self) -> None:
         """Continue the sessions of an earlier daemon; each waits for its client. Called once, before anything else. On
@@ -81,14 +65,22 @@ class Registry:
             else:
                 checksum = location.checksum if location.codec == NO_CODEC.family else None
                 kept = KeptRecord(location.logical_bytes, location.taken_bytes, location.codec, "", checksum)
-                session.take_up(disk_key & (1 << KEY_BITS) - 1, kept)
+                session.records[disk_key & (1 << KEY_BITS) - 1] = kept
+                session.disk_bytes += kept.stored_bytes
         await self.disk.discard(nobodys)
         for session in self.sessions.values():
             self._start_grace(session)
 
     async def open(self, message: messages.Open, uid: int) -> tuple[Session, bytes]:
-        """Make a new session, which `why_not` allows, and enter it in the index; returns it and its token.
-        StoreFullError or StorageIOError: the index does not take it, or there is no number for it."""
+        """Make a new session, and enter it in the index; returns it and its token. StoreFullError or StorageIOError:
+        the index does not take it, or there is no number for it, or its user has too many."""
+        if (most := self.settings.max_sessions_per_user) <= (number := self._num_of_user[uid]):
+            grace = f"{self.settings.grace_seconds:g} s after their loss"
+            reason = (
+                f"user {uid} has {number} sessions, and --max-sessions-per-user is {most}: close one, or wait until "
+                f"those whose clients are gone have ended ({grace})"
+            )
+            raise StorageIOError("open", "a session", reason, "those that are open go on")
         lease, token = new_lease(self._unused_number(), uid, message.name, message.rank, message.pid)
         self._next_session = lease.number + 1
         self._num_of_user[uid] += 1
@@ -157,18 +149,15 @@ class Registry:
         return Session(lease, quota_bytes, most_queued_bytes, self.disk, was_taken_up=was_taken_up)
 
     def _start_grace(self, session: Session) -> None:
-        loop = asyncio.get_running_loop()
-        session.lost_at = loop.time()
         if self.stage.is_ending:  # its lease is kept; the next daemon gives it the whole grace period
             return
-        session.expiry = loop.call_later(self.settings.grace_seconds, self._expire, session)
-        _log.info("client lost, session kept for %g s", self.settings.grace_seconds, extra=session.about())
+        loop = asyncio.get_running_loop()
+        seconds = self.settings.grace_seconds
+        reason = f"its client did not come back within {seconds:g} s"
+        session.expiry = loop.call_later(seconds, lambda: self.tasks.start(self.end(session, reason)))
+        _log.info("client lost, session kept for %g s", seconds, extra=session.about())
 
     def _stop_grace(self, session: Session) -> None:
-        session.lost_at = None
         if session.expiry is not None:
             session.expiry.cancel()
             session.expiry = None
-
-    def _expire(self, session: Session) -> None:
-        self.tasks.start(self.end(session, f"its client did not come back within {self.settings.grace_seconds:g} s"))

@@ -20,6 +20,7 @@ import msgspec
 from tierstore.plain_text import plain_json, unicode_text
 from tierstore.sidecar import messages
 from tierstore.sidecar.frames import MAX_FRAME_BYTES
+from tierstore.sidecar.peer import program_name
 
 if TYPE_CHECKING:
     from tierstore.disk.tier import DriveUsage
@@ -29,10 +30,7 @@ if TYPE_CHECKING:
     from .registry import Registry
     from .sessions import Session
 
-_ROOM_BYTES = MAX_FRAME_BYTES - 1024
-"""Room for a report in one frame."""
-_LEAST_SESSION_BYTES = 400
-"""No session takes less in a report: the names of its fields alone take as much."""
+_ROOM_BYTES = MAX_FRAME_BYTES - 1024  # for a report in one frame
 
 
 class Totals(msgspec.Struct, frozen=True):
@@ -216,8 +214,7 @@ class DaemonReport(msgspec.Struct, frozen=True):
 
 def encode_report(report: DaemonReport) -> bytes:
     """The report as JSON that fits into one frame. If it is longer, codec choices are left out, then sessions."""
-    most = _ROOM_BYTES // _LEAST_SESSION_BYTES  # so that thousands that have no room are not encoded first
-    encoded = msgspec.json.encode(report := msgspec.structs.replace(report, sessions=report.sessions[:most]))
+    encoded = msgspec.json.encode(report)
     if len(encoded) > _ROOM_BYTES:
         encoded = msgspec.json.encode(report := msgspec.structs.replace(report, codec_choices={}))
     while len(encoded) > _ROOM_BYTES and report.sessions:
@@ -278,12 +275,12 @@ class Reports:
 class Reporter:
     """Asks the parts of the daemon what they hold and have done. `program`: who the daemon is, for clients."""
 
-    def __init__(self, registry: Registry, program: str, metrics_address: str | None, started_at: float) -> None:
-        self.program = program
+    def __init__(self, registry: Registry, metrics_address: str | None) -> None:
+        self.program = program_name()
         self.reports = Reports(self._take)
         self._registry = registry
         self._metrics_address = metrics_address
-        self._started_at = started_at
+        self._started_at = time.monotonic()
         self._asking: set[Connection] = set()
 
     def answer(self, asker: Connection) -> None:
@@ -327,17 +324,16 @@ class Reporter:
         return TakenReport(report)
 
     def _session_state(self, session: Session, now: float) -> SessionState:
-        lease = session.lease
-        lease_seconds = None
-        if session.lost_at is not None:
-            lease_seconds = round(max(0.0, session.lost_at + self._registry.settings.grace_seconds - now), 3)
+        lease, lease_seconds = session.lease, None
+        if session.connection is None:
+            lease_seconds = 0.0 if session.expiry is None else round(max(0.0, session.expiry.when() - now), 3)
         return SessionState(
             session=lease.number,
             client=lease.name,
             rank=lease.rank,
             pid=lease.pid,
             uid=lease.uid,
-            is_connected=session.lost_at is None,
+            is_connected=session.connection is not None,
             lease_seconds=lease_seconds,
             disk_bytes=session.disk_bytes,
             quota_bytes=session.quota_bytes,

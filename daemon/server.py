@@ -16,7 +16,6 @@ import os
 import secrets
 import signal
 import socket
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack, contextmanager, suppress
@@ -34,7 +33,6 @@ from tierstore.disk.drives import Drives, LocalTier
 from tierstore.disk.home import NamedHome
 from tierstore.disk.local import LocalDisk
 from tierstore.errors import StorageIOError, StoreFullError
-from tierstore.sidecar.peer import program_name
 
 from .acceptor import Acceptor, listen, stop_listening
 from .lanes import Lanes
@@ -75,8 +73,6 @@ class Daemon:
 
     def __init__(self, settings: ServeSettings) -> None:
         self.settings = settings
-        self._program = program_name()
-        self._started_at = time.monotonic()
         self._stage = Stage()
 
     async def run(self) -> None:
@@ -113,14 +109,14 @@ class Daemon:
             disk = await self._open_disk(homes, threads)
             tasks = Tasks(after_each=lambda: self._end_if_damaged(disk))
             registry = Registry(disk, Lanes(tasks.start, num_jobs), tasks, stage, settings)
-            reporter = Reporter(registry, self._program, None if page is None else page.address, self._started_at)
+            reporter = Reporter(registry, None if page is None else page.address)
             acceptor = Acceptor(registry, reporter)
             if page is not None:
                 page.reports = reporter.reports
             await registry.take_up()
             self._end_if_damaged(disk)
             async with asyncio.TaskGroup() as group:
-                tasks.run_in(group)
+                tasks.group = group
                 accepting = group.create_task(acceptor.accept(listener))
                 stage.is_open = True
                 _log.info("ready", extra=self._about(homes, registry, page))

@@ -47,16 +47,14 @@ class WriteQueue:
         self._start()
 
     def _start(self) -> None:
-        while self._held and self._has_room_for(self._held[0].num_bytes):
-            first = self._held.popleft()
+        while self._held:
+            first, most = self._held[0], self.most_bytes
+            if most is not None and self.queued_bytes and self.queued_bytes + first.num_bytes > most:
+                return
+            self._held.popleft()
             self.held_bytes -= first.num_bytes
             self.queued_bytes += first.num_bytes
             first.start()
-
-    def _has_room_for(self, num_bytes: int) -> bool:
-        if self.most_bytes is None or not self.queued_bytes:
-            return True
-        return self.queued_bytes + num_bytes <= self.most_bytes
 
 
 KEY_BITS = 40
@@ -149,7 +147,7 @@ class Session:
     Attributes:
         records, being_written: by the client's keys; the keys of writes that are queued or run.
         disk_bytes: bytes taken on disk by records; those being written count with their full length.
-        lost_at, expiry: when its connection ended, by the loop; the end of the grace period. None: it has one.
+        expiry: the end of the grace period; None: it has a connection, or the next daemon gives it one.
         is_ended: the session is over; jobs that still run for it must leave nothing behind.
     """
 
@@ -170,7 +168,6 @@ class Session:
         self.being_written: set[int] = set()
         self.disk_bytes = 0
         self.writes = WriteQueue(most_queued_bytes)
-        self.lost_at: float | None = None
         self.is_ended = False
         self.connection: Connection | None = None
         self.expiry: asyncio.TimerHandle | None = None
@@ -190,10 +187,6 @@ class Session:
 
     def disk_key(self, key: int) -> int:
         return self.lease.number << KEY_BITS | key
-
-    def take_up(self, key: int, record: KeptRecord) -> None:
-        self.records[key] = record
-        self.disk_bytes += record.stored_bytes
 
     def begin_job(self, key: int) -> None:
         self._jobs[key] += 1
@@ -241,7 +234,7 @@ class Session:
         except StorageIOError as error:
             self.totals["io_errors"] += 1
             words = (messages.fitting(each) for each in (error.place, error.reason))
-            return messages.Failed(message.request, messages.fitting_word(error.operation), *words)
+            return messages.Failed(message.request, messages.fitting(error.operation, messages.MOST_WORD), *words)
 
     async def free(self, keys: tuple[int, ...]) -> None:
         """Free records; keys that it does not have are no error."""

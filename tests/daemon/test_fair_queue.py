@@ -71,14 +71,14 @@ async def test_session_that_ends_is_forgotten_by_the_lanes(tmp_path: Path) -> No
         lanes = Lanes(tasks.start, 1)
         registry = Registry(disk, lanes, tasks, Stage(), ServeSettings((tmp_path,)))
         async with asyncio.TaskGroup() as group:
-            tasks.run_in(group)
+            tasks.group = group
             lanes.read(7, 10, lambda: asyncio.sleep(0))
             lanes.write(7, 10, lambda: asyncio.sleep(0))
         lease, _ = new_lease(7, 0, "one", None, 1)
         registry.sessions[7] = Session(lease, 100, None, disk)
         await registry.end(registry.sessions[7], "a test")
         await disk.close()
-    assert lanes.reads.queue.num_owners == lanes.writes.queue.num_owners == 0
+    assert lanes.reads.queue._lines == lanes.writes.queue._lines == {}
 
 
 async def test_lanes_run_so_many_at_once_and_one_write_while_a_read_waits() -> None:

@@ -26,7 +26,6 @@ from .peer import check_daemon, program_name
 from .window import SharedSlab
 
 _LONGEST_HANDSHAKE_SECONDS = 10.0
-_SIGNS_IN_A_HANDSHAKE = 4  # how often a slow daemon is asked whether it lives
 _CLOSE_SECONDS = 5.0
 _LOOKS = 10
 _LOOKS_BEFORE_ASKING = 5
@@ -81,11 +80,9 @@ class DaemonLink:
         self._program: str  # this client's name and version, from `open` on
         self._channel: Channel | None = None  # set while the session is open on it
         self._greeting: asyncio.Future[Any] | None = None  # what the handshake waits for
-        self._handshake: asyncio.Timeout | None = None  # it waits no longer than that
         self._numbers = itertools.count(1)
         self._pending: dict[int, _Request] = {}
         self._reaching: list[asyncio.Future[None]] = []  # those waiting until the session is open on a connection
-        self._handshake_seconds = _LONGEST_HANDSHAKE_SECONDS
         self._slabs: dict[int, SharedSlab] = {}
         self._reconnect_seconds = reconnect_seconds
         # The longest that a daemon which owes an answer may be silent, or take to resume the session.
@@ -131,10 +128,10 @@ class DaemonLink:
     async def ask(self, kind: RequestKind, *fields: Any, on_late: OnLate = lambda _: None) -> Answer:
         """Send a request and wait for the daemon's answer, through reconnects. Until there is one, the slot that the
         request names is the daemon's. DaemonUnavailableError: it has not come back in time; it may answer later."""
-        request = self.submit(kind, *fields, on_late=on_late)
         if self._ended_because is not None:
-            self._fail_all(self._ended_because, 0.0)
+            on_late(None)
             raise self._unavailable(self._ended_because, 0.0)
+        request = self.submit(kind, *fields, on_late=on_late)
         request.answer = asyncio.get_running_loop().create_future()
         if self._channel is None:
             self._reconnect()
@@ -169,17 +166,12 @@ class DaemonLink:
     # --- one connection -------------------------------------------------------------------------------------------
 
     async def _connect(self, message: messages.Open | messages.Resume, seconds: float) -> Any:
-        """Connect, greet, and send the message; returns its answer. It takes longer than `seconds` only if the daemon
-        shows in each such span that it lives: before it resumes a session it ends all jobs of the previous connection
-        (rule 4)."""
-        self._handshake_seconds = seconds
+        """Connect, greet, and send the message; returns its answer."""
         try:
-            async with asyncio.timeout(seconds) as self._handshake:
+            async with asyncio.timeout(seconds):
                 return await self._introduce(message)
         except TimeoutError:
             raise TimeoutError(f"no answer to {type(message).__name__} within {seconds:g} s") from None
-        finally:
-            self._handshake = None
 
     async def _introduce(self, message: messages.Open | messages.Resume) -> Any:
         loop = asyncio.get_running_loop()
@@ -199,7 +191,7 @@ class DaemonLink:
             raise
         try:
             await self._greet(channel)
-            answer = await self._ask(channel, message, signs_of_life=isinstance(message, messages.Resume))
+            answer = await self._ask(channel, message)
             if not channel.is_open:  # it ended before this was woken, and nobody was told
                 raise ConnectionError(self._lost_because)
         except BaseException:
@@ -222,16 +214,11 @@ class DaemonLink:
             raise ProtocolError(self.address, f"{welcome!r} instead of a Welcome to version {messages.VERSION}")
         self.max_slab_bytes = welcome.max_slab_bytes
 
-    async def _ask(self, channel: Channel, message: messages.ClientMessage, *, signs_of_life: bool = False) -> Any:
-        self._greeting = greeting = asyncio.get_running_loop().create_future()
+    async def _ask(self, channel: Channel, message: messages.ClientMessage) -> Any:
+        self._greeting = asyncio.get_running_loop().create_future()
         channel.send(message)
         try:
-            while signs_of_life:
-                done, _ = await asyncio.wait((greeting,), timeout=self._handshake_seconds / _SIGNS_IN_A_HANDSHAKE)
-                if done:
-                    break
-                channel.send(messages.Inspect())
-            return await greeting
+            return await self._greeting
         finally:
             self._greeting = None
 
@@ -239,12 +226,13 @@ class DaemonLink:
         self._was_heard = True
         for message in received:
             if isinstance(message, messages.Refused):
-                self._refused(message)
+                if self._greeting is None or self._greeting.done():
+                    raise ProtocolError(self.address, f"it refuses to go on: {message.reason}")
+                self._greeting.set_exception(_RefusedError(message.reason, message.is_final))
             elif isinstance(message, Answer):
                 self._answered(message)
-            elif isinstance(message, messages.Report):  # it lives
-                if self._handshake is not None and not self._handshake.expired():
-                    self._handshake.reschedule(asyncio.get_running_loop().time() + self._handshake_seconds)
+            elif isinstance(message, messages.Report):
+                pass  # it lives
             elif self._greeting is not None and not self._greeting.done():
                 self._greeting.set_result(message)
             else:
@@ -259,13 +247,6 @@ class DaemonLink:
             request.answer.set_result(answer)
         else:
             request.on_late(answer)
-
-    def _refused(self, refusal: messages.Refused) -> None:
-        error = _RefusedError(refusal.reason, refusal.is_final)
-        if self._greeting is not None and not self._greeting.done():
-            self._greeting.set_exception(error)
-        else:
-            raise ProtocolError(self.address, f"it refuses to go on: {refusal.reason}")
 
     def _connection_ended(self, error: Exception | None) -> None:
         self._lost_because = "it closed the connection" if error is None else words_of(error)
@@ -336,6 +317,7 @@ class DaemonLink:
         try:
             await self._resume(max(_SHORTEST_PATIENCE_SECONDS, seconds) if seconds > 0 else self._patience_seconds)
         except Exception as error:  # noqa: BLE001 - delivered: to everybody who waits, when time is up
+            self._drop()  # the session may be open on it already, without its slabs and requests
             self._lost_because = words_of(error)
             if isinstance(error, _RefusedError) and error.is_final:
                 self._ended_because = self._lost_because
@@ -345,20 +327,14 @@ class DaemonLink:
         return True
 
     async def _resume(self, seconds: float) -> None:
-        """Connect again within `seconds`, and send again each request that is not answered; raises why that failed."""
+        """Connect again, and send again each request that is not answered; raises why that failed."""
         try:
             if self.renew_slabs is not None:
                 await self.renew_slabs()
         except OSError as error:
             raise ConnectionError(f"there is no memory to share with it: {error}") from error
-        try:
-            await self._resume_on_new_connection(min(seconds, _LONGEST_HANDSHAKE_SECONDS))
-        except Exception:
-            self._drop()  # the session may be open on it already, without its slabs and requests
-            raise
-
-    async def _resume_on_new_connection(self, seconds: float) -> None:
-        answer = await self._connect(messages.Resume(self.opened.session, self.opened.token), seconds)
+        resume = messages.Resume(self.opened.session, self.opened.token)
+        answer = await self._connect(resume, min(seconds, _LONGEST_HANDSHAKE_SECONDS))
         channel = self._channel
         if channel is None or not isinstance(answer, messages.Resumed):
             raise ConnectionError(f"{type(answer).__name__} instead of Resumed")
@@ -367,10 +343,7 @@ class DaemonLink:
         for request in self._pending.values():
             channel.send(request.message)
         self._watch()
-        reaching, self._reaching = self._reaching, []
-        for future in reaching:
-            if not future.done():
-                future.set_result(None)
+        self._end_reaching(None)
 
     def _fail_all(self, reason: str, waited_seconds: float) -> None:
         """Tell all who wait that they must give up; if the session is over, also that no answer comes any more."""
@@ -378,15 +351,18 @@ class DaemonLink:
             answer, request.answer = request.answer, None
             if answer is not None and not answer.done():
                 answer.set_exception(self._unavailable(reason, waited_seconds))
-        reaching, self._reaching = self._reaching, []
-        for future in reaching:
-            if not future.done():
-                future.set_exception(self._unavailable(reason, waited_seconds))
+        self._end_reaching(lambda: self._unavailable(reason, waited_seconds))
         self.on_unavailable(lambda: self._unavailable(reason, waited_seconds))
         if self._ended_because is not None:
             ended, self._pending = self._pending, {}
             for request in ended.values():
                 request.on_late(None)
+
+    def _end_reaching(self, error: Callable[[], Exception] | None) -> None:
+        reaching, self._reaching = self._reaching, []
+        for future in reaching:
+            if not future.done():
+                future.set_result(None) if error is None else future.set_exception(error())
 
     def _unavailable(self, reason: str, waited_seconds: float) -> DaemonUnavailableError:
         if self._ended_because is None:

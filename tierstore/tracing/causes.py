@@ -23,7 +23,6 @@ CAUSES: Mapping[Cause, str] = {
     "prefetch off": "nothing is read ahead: prefetch is off",
     "store": "nothing was moving: no core for the store's threads",
 }
-"""The meaning of each cause, in a few words."""
 
 _MOST = 0.5
 _SHORT = 0.1  # share of a wait: a shorter gap before the wait says nothing

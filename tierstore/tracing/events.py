@@ -13,8 +13,7 @@ import msgspec
 
 FORMAT = "tierstore trace"
 VERSION = 2
-OWNERS_SINCE_VERSION = 2
-"""Traces of version 1 have no `Ours`."""
+OWNERS_SINCE_VERSION = 2  # earlier traces have no `Ours`
 
 
 class Machine(msgspec.Struct, frozen=True):

@@ -11,8 +11,6 @@ import msgspec
 from ..errors import ConfigError
 from .events import FORMAT, VERSION, End, Event, Header
 
-_OLDEST_VERSION = 1
-
 
 @dataclass(frozen=True)
 class RecordedTrace:
@@ -40,7 +38,7 @@ def read_trace(path: Path) -> RecordedTrace:
             events.append(decode(line))
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise ConfigError("trace", str(path), f"line {number} is no event of a trace: {error}") from error
-    header, known = events[0], range(_OLDEST_VERSION, VERSION + 1)
+    header, known = events[0], range(1, VERSION + 1)
     if not isinstance(header, Header) or header.format != FORMAT:
         what = header.format if isinstance(header, Header) else type(header).__name__.lower()
         raise ConfigError("trace", str(path), f"line 1 is not the header of a trace: {what!r}")

@@ -50,11 +50,8 @@ if TYPE_CHECKING:
     from ..residency.graph_times import GraphTimes
 
 RecordedEvent = tuple[Any, ...]
-MOST_WAITING_EVENTS = 200_000
-"""Some 50 MB."""
-
-_EVERY_SECONDS = 0.25
-"""How often the thread looks for events. Waking it for each would cost more than the event."""
+MOST_WAITING_EVENTS = 200_000  # some 50 MB
+_EVERY_SECONDS = 0.25  # in which the thread looks for events: waking it for each would cost more than the event
 _LINES_AT_ONCE = 256  # few, since the interpreter's lock is held while they are made
 _MODE = 0o666  # less the process's umask, as for any output file
 _CUT_SHORT = "the trace is cut short there; training is not affected"

@@ -30,8 +30,7 @@ from .events import (
 from .reader import RecordedTrace
 
 _T = TypeVar("_T")
-_ONE_WAIT_NS = 1_000_000
-"""Any progress wakes a waiting thread, which may then wait again. A shorter gap does not end the wait."""
+_ONE_WAIT_NS = 1_000_000  # any progress wakes a waiting thread; after a shorter gap it is still the same wait
 
 
 @dataclass(frozen=True)

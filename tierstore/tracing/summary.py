@@ -12,17 +12,13 @@ from .causes import CAUSES, Cause, ExplainedWait, codec_ns, explain, union_ns
 from .events import Header, Restore, Spill
 from .steps import Step
 
-_WORTH_A_WORD = 0.03
-"""Share of a phase. A thread that waited less gets no sentence about the cause."""
+_WORTH_A_WORD = 0.03  # share of a phase; a thread that waited less gets no sentence about the cause
 
 
 @dataclass(frozen=True)
 class Direction:
-    """The transfers of a step in one direction. Without "stored", bytes are logical ones.
-
-    `busy_seconds`: for how long anything moved; `lane_seconds`: the times of all transfers added up, of which
-    `codec_seconds` were in codecs.
-    """
+    """The transfers of a step in one direction. Without "stored", bytes are logical ones. `busy_seconds`: for how long
+    anything moved; `lane_seconds`: the times of all transfers added up, of which `codec_seconds` were in codecs."""
 
     num_records: int
     nbytes: int

@@ -4,7 +4,7 @@ one part for the codec and one for the drive: the lengths of the parts are true,
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..base.config import format_bytes
 from .causes import CAUSES, codec_ns, explain
@@ -113,3 +113,27 @@ def _about(job: Spill | Restore, step: Step) -> str:
     if job.failed is not None:
         parts.append(f"failed: {job.failed}")
     return ", ".join(parts)
+
+
+def trace_events(steps: Sequence[Step], thread_names: Mapping[int, str], pid: int, origin_ns: int) -> dict[str, Any]:
+    """Steps in Google's "Trace Event Format", which Perfetto and chrome://tracing show, to be written as JSON: complete
+    events (X), counters (C), names (M); times in microseconds since `origin_ns`."""
+    lanes = {("tierstore", "steps"): 0}
+    seen: dict[tuple[int, int, str], dict[str, Any]] = {}  # what lasts over the end of a step is in the next step too
+    counted: list[dict[str, Any]] = []
+    for step in steps:
+        whole = Lane("tierstore", "steps", [Box(step.began_ns, step.ended_ns, f"step {step.number}", "")])
+        for lane in (whole, *lanes_of(step, thread_names)):
+            tid = lanes.setdefault((lane.group, lane.name), len(lanes))
+            for box in lane.boxes:
+                times = {"ts": (box.began_ns - origin_ns) / 1e3, "dur": (box.ended_ns - box.began_ns) / 1e3}
+                what = {"ph": "X", "name": box.kind, "cat": lane.group, "pid": pid, "tid": tid}
+                seen.setdefault((tid, box.began_ns, box.kind), what | times | {"args": {"about": box.text}})
+        for field, points in curves_of(step).items():
+            counter = {"ph": "C", "name": TIERS[field], "pid": pid}
+            counted += [{**counter, "ts": (at - origin_ns) / 1e3, "args": {"bytes": nbytes}} for at, nbytes in points]
+    names: list[tuple[str, int, dict[str, Any]]] = [("process_name", 0, {"name": f"tierstore, process {pid}"})]
+    for (group, own), tid in lanes.items():
+        names += [("thread_name", tid, {"name": f"{group} · {own}"}), ("thread_sort_index", tid, {"sort_index": tid})]
+    named = [{"ph": "M", "name": name, "pid": pid, "tid": tid, "args": args} for name, tid, args in names]
+    return {"traceEvents": [*named, *seen.values(), *counted], "displayTimeUnit": "ms"}
