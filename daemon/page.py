@@ -195,7 +195,10 @@ class Watch(Page):
     async def _status(self) -> PageAnswer:
         if not self._stage.is_open:
             return self._not_ready()
-        return PageAnswer(200, (await self.reports.get()).shown, "application/json")
+        taken, began_at = await self.reports.get(), time.perf_counter()
+        answer = PageAnswer(200, taken.shown, "application/json")
+        self.reports.rest_for(time.perf_counter() - began_at)
+        return answer
 
     async def _metrics(self) -> PageAnswer:
         from .metrics import CONTENT_TYPE

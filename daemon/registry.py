@@ -75,10 +75,9 @@ class Registry:
         """Make a new session, and enter it in the index; returns it and its token. StoreFullError or StorageIOError:
         the index does not take it, or there is no number for it, or its user has too many."""
         if (most := self.settings.max_sessions_per_user) <= (number := self._num_of_user[uid]):
-            grace = f"{self.settings.grace_seconds:g} s after their loss"
             reason = (
                 f"user {uid} has {number} sessions, and --max-sessions-per-user is {most}: close one, or wait until "
-                f"those whose clients are gone have ended ({grace})"
+                f"those whose clients are gone have ended ({self.settings.grace_seconds:g} s after their loss)"
             )
             raise StorageIOError("open", "a session", reason, "those that are open go on")
         lease, token = new_lease(self._unused_number(), uid, message.name, message.rank, message.pid)

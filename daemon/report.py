@@ -260,7 +260,7 @@ class Reports:
 
     def rest_for(self, seconds: float) -> None:
         """Rest for work of so many seconds, which was done with the report or for it."""
-        self._due_at = self._clock() + min(_MOST_REST_SECONDS, _RESTS * seconds)
+        self._due_at = max(self._due_at, self._clock() + min(_MOST_REST_SECONDS, _RESTS * seconds))
 
     async def _make_when_due(self) -> TakenReport:
         await asyncio.sleep(max(0.0, self._due_at - self._clock()))

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from ..plain_text import plain
+from ..plain_text import plain, plain_json
 from .causes import CAUSES
 from .events import Header, StoreSettings
 from .steps import Step
@@ -25,7 +25,7 @@ def page_of(steps: Sequence[Step], header: Header, names: Mapping[int, str], num
     drawn = [_data(step, header, names) for step in steps]
     data = {"causes": CAUSES, "first": first, "numSteps": num_steps, "steps": drawn}
     page = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
-    as_json = msgspec.json.encode(data).decode().replace("<", "\\u003c")
+    as_json = plain_json(msgspec.json.encode(data).decode()).replace("<", "\\u003c")
     return page.replace("<!--TITLE-->", f"Step {first} of {num_steps}").replace("<!--DATA-->", as_json)
 
 
