@@ -7,10 +7,8 @@ import contextlib
 import grp
 import logging
 import os
-import resource
 import socket
 import stat
-from collections.abc import Set
 from pathlib import Path
 
 from tierstore.base.address import check_folder
@@ -18,7 +16,9 @@ from tierstore.base.system_words import words_of
 from tierstore.errors import ConfigError
 from tierstore.sidecar.peer import uid_of_peer
 
-from .connection import Connection, Shared
+from .connection import Connection
+from .registry import Registry
+from .report import Reporter
 
 _BACKLOG = 128
 
@@ -104,16 +104,15 @@ def _is_listened_on(path: Path) -> bool:
 _log = logging.getLogger("tierstore.daemon")
 
 _ACCEPT_AGAIN_SECONDS = 0.1
-_MOST_IN_LOBBY = 64
-_LOBBY_SHARE = 8  # of the descriptors that the process may have; a connection takes two
+_MOST_IN_LOBBY = 64  # a connection takes two descriptors
 
 
 class Acceptor:
-    """Holds every connection until it is over. `allowed_uids`: who may connect beside the daemon's user and root."""
+    """Holds every connection until it is over."""
 
-    def __init__(self, allowed_uids: Set[int], shared: Shared) -> None:
-        self._allowed_uids = {0, os.getuid()} | allowed_uids
-        self._shared = shared
+    def __init__(self, registry: Registry, reporter: Reporter) -> None:
+        self._allowed_uids = {0, os.getuid()} | registry.settings.allowed_uids
+        self._registry, self._reporter = registry, reporter
         self._connections: dict[Connection, None] = {}  # the oldest first
 
     async def accept(self, listener: socket.socket) -> None:
@@ -138,7 +137,7 @@ class Acceptor:
     def _take_in(self, accepted: socket.socket) -> None:
         try:
             uid = uid_of_peer(accepted)
-            connection = Connection(accepted, uid, self._shared, self._forget)
+            connection = Connection(accepted, uid, self._registry, self._reporter, self._forget)
         except OSError:
             accepted.close()
             raise
@@ -149,9 +148,8 @@ class Acceptor:
 
     def _make_room_in_lobby(self) -> None:
         """Connections without a session may stay, but not keep others out: the oldest makes room for the newest."""
-        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         lobby = [each for each in self._connections if each.is_in_lobby]
-        if len(lobby) >= min(_MOST_IN_LOBBY, descriptors // _LOBBY_SHARE):
+        if len(lobby) >= _MOST_IN_LOBBY:
             lobby[0].refuse("too many connections without a session, of which this was the oldest", is_final=False)
 
     def _forget(self, connection: Connection) -> None:

@@ -9,48 +9,25 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
-
-import msgspec
 
 from tierstore.errors import ProtocolError, StorageIOError, StoreFullError
 from tierstore.sidecar import messages
 from tierstore.sidecar.channel import Channel
 
-from .lanes import Lanes
-from .options import ServeSettings
 from .registry import Registry
-from .reporting import Reporter
-from .sessions import Records, Session
+from .report import Reporter
+from .sessions import Session
 from .slabs import MappedSlab
-from .tasks import Tasks
 
 _log = logging.getLogger("tierstore.daemon")
 
-_MOST_REQUESTS = 4096
-"""Limit of unanswered writes and reads; a store has some dozens."""
-_MOST_DISCARDS = 2**16
-"""Limit of unanswered discards. After an outage a store may send one for each record that it dropped meanwhile."""
-_MOST_KEYS = 2**20
-"""Limit of keys in unanswered discards. A store has some thousands; after an outage, as many as it has records."""
-_MOST_SLABS = 16
-"""Limit of slabs. A store has one; each costs the daemon two descriptors, however small it is."""
+_MOST_REQUESTS = 4096  # writes and reads that are not answered; a store has some dozens
+_MOST_DISCARDS = 2**16  # that are not answered; after an outage a store may send one for each record that it dropped
+_MOST_KEYS = 2**20  # in them; a store has some thousands, and after an outage as many as it has records
+_MOST_SLABS = 16  # a store has one; each costs the daemon two descriptors, however small it is
 _MOST_UNSENT_BYTES = 8 * 2**20
-
-
-@dataclass(frozen=True, slots=True)
-class Shared:
-    """The parts of the daemon that all connections use. `program`: who the daemon is, for clients."""
-
-    settings: ServeSettings
-    program: str
-    registry: Registry
-    records: Records
-    lanes: Lanes
-    tasks: Tasks
-    reporter: Reporter
 
 
 class Connection:
@@ -58,27 +35,30 @@ class Connection:
     `accepted` socket, and the slabs that came over it: the client shares them again over the next one. `uid`: the
     client's user, as the kernel says. `on_end` is called with this connection when it is over, perhaps twice."""
 
-    def __init__(self, accepted: socket.socket, uid: int, shared: Shared, on_end: Callable[[Connection], None]) -> None:
+    def __init__(
+        self,
+        accepted: socket.socket,
+        uid: int,
+        registry: Registry,
+        reporter: Reporter,
+        on_end: Callable[[Connection], None],
+    ) -> None:
         self.session: Session | None = None
         self._uid = uid
-        self._shared = shared
+        self._registry, self._settings = registry, registry.settings
+        self._reporter = reporter
         self._on_end = on_end
-        self._phase = messages.Phase.GREETING
+        self._phase: messages.Phase = "greeting"
         self._slabs: dict[int, MappedSlab] = {}
         self._num_named: Counter[int] = Counter()  # by slab: unanswered requests that name it
         self._num_discards = 0  # that are not answered
         self._num_keys = 0  # in them
         self._is_refused = False
         self._is_entering = False  # a session, which waits for a commit to the index, or for old jobs
+        seconds, peer = self._settings.handshake_seconds, f"a client of user {uid}"
         self._channel = Channel(
-            accepted,
-            messages.ClientMessage,
-            f"a client of user {uid}",
-            self._receive,
-            self._ended,
-            frame_seconds=shared.settings.handshake_seconds,
+            accepted, messages.ClientMessage, peer, self._receive, self._ended, frame_seconds=seconds
         )
-        seconds = shared.settings.handshake_seconds
         too_late = partial(self.refuse, f"no Hello within {seconds:g} s", is_final=False)
         self._hello_timer = asyncio.get_running_loop().call_later(seconds, too_late)
 
@@ -101,13 +81,12 @@ class Connection:
         _log.warning("refused: %s", reason, extra=self._about())
         self._channel.send(messages.Refused(messages.fitting(reason), is_final))
         self._channel.end_when_sent()
-        asyncio.get_running_loop().call_later(self._shared.settings.handshake_seconds, self._ended, None)
+        asyncio.get_running_loop().call_later(self._settings.handshake_seconds, self._ended, None)
 
-    def answer(self, message: messages.DaemonMessage | msgspec.Raw) -> None:
-        """Send an answer, which may be encoded already; dropped where the connection is over."""
+    def answer(self, message: messages.DaemonMessage) -> None:
+        """Send an answer; dropped where the connection is over."""
         self._channel.send(message)
         if self._channel.unsent_bytes > _MOST_UNSENT_BYTES:
-            self.close()
             self._ended(ProtocolError(self.peer, "it does not read its answers"))
 
     def stop_listening(self) -> None:
@@ -116,11 +95,6 @@ class Connection:
 
     def end_when_sent(self) -> None:
         self._channel.end_when_sent()
-
-    def close(self) -> None:
-        self._hello_timer.cancel()
-        self._slabs.clear()
-        self._channel.close()
 
     def give_up_session(self) -> None:
         self.session = None
@@ -131,9 +105,11 @@ class Connection:
     def _ended(self, error: Exception | None) -> None:
         if error is not None:
             _log.warning("connection lost: %s", error, extra=self._about())
-        self.close()
+        self._hello_timer.cancel()
+        self._slabs.clear()
+        self._channel.close()
         if self.session is not None:
-            self._shared.registry.lose(self.session, self)
+            self._registry.lose(self.session, self)
         self._on_end(self)
 
     def _about(self) -> dict[str, object]:
@@ -156,7 +132,7 @@ class Connection:
             case messages.Open() | messages.Resume():
                 self._enter(message)
             case messages.Inspect():
-                self._shared.reporter.answer(self)
+                self._reporter.answer(self)
             case messages.Slab():
                 self._share(message)
             case messages.Unmap():
@@ -164,15 +140,15 @@ class Connection:
             case messages.Write() | messages.Read() | messages.Discard():
                 self._request(message)
             case messages.Close():
-                self._shared.tasks.start(self._guarded(self._close_session()))
+                self._registry.tasks.start(self._guarded(self._close_session()))
 
     def _greet(self, hello: messages.Hello) -> None:
         self._hello_timer.cancel()
         if messages.VERSION not in hello.versions:
             theirs = ", ".join(map(str, hello.versions)) or "none"
             raise ProtocolError(self.peer, f"this daemon speaks version {messages.VERSION}, {hello.program} {theirs}")
-        self._phase = messages.Phase.LOBBY
-        program, settings = self._shared.program, self._shared.settings
+        self._phase = "lobby"
+        program, settings = self._reporter.program, self._settings
         self.answer(messages.Welcome(messages.VERSION, program, settings.slab_bytes, settings.grace_seconds))
 
     # --- sessions -------------------------------------------------------------------------------------------------
@@ -182,37 +158,34 @@ class Connection:
             raise ProtocolError(self.peer, "it opens two sessions at once")
         self._is_entering = True
         work = self._open(message) if isinstance(message, messages.Open) else self._resume(message)
-        self._shared.tasks.start(self._guarded(work))
+        self._registry.tasks.start(self._guarded(work))
 
     async def _open(self, message: messages.Open) -> None:
-        if (reason := self._shared.registry.why_not(self._uid)) is not None:
-            self.refuse(reason, is_final=False)
-            return
         try:
-            session, token = await self._shared.registry.open(message, self._uid)
-        except StoreFullError as error:  # its text asks to free a graph, and there is none yet
-            self.refuse(f"no session can be opened, its drive has no room: {error.reason}", is_final=False)
-            return
-        except StorageIOError as error:
-            self.refuse(f"no session can be opened: {error}", is_final=False)
+            session, token = await self._registry.open(message, self._uid)
+        except (StoreFullError, StorageIOError) as error:
+            # The text of the former asks to free a graph, and there is none yet.
+            reason = f"its drive has no room: {error.reason}" if isinstance(error, StoreFullError) else error
+            self.refuse(f"no session can be opened: {reason}", is_final=False)
             return
         if not self._channel.is_open:  # it left meanwhile, and nobody else has the token
-            await self._shared.registry.end(session, "its client left before it was opened")
+            await self._registry.end(session, "its client left before it was opened")
             return
-        self._begin(session)
-        disk, key_base = self._shared.records.disk, session.disk_key(0)
+        self.session, session.connection = session, self
+        self._phase = "session"
+        disk, key_base = self._registry.disk, session.disk_key(0)
         figures = disk.session, key_base, session.quota_bytes, disk.usage().io_mode
         self.answer(messages.Opened(session.lease.number, token, *figures))
 
     async def _resume(self, message: messages.Resume) -> None:
         if not self._channel.is_open:
             return
-        session = self._shared.registry.find(message, self._uid)
+        session = self._registry.find(message, self._uid)
         if session is None:
             # The same words as for a wrong token, so that guesses do not tell which sessions there are.
             self.refuse("it has no such session: its lease has ended, or its data was cleared")
             return
-        self._shared.registry.take_over(session, self)
+        self._registry.take_over(session, self)
         self.session = session  # from here on the end of the connection begins the grace period
         await session.wait_for(None)  # rule 4 of messages.py
         if session.is_ended:
@@ -220,18 +193,13 @@ class Connection:
             return
         if session.connection is not self:  # it left meanwhile, or came back once more
             return
-        self._begin(session)
+        self._phase = "session"
         self.answer(messages.Resumed())
-
-    def _begin(self, session: Session) -> None:
-        self.session = session
-        self._phase = messages.Phase.SESSION
-        session.connection = self
 
     async def _close_session(self) -> None:
         session, self.session = self.session, None
         if session is not None:
-            await self._shared.registry.end(session, "its client closed it")
+            await self._registry.end(session, "its client closed it")
         self.answer(messages.Closed())
         self.end_when_sent()
 
@@ -246,16 +214,13 @@ class Connection:
         if len(self._slabs) >= _MOST_SLABS:
             raise ProtocolError(self.peer, f"more than {_MOST_SLABS} slabs")
         shared_bytes = self.slab_bytes + slab.num_bytes
-        if shared_bytes > self._shared.settings.slab_bytes:
-            raise ProtocolError(
-                self.peer, f"slabs of {shared_bytes} bytes; {self._shared.settings.slab_bytes} are allowed"
-            )
+        if shared_bytes > self._settings.slab_bytes:
+            raise ProtocolError(self.peer, f"slabs of {shared_bytes} bytes; {self._settings.slab_bytes} are allowed")
         self._slabs[message.slab] = slab
 
     def _unmap(self, message: messages.Unmap) -> None:
-        if self._num_named[message.slab]:  # its mapping would stay, without being counted
+        if self._num_named.pop(message.slab, 0):  # its mapping would stay, without being counted
             raise ProtocolError(self.peer, f"Unmap of slab {message.slab}, which an unanswered request names")
-        self._num_named.pop(message.slab, None)
         self._slabs.pop(message.slab, None)
 
     def _request(self, message: messages.Write | messages.Read | messages.Discard) -> None:
@@ -267,12 +232,14 @@ class Connection:
             return
         if session.num_jobs >= _MOST_REQUESTS:
             raise ProtocolError(self.peer, f"more than {_MOST_REQUESTS} requests that are not answered")
-        slab = self._slab_of(message)
+        if (slab := self._slabs.get(message.slab)) is None:
+            raise ProtocolError(self.peer, f"slab {message.slab}, which it has not shared")
+        slab.check_range(message.offset, message.num_bytes)
         if isinstance(message, messages.Write) and message.key in session.being_written:
             raise ProtocolError(self.peer, f"record {message.key}, which is being written, once more")
         session.begin_job(message.key)
         self._num_named[message.slab] += 1
-        lanes, about = self._shared.lanes, (session.lease.number, message.num_bytes)
+        lanes, about = self._registry.lanes, (session.lease.number, message.num_bytes)
 
         def job() -> Coroutine[Any, Any, None]:
             return self._guarded(self._serve(session, message, slab))
@@ -290,33 +257,20 @@ class Connection:
             raise ProtocolError(self.peer, f"more than {_MOST_KEYS} keys in discards that are not answered")
         self._num_discards += 1
         self._num_keys += len(message.keys)
-        self._shared.tasks.start(self._guarded(self._discard(session, message)))
+        self._registry.tasks.start(self._guarded(self._discard(session, message)))
 
     async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a request. A bug of the daemon's own ends this connection, with an explanation, and no other."""
         try:
             await work
         except Exception as error:  # noqa: BLE001 - logged, and the client is told
-            self._shared.tasks.note_bug(self._about())
+            self._registry.tasks.note_bug(self._about())
             self.refuse(f"it has failed: {error!r}", is_final=False)
 
-    def _slab_of(self, message: messages.Write | messages.Read) -> MappedSlab:
-        slab = self._slabs.get(message.slab)
-        if slab is None:
-            raise ProtocolError(self.peer, f"slab {message.slab}, which it has not shared")
-        slab.check_range(message.offset, message.num_bytes)
-        return slab
-
     async def _serve(self, session: Session, message: messages.Write | messages.Read, slab: MappedSlab) -> None:
-        records = self._shared.records
-        answer: messages.DaemonMessage | None = None
         try:
-            if isinstance(message, messages.Read):
-                answer = await records.read(session, message, slab.range(message.offset, message.num_bytes))
-            elif not session.is_ended:
-                answer = await records.write(session, message, slab.range(message.offset, message.num_bytes))
-            if answer is not None:
-                self.answer(answer)
+            if isinstance(message, messages.Read) or not session.is_ended:
+                self.answer(await session.serve(message, slab.range(message.offset, message.num_bytes)))
         except ProtocolError as error:
             self.refuse(error.reason)
         finally:
@@ -329,7 +283,7 @@ class Connection:
     async def _discard(self, session: Session, message: messages.Discard) -> None:
         try:
             await session.wait_for(frozenset(message.keys))  # rule 6
-            await self._shared.records.free(session, message.keys)
+            await session.free(message.keys)
         finally:
             self._num_discards -= 1
             self._num_keys -= len(message.keys)

@@ -10,7 +10,6 @@ import time
 from bisect import bisect_left
 from collections import defaultdict, deque
 from collections.abc import Callable, Coroutine, Mapping
-from types import MappingProxyType
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -32,10 +31,6 @@ class FairQueue(Generic[T]):
 
     def __len__(self) -> int:
         return self._num_items
-
-    @property
-    def num_owners(self) -> int:
-        return len(self._lines)
 
     def push(self, owner: int, cost: int, item: T) -> None:
         line = self._lines.get(owner)
@@ -75,8 +70,6 @@ JOB_BYTES = 256 * 2**10
 150 to 350 us more than its bytes. (One client with 24 requests outstanding, two cores, a drive of 2.2 GB/s; 3 runs.)"""
 _READS_PER_WRITE = 8
 """While reads wait, their share is eight times that of writes. A ninth is enough for a write not to wait for ever."""
-
-_NO_SECONDS: Mapping[Stay, float] = MappingProxyType({})
 
 
 class _Queued(NamedTuple):
@@ -143,7 +136,7 @@ class Lanes:
             self._count(session, "write_held", time.perf_counter() - asked_at)
 
     def seconds_of(self, session: int) -> Mapping[Stay, float]:
-        return self._seconds_of.get(session, _NO_SECONDS)
+        return self._seconds_of.get(session, {})
 
     def forget(self, session: int) -> None:
         """Of a session that has no jobs and never will have any again."""

@@ -7,15 +7,14 @@ import logging
 import re
 import sys
 import time
-from collections import OrderedDict
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from tierstore.plain_text import plain
 
 _SECONDS = 60.0
-_MOST_CAUSES = 1024
+_MOST_CAUSES = 4096  # that are remembered
 _MOST_LINES = 100
 _CLIENT_FIELDS = ("client", "rank", "session")
 _OWN_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -31,56 +30,35 @@ def set_up_logging(level: str, form: str) -> None:
 
 
 class CauseFilter(logging.Filter):
-    """Lets one line per cause and minute pass, and a hundred per kind of message and user.
+    """Lets one line per cause pass in each minute, and a hundred per kind of message and user.
 
     A cause is the message before its figures are filled in, together with the client and its session. Clients choose
     their names, and may open sessions without end, so the lines of all of a user's causes are bounded too. A line says
-    how many like it were dropped before (`not_logged`).
+    how many of its kind were dropped before (`not_logged`).
     """
 
     def __init__(self, seconds: float = _SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._seconds = seconds
         self._clock = clock
-        self._spans: OrderedDict[tuple[object, ...], _Span] = OrderedDict()
+        self._began_at = clock()
+        self._num_said: Counter[tuple[object, ...]] = Counter()  # in this minute, by kind and by cause
+        self._num_dropped: Counter[tuple[object, ...]] = Counter()  # by kind
 
     def filter(self, record: logging.LogRecord) -> bool:
+        if len(self._num_said) + len(self._num_dropped) > _MOST_CAUSES:
+            self._num_said, self._num_dropped = Counter(), Counter()
+        elif self._clock() - self._began_at >= self._seconds:
+            self._began_at, self._num_said = self._clock(), Counter()
         kind = (record.name, record.levelno, record.msg, getattr(record, "uid", None))
         cause = (*kind, *(getattr(record, name, None) for name in _CLIENT_FIELDS))
-        num_dropped, spans = 0, []
-        for key, most in ((kind, _MOST_LINES), (cause, 1)):
-            spans.append(self._span(key))
-            if spans[-1].num_said >= most:
-                spans[-1].num_dropped += 1
-                return False
-        for span in spans:
-            span.num_said += 1
-            num_dropped += span.dropped_before
-            span.dropped_before = 0
-        if num_dropped:
+        if self._num_said[cause] or self._num_said[kind] >= _MOST_LINES:
+            self._num_dropped[kind] += 1
+            return False
+        self._num_said.update((kind, cause))
+        if num_dropped := self._num_dropped.pop(kind, 0):
             record.not_logged = num_dropped
         return True
-
-    def _span(self, key: tuple[object, ...]) -> _Span:
-        now = self._clock()
-        span = self._spans.get(key)
-        if span is None or now - span.began_at >= self._seconds:
-            span = _Span(now, span.num_dropped + span.dropped_before if span else 0)
-        self._spans[key] = span
-        self._spans.move_to_end(key)
-        if len(self._spans) > _MOST_CAUSES:
-            self._spans.popitem(last=False)
-        return span
-
-
-@dataclass(slots=True)
-class _Span:
-    """A minute of a cause, or of a kind of message."""
-
-    began_at: float
-    dropped_before: int
-    num_said: int = 0
-    num_dropped: int = 0
 
 
 class TextFormatter(logging.Formatter):

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 
 from tierstore.plain_text import plain
 
-from .report import DaemonReport, SessionState, Spread, Stays
+from .report import DaemonReport, Spread, Stays
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -74,14 +74,6 @@ _TOTALS = {
     "corrupt_records": "Records whose bytes were found damaged",
     "io_errors": "Jobs that failed at the device",
 }
-_STAYS = {
-    "read_queued": ("read", "queued"),
-    "read_at_drive": ("read", "at_drive"),
-    "write_held": ("write", "held"),
-    "write_queued": ("write", "queued"),
-    "write_at_drive": ("write", "at_drive"),
-}
-"""The direction and the place of each field of `Stays`."""
 
 
 def metrics_text(report: DaemonReport) -> bytes:
@@ -117,19 +109,12 @@ def _lines_of(report: DaemonReport) -> Iterator[str]:
             yield from _histogram(name, labels, getattr(way, field))
     words = "Total seconds that requests of all sessions spent in each place (label stay)"
     yield from _family("tierstore_daemon_request_seconds_total", words, _stays(report.stays, ""))
-    yield from _of_sessions(report.sessions)
-
-
-def _of_sessions(sessions: Sequence[SessionState]) -> Iterator[str]:
-    labels = [
-        _labels(
-            {"session": str(each.session), "client": each.client, "rank": "" if each.rank is None else str(each.rank)}
-        )
-        for each in sessions
+    of_sessions = [
+        _labels({"session": each.session, "client": each.client, "rank": each.rank}) for each in report.sessions
     ]
     totals = [(f"tierstore_{name}_total", f"totals.{name}", words) for name, words in _TOTALS.items()]
-    yield from _of_each([*_OF_SESSION, *totals], sessions, labels)
-    stays = (_stays(each.stays, f"{its[1:-1]},") for each, its in zip(sessions, labels, strict=True))
+    yield from _of_each([*_OF_SESSION, *totals], report.sessions, of_sessions)
+    stays = (_stays(each.stays, f"{its[1:-1]},") for each, its in zip(report.sessions, of_sessions, strict=True))
     words = "Total seconds that the session's requests spent in each place (label stay)"
     yield from _family("tierstore_request_seconds_total", words, chain.from_iterable(stays))
 
@@ -155,14 +140,16 @@ def _histogram(name: str, labels: str, spread: Spread) -> Iterator[str]:
 
 
 def _stays(stays: Stays, others: str) -> Iterator[tuple[str, float]]:
-    for field, (direction, stay) in _STAYS.items():
+    for field in Stays.__struct_fields__:
+        direction, stay = field.split("_", 1)  # such as read_at_drive
         yield f'{{{others}direction="{direction}",stay="{stay}"}}', getattr(stays, field)
 
 
-def _labels(texts: Mapping[str, str]) -> str:
+def _labels(values: Mapping[str, object]) -> str:
     """Somebody may look at texts of others in a terminal, so they are plain. The format escapes the ends of lines."""
     parts = []
-    for name, text in texts.items():
-        escaped = plain(text, kept="\n").replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+    for name, value in values.items():
+        text = plain("" if value is None else str(value), kept="\n")
+        escaped = text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
         parts.append(f'{name}="{escaped}"')
     return "{" + ",".join(parts) + "}"

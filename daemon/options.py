@@ -55,14 +55,9 @@ Given = str | Sequence[str]
 
 
 class Option(NamedTuple):
-    """One option.
-
-    Attributes:
-        parse: (text, where it was given) -> a value; raises ConfigError.
-        gather: makes a setting of all values of an option that can be repeated; None: it cannot.
-        pattern: of each of several values in the environment.
-        setting: its name in `ServeSettings`, if it is another.
-    """
+    """One option. `parse`: (text, where it was given) -> a value; raises ConfigError. `gather`: makes a setting of all
+    values of an option that can be repeated; None: it cannot. `pattern`: of each of several values in the environment.
+    `setting`: its name in `ServeSettings`, if it is another."""
 
     parse: Callable[[str, str], Any]
     metavar: str

@@ -16,7 +16,7 @@ from tierstore.sidecar import messages
 
 from .lanes import Lanes
 from .options import ServeSettings
-from .sessions import COUNTER, KEY_BITS, NUMBERS, KeptRecord, Lease, Records, Session, kept_leases, new_lease
+from .sessions import COUNTER, KEY_BITS, NUMBERS, KeptRecord, Lease, Session, kept_leases, new_lease
 from .tasks import Stage, Tasks
 
 if TYPE_CHECKING:
@@ -26,77 +26,66 @@ _log = logging.getLogger("tierstore.daemon")
 
 
 class Registry:
-    """Sessions by number. Its coroutines wait for commits to the index and for jobs; nothing blocks the loop. A session
-    whose client is lost is kept for the grace period; then it ends, and what it stored is freed."""
+    """Sessions by number, and the parts of the daemon that serve them. Its coroutines wait for commits to the index and
+    for jobs; nothing blocks the loop. A session whose client is lost is kept for the grace period; then it ends, and
+    what it stored is freed."""
 
-    def __init__(
-        self, disk: LocalTier, records: Records, lanes: Lanes, tasks: Tasks, stage: Stage, settings: ServeSettings
-    ) -> None:
-        self.sessions: dict[int, Session] = {}
+    def __init__(self, disk: LocalTier, lanes: Lanes, tasks: Tasks, stage: Stage, settings: ServeSettings) -> None:
+        self.disk = disk
+        self.lanes = lanes
+        self.tasks = tasks
+        self.stage = stage
         self.settings = settings
+        self.sessions: dict[int, Session] = {}
         self.num_opened = 0
-        self._disk = disk
-        self._records = records
-        self._lanes = lanes
-        self._tasks = tasks
-        self._stage = stage
         self.ended_totals: Counter[str] = Counter()
         self._next_session = 1
         self._num_of_user: Counter[int] = Counter()  # sessions, those included that are being opened
 
-    # --- questions ------------------------------------------------------------------------------------------------
-
     def find(self, message: messages.Resume, uid: int) -> Session | None:
         session = self.sessions.get(message.session)
-        if session is None or not session.lease.is_resumed_by(message.token, uid):
-            return None
-        return session
-
-    def why_not(self, uid: int) -> str | None:
-        """Why this user may not open one more session now; None: the user may."""
-        most = self.settings.max_sessions_per_user
-        if self._num_of_user[uid] < most:
-            return None
-        return (
-            f"user {uid} has {self._num_of_user[uid]} sessions, and --max-sessions-per-user is {most}: close one, or "
-            f"wait until those whose clients are gone have ended ({self.settings.grace_seconds:g} s after their loss)"
-        )
-
-    # --- the life of a session ------------------------------------------------------------------------------------
+        return session if session is not None and session.lease.is_resumed_by(message.token, uid) else None
 
     async def take_up(self) -> None:
         """Continue the sessions of an earlier daemon; each waits for its client. Called once, before anything else. On
         StoreFullError or StorageIOError (the index does not take a change) what was there still is."""
-        found = kept_leases(self._disk.leases)
+        found = kept_leases(self.disk.leases)
         self._next_session = found.next_number
         for number in found.damaged:
             _log.warning("a damaged session was dropped", extra={"session": number})
-            await self._disk.delete_lease(number)
+            await self.disk.delete_lease(number)
         for number, lease in found.leases.items():
             self.sessions[number] = self._session_of_lease(lease, was_taken_up=True)
             self._num_of_user[lease.uid] += 1
         nobodys = []
-        for disk_key, location in self._disk.found_locations().items():
+        for disk_key, location in self.disk.found_locations().items():
             session = self.sessions.get(disk_key >> KEY_BITS)
             if session is None:
                 nobodys.append(disk_key)
             else:
                 checksum = location.checksum if location.codec == NO_CODEC.family else None
                 kept = KeptRecord(location.logical_bytes, location.taken_bytes, location.codec, "", checksum)
-                session.take_up(disk_key & (1 << KEY_BITS) - 1, kept)
-        await self._disk.discard(nobodys)
+                session.records[disk_key & (1 << KEY_BITS) - 1] = kept
+                session.disk_bytes += kept.stored_bytes
+        await self.disk.discard(nobodys)
         for session in self.sessions.values():
             self._start_grace(session)
 
     async def open(self, message: messages.Open, uid: int) -> tuple[Session, bytes]:
-        """Make a new session, which `why_not` allows, and enter it in the index; returns it and its token.
-        StoreFullError or StorageIOError: the index does not take it, or there is no number for it."""
+        """Make a new session, and enter it in the index; returns it and its token. StoreFullError or StorageIOError:
+        the index does not take it, or there is no number for it, or its user has too many."""
+        if (most := self.settings.max_sessions_per_user) <= (number := self._num_of_user[uid]):
+            reason = (
+                f"user {uid} has {number} sessions, and --max-sessions-per-user is {most}: close one, or wait until "
+                f"those whose clients are gone have ended ({self.settings.grace_seconds:g} s after their loss)"
+            )
+            raise StorageIOError("open", "a session", reason, "those that are open go on")
         lease, token = new_lease(self._unused_number(), uid, message.name, message.rank, message.pid)
         self._next_session = lease.number + 1
         self._num_of_user[uid] += 1
         try:
-            await self._disk.put_lease(COUNTER, msgspec.msgpack.encode(self._next_session))
-            await self._disk.put_lease(lease.number, msgspec.msgpack.encode(lease))
+            await self.disk.put_lease(COUNTER, msgspec.msgpack.encode(self._next_session))
+            await self.disk.put_lease(lease.number, msgspec.msgpack.encode(lease))
         except BaseException:
             self._num_of_user[uid] -= 1
             raise
@@ -126,11 +115,11 @@ class Registry:
         self._stop_grace(session)
         session.connection = None
         await session.wait_for(None)
-        await self._records.free(session, tuple(session.records))
-        await self._disk.delete_lease(session.lease.number)
+        await session.free(tuple(session.records))
+        await self.disk.delete_lease(session.lease.number)
         del self.sessions[session.lease.number]
         self._num_of_user[session.lease.uid] -= 1
-        self._lanes.forget(session.lease.number)
+        self.lanes.forget(session.lease.number)
         self.ended_totals.update(session.totals)
         _log.info("session ended: %s", reason, extra=session.about())
 
@@ -146,7 +135,7 @@ class Registry:
     def _unused_number(self) -> int:
         if self._next_session in NUMBERS:
             return self._next_session
-        if self.sessions or not self._disk.is_empty:
+        if self.sessions or not self.disk.is_empty:
             reason = f"all {len(NUMBERS)} numbers of sessions are used: they begin again when no session is left"
             raise StorageIOError("open", "a session", reason, "those that are open go on")
         return NUMBERS.start
@@ -154,22 +143,20 @@ class Registry:
     def _session_of_lease(self, lease: Lease, *, was_taken_up: bool = False) -> Session:
         quota_bytes = self.settings.session_disk_bytes
         if quota_bytes is None:
-            quota_bytes = self._disk.usage().budget_bytes
-        return Session(lease, quota_bytes, self.settings.session_queued_bytes, was_taken_up=was_taken_up)
+            quota_bytes = self.disk.usage().budget_bytes
+        most_queued_bytes = self.settings.session_queued_bytes
+        return Session(lease, quota_bytes, most_queued_bytes, self.disk, was_taken_up=was_taken_up)
 
     def _start_grace(self, session: Session) -> None:
-        loop = asyncio.get_running_loop()
-        session.lost_at = loop.time()
-        if self._stage.is_ending:  # its lease is kept; the next daemon gives it the whole grace period
+        if self.stage.is_ending:  # its lease is kept; the next daemon gives it the whole grace period
             return
-        session.expiry = loop.call_later(self.settings.grace_seconds, self._expire, session)
-        _log.info("client lost, session kept for %g s", self.settings.grace_seconds, extra=session.about())
+        loop = asyncio.get_running_loop()
+        seconds = self.settings.grace_seconds
+        reason = f"its client did not come back within {seconds:g} s"
+        session.expiry = loop.call_later(seconds, lambda: self.tasks.start(self.end(session, reason)))
+        _log.info("client lost, session kept for %g s", seconds, extra=session.about())
 
     def _stop_grace(self, session: Session) -> None:
-        session.lost_at = None
         if session.expiry is not None:
             session.expiry.cancel()
             session.expiry = None
-
-    def _expire(self, session: Session) -> None:
-        self._tasks.start(self.end(session, f"its client did not come back within {self.settings.grace_seconds:g} s"))

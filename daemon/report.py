@@ -1,4 +1,5 @@
-"""The report: a record of what a daemon holds and has done, for `tierstore stat`, `tierstore top` and the metrics.
+"""The report: a record of what a daemon holds and has done, for `tierstore stat`, `tierstore top`, the page and the
+metrics; and who takes it for all who ask, on the daemon's loop.
 
 Fields with disk, written or read in their names count bytes as they are on disk; the others count them as the clients
 gave them.
@@ -6,19 +7,30 @@ gave them.
 
 from __future__ import annotations
 
+import asyncio
+import os
+import time
 from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from tierstore.disk.codec.policy import OTHER_KINDS
+from tierstore.plain_text import plain_json, unicode_text
+from tierstore.sidecar import messages
 from tierstore.sidecar.frames import MAX_FRAME_BYTES
+from tierstore.sidecar.peer import program_name
 
-_ROOM_BYTES = MAX_FRAME_BYTES - 1024
-"""Room for a report in one frame."""
-_LEAST_SESSION_BYTES = 400
-"""No session takes less in a report: the names of its fields alone take as much."""
-_MOST_KINDS = 64
-"""Of records, in a report that is too long."""
+if TYPE_CHECKING:
+    from tierstore.disk.tier import DriveUsage
+
+    from .connection import Connection
+    from .lanes import DriveWay, Stay
+    from .registry import Registry
+    from .sessions import Session
+
+_ROOM_BYTES = MAX_FRAME_BYTES - 1024  # for a report in one frame
 
 
 class Totals(msgspec.Struct, frozen=True):
@@ -175,8 +187,7 @@ class DaemonReport(msgspec.Struct, frozen=True):
         num_sessions: sessions now.
         num_sessions_opened: sessions that this daemon has opened.
         sessions: one entry each; only some of them where not all fit into one answer.
-        codec_choices: how often each codec was used, by kind of record. Where not all kinds fit into one answer, the
-            kinds used least are summed up as "others".
+        codec_choices: how often each codec was used, by kind of record; empty where it does not fit into one answer.
         internal_errors: the daemon's own bugs since its start; each is in its log.
         drives: one entry for each directory. None: from a daemon of an earlier version.
         stays: of the requests of all sessions, ended ones included.
@@ -201,23 +212,158 @@ class DaemonReport(msgspec.Struct, frozen=True):
     stays: Stays = Stays()
 
 
-def encode_report(report: DaemonReport, room_bytes: int = _ROOM_BYTES) -> bytes:
-    """The report as JSON of at most `room_bytes`. If it is longer, kinds are summed up, then sessions left out."""
-    most = room_bytes // _LEAST_SESSION_BYTES  # so that thousands that have no room are not encoded first
-    encoded = msgspec.json.encode(report := msgspec.structs.replace(report, sessions=report.sessions[:most]))
-    if len(encoded) > room_bytes:
-        report = msgspec.structs.replace(report, codec_choices=_fewer_kinds(report.codec_choices))
-        encoded = msgspec.json.encode(report)
-    while len(encoded) > room_bytes and report.sessions:
+def encode_report(report: DaemonReport) -> bytes:
+    """The report as JSON that fits into one frame. If it is longer, codec choices are left out, then sessions."""
+    encoded = msgspec.json.encode(report)
+    if len(encoded) > _ROOM_BYTES:
+        encoded = msgspec.json.encode(report := msgspec.structs.replace(report, codec_choices={}))
+    while len(encoded) > _ROOM_BYTES and report.sessions:
         report = msgspec.structs.replace(report, sessions=report.sessions[: len(report.sessions) // 2])
         encoded = msgspec.json.encode(report)
     return encoded
 
 
-def _fewer_kinds(choices: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
-    """The kinds that were used most, and all others summed up."""
-    by_use = sorted(choices.keys() - {OTHER_KINDS}, key=lambda kind: sum(choices[kind].values()), reverse=True)
-    others = Counter(choices.get(OTHER_KINDS, {}))
-    for kind in by_use[_MOST_KINDS:]:
-        others.update(choices[kind])
-    return {kind: choices[kind] for kind in by_use[:_MOST_KINDS]} | {OTHER_KINDS: dict(others)}
+_RESTS = 10
+"""How many times as long as the making. So all who ask without end take a tenth of the time together."""
+_MOST_REST_SECONDS = 0.5  # a client that asks for a sign of life waits for it too
+
+
+class TakenReport:
+    """A report; encoded once at most for all who get it. `shown`: as JSON that is safe to look at."""
+
+    def __init__(self, report: DaemonReport) -> None:
+        self.report = report
+
+    @cached_property
+    def encoded(self) -> bytes:
+        return encode_report(self.report)
+
+    @cached_property
+    def shown(self) -> bytes:
+        return plain_json(self.encoded.decode()).encode()
+
+
+class Reports:
+    """A report is made when somebody asks, and rests follow. All who ask meanwhile get the same one."""
+
+    def __init__(self, make: Callable[[], TakenReport], clock: Callable[[], float] = time.perf_counter) -> None:
+        self._make = make
+        self._clock = clock
+        self._next: asyncio.Task[TakenReport] | None = None
+        self._due_at = clock()
+
+    async def get(self) -> TakenReport:
+        """Wait for a rest, of half a second at most, and the making of the next. Raises as `make`."""
+        if self._next is None:
+            self._next = asyncio.ensure_future(self._make_when_due())
+        return await asyncio.shield(self._next)
+
+    def rest_for(self, seconds: float) -> None:
+        """Rest for work of so many seconds, which was done with the report or for it."""
+        self._due_at = max(self._due_at, self._clock() + min(_MOST_REST_SECONDS, _RESTS * seconds))
+
+    async def _make_when_due(self) -> TakenReport:
+        await asyncio.sleep(max(0.0, self._due_at - self._clock()))
+        self._next = None
+        began_at = self._clock()
+        try:
+            return self._make()
+        finally:
+            self.rest_for(self._clock() - began_at)
+
+
+class Reporter:
+    """Asks the parts of the daemon what they hold and have done. `program`: who the daemon is, for clients."""
+
+    def __init__(self, registry: Registry, metrics_address: str | None) -> None:
+        self.program = program_name()
+        self.reports = Reports(self._take)
+        self._registry = registry
+        self._metrics_address = metrics_address
+        self._started_at = time.monotonic()
+        self._asking: set[Connection] = set()
+
+    def answer(self, asker: Connection) -> None:
+        """Answer with the next report; one answer for all questions that are unanswered by then."""
+        if asker not in self._asking:
+            self._asking.add(asker)
+            self._registry.tasks.start(self._answer(asker))
+
+    async def _answer(self, asker: Connection) -> None:
+        try:
+            taken = await self.reports.get()
+        finally:
+            self._asking.discard(asker)
+        asker.answer(messages.Report(taken.encoded))
+
+    def _take(self) -> TakenReport:
+        registry, disk, now = self._registry, self._registry.disk, asyncio.get_running_loop().time()
+        settings, lanes, usage = registry.settings, registry.lanes, disk.usage()
+        sessions, totals = registry.sessions.values(), Counter(registry.ended_totals)
+        for session in sessions:
+            totals.update(session.totals)
+        report = DaemonReport(
+            program=self.program,
+            pid=os.getpid(),
+            path=unicode_text(settings.place),
+            socket=unicode_text(str(settings.socket)),
+            metrics=self._metrics_address,
+            uptime_seconds=round(time.monotonic() - self._started_at, 3),
+            is_ending=registry.stage.is_ending,
+            disk=DiskState(**{name: getattr(usage, name) for name in DiskState.__struct_fields__}),
+            jobs=Jobs(_job_times(lanes.reads), _job_times(lanes.writes)),
+            totals=_totals(totals),
+            num_sessions=len(sessions),
+            num_sessions_opened=registry.num_opened,
+            sessions=[self._session_state(session, now) for session in sessions],
+            codec_choices={kind: dict(counts) for kind, counts in disk.codec_choices().items()},
+            internal_errors=registry.tasks.num_internal_errors,
+            drives=[_drive_state(each) for each in disk.drives()],
+            stays=_stays(lanes.seconds),
+        )
+        return TakenReport(report)
+
+    def _session_state(self, session: Session, now: float) -> SessionState:
+        lease, lease_seconds = session.lease, None
+        if session.connection is None:
+            lease_seconds = 0.0 if session.expiry is None else round(max(0.0, session.expiry.when() - now), 3)
+        return SessionState(
+            session=lease.number,
+            client=lease.name,
+            rank=lease.rank,
+            pid=lease.pid,
+            uid=lease.uid,
+            is_connected=session.connection is not None,
+            lease_seconds=lease_seconds,
+            disk_bytes=session.disk_bytes,
+            quota_bytes=session.quota_bytes,
+            num_records=len(session.records),
+            slab_bytes=0 if session.connection is None else session.connection.slab_bytes,
+            num_jobs=session.num_jobs,
+            queued_bytes=session.writes.queued_bytes,
+            queued_quota_bytes=session.writes.most_bytes,
+            held_bytes=session.writes.held_bytes,
+            totals=_totals(session.totals),
+            stays=_stays(self._registry.lanes.seconds_of(lease.number)),
+        )
+
+
+def _totals(counts: Counter[str]) -> Totals:
+    return Totals(**{name: counts[name] for name in Totals.__struct_fields__})
+
+
+def _stays(seconds: Mapping[Stay, float]) -> Stays:
+    return Stays(**{name: round(each, 6) for name, each in seconds.items()})
+
+
+def _drive_state(drive: DriveUsage) -> DriveState:
+    contents = {name: getattr(drive.usage, name) for name in DiskState.__struct_fields__}
+    own = set(DriveState.__struct_fields__) - contents.keys() - {"path"}
+    return DriveState(**contents, **{name: getattr(drive, name) for name in own}, path=unicode_text(drive.place))
+
+
+def _job_times(way: DriveWay) -> JobTimes:
+    spreads = (
+        Spread(each.bounds, tuple(each.counts), each.total) for each in (way.seconds, way.wait_seconds, way.num_bytes)
+    )
+    return JobTimes(len(way.queue), way.num_running, *spreads)

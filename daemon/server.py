@@ -16,7 +16,6 @@ import os
 import secrets
 import signal
 import socket
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack, contextmanager, suppress
@@ -34,16 +33,13 @@ from tierstore.disk.drives import Drives, LocalTier
 from tierstore.disk.home import NamedHome
 from tierstore.disk.local import LocalDisk
 from tierstore.errors import StorageIOError, StoreFullError
-from tierstore.sidecar.peer import program_name
 
 from .acceptor import Acceptor, listen, stop_listening
-from .connection import Shared
 from .lanes import Lanes
 from .options import ServeSettings
-from .page import Page, Watch
+from .page import Watch
 from .registry import Registry
-from .reporting import Reporter
-from .sessions import Records
+from .report import Reporter
 from .tasks import Stage, Tasks
 
 _log = logging.getLogger("tierstore.daemon")
@@ -77,35 +73,22 @@ class Daemon:
 
     def __init__(self, settings: ServeSettings) -> None:
         self.settings = settings
-        self._program = program_name()
-        self._started_at = time.monotonic()
         self._stage = Stage()
-        self._was_open = False
 
     async def run(self) -> None:
         settings = self.settings
         for number in (signal.SIGTERM, signal.SIGINT):  # first: whoever can connect can already end it in good order
             asyncio.get_running_loop().add_signal_handler(number, self._stage.signalled)
         with ExitStack() as opened:
-            page = None if settings.metrics is None else Page.bind(*settings.metrics)  # first: it leaves no file behind
-            if page is not None:
+            page = None if settings.metrics is None else Watch(self._stage, *settings.metrics)
+            if page is not None:  # first: it leaves no file behind
                 opened.callback(page.close)
             homes = self._lock_homes(opened)
-            if not os.path.lexists(settings.socket.parent):
-                opened.callback(self._remove_folder_of_socket)
             listener = listen(settings.socket, settings.socket_group)
             opened.callback(stop_listening, listener, settings.socket)
-            watch = None if page is None else Watch(page, self._stage)
-            if watch is not None:
-                opened.callback(watch.close)
-                await watch.begin()
-            await self._serve(homes, listener, watch)
-
-    def _remove_folder_of_socket(self) -> None:
-        """Remove the folder that this start has made, if the daemon was refused. Later it stays: others look there."""
-        if not self._was_open:
-            with suppress(OSError):
-                self.settings.socket.parent.rmdir()
+            if page is not None:
+                await page.begin()
+            await self._serve(homes, listener, page)
 
     def _lock_homes(self, opened: ExitStack) -> list[NamedHome]:
         """Lock the folder on each drive. `opened` unlocks them, and closes what no tier has closed by then."""
@@ -117,7 +100,7 @@ class Daemon:
             opened.callback(homes[-1].close, keep=True)
         return homes
 
-    async def _serve(self, homes: Sequence[NamedHome], listener: socket.socket, watch: Watch | None) -> None:
+    async def _serve(self, homes: Sequence[NamedHome], listener: socket.socket, page: Watch | None) -> None:
         stage, settings = self._stage, self.settings
         num_jobs = _NUM_JOBS * len(homes)
         with _opened_at(settings.paths[0]):
@@ -125,31 +108,18 @@ class Daemon:
         try:
             disk = await self._open_disk(homes, threads)
             tasks = Tasks(after_each=lambda: self._end_if_damaged(disk))
-            lanes = Lanes(tasks.start, num_jobs)
-            records = Records(disk)
-            registry = Registry(disk, records, lanes, tasks, stage, settings)
-            reporter = Reporter(
-                settings,
-                self._program,
-                None if watch is None else watch.address,
-                started_at=self._started_at,
-                stage=stage,
-                registry=registry,
-                disk=disk,
-                lanes=lanes,
-                tasks=tasks,
-            )
-            shared = Shared(settings, self._program, registry, records, lanes, tasks, reporter)
-            acceptor = Acceptor(settings.allowed_uids, shared)
-            if watch is not None:
-                watch.show(reporter.reports)
+            registry = Registry(disk, Lanes(tasks.start, num_jobs), tasks, stage, settings)
+            reporter = Reporter(registry, None if page is None else page.address)
+            acceptor = Acceptor(registry, reporter)
+            if page is not None:
+                page.reports = reporter.reports
             await registry.take_up()
             self._end_if_damaged(disk)
             async with asyncio.TaskGroup() as group:
-                tasks.run_in(group)
+                tasks.group = group
                 accepting = group.create_task(acceptor.accept(listener))
-                stage.is_open = self._was_open = True
-                _log.info("ready", extra=self._about(homes, registry, watch))
+                stage.is_open = True
+                _log.info("ready", extra=self._about(homes, registry, page))
                 await stage.ending.wait()
                 accepting.cancel()
                 await self._drain(registry, acceptor, disk)
@@ -192,12 +162,10 @@ class Daemon:
             return divided_budget(self.settings.disk_bytes, capacities)
         return [int(each * _DISK_SHARE) for each in capacities]
 
-    def _about(self, homes: Sequence[NamedHome], registry: Registry, watch: Watch | None) -> dict[str, object]:
-        page = None if watch is None else f"http://{watch.address}/metrics"
-        found = homes[0].found
-        if len(homes) > 1:
-            found = "; ".join(f"{path}: {home.found}" for path, home in zip(self.settings.paths, homes, strict=True))
-        where = {"path": self.settings.place, "socket": str(self.settings.socket), "metrics": page}
+    def _about(self, homes: Sequence[NamedHome], registry: Registry, page: Watch | None) -> dict[str, object]:
+        address = None if page is None else f"http://{page.address}/metrics"
+        found = "; ".join(f"{path}: {home.found}" for path, home in zip(self.settings.paths, homes, strict=True))
+        where = {"path": self.settings.place, "socket": str(self.settings.socket), "metrics": address}
         return where | {"found": found, "sessions": len(registry.sessions)}
 
     # --- the end --------------------------------------------------------------------------------------------------

@@ -47,16 +47,14 @@ class WriteQueue:
         self._start()
 
     def _start(self) -> None:
-        while self._held and self._has_room_for(self._held[0].num_bytes):
-            first = self._held.popleft()
+        while self._held:
+            first, most = self._held[0], self.most_bytes
+            if most is not None and self.queued_bytes and self.queued_bytes + first.num_bytes > most:
+                return
+            self._held.popleft()
             self.held_bytes -= first.num_bytes
             self.queued_bytes += first.num_bytes
             first.start()
-
-    def _has_room_for(self, num_bytes: int) -> bool:
-        if self.most_bytes is None or not self.queued_bytes:
-            return True
-        return self.queued_bytes + num_bytes <= self.most_bytes
 
 
 KEY_BITS = 40
@@ -138,28 +136,38 @@ class KeptRecord(msgspec.Struct, frozen=True, gc=False):
     checksum: int | None
 
 
+_DISCARD_AT_ONCE = 4096
+
+
 class Session:
-    """One client's records, and the jobs that run for it. `was_taken_up`: an earlier daemon opened it, and may have
+    """One client's records on the disk tier, and the jobs that run for it. It takes a message and returns the answer to
+    the client. Lives on the daemon's loop; does not block it. `was_taken_up`: an earlier daemon opened it, and may have
     stored records whose entries are lost since.
 
     Attributes:
         records, being_written: by the client's keys; the keys of writes that are queued or run.
         disk_bytes: bytes taken on disk by records; those being written count with their full length.
-        lost_at, expiry: when its connection ended, by the loop; the end of the grace period. None: it has one.
+        expiry: the end of the grace period; None: it has a connection, or the next daemon gives it one.
         is_ended: the session is over; jobs that still run for it must leave nothing behind.
     """
 
     def __init__(
-        self, lease: Lease, quota_bytes: int, most_queued_bytes: int | None, *, was_taken_up: bool = False
+        self,
+        lease: Lease,
+        quota_bytes: int,
+        most_queued_bytes: int | None,
+        disk: LocalTier,
+        *,
+        was_taken_up: bool = False,
     ) -> None:
         self.lease = lease
-        self.was_taken_up = was_taken_up
+        self._disk = disk
+        self._was_taken_up = was_taken_up
         self.quota_bytes = quota_bytes
         self.records: dict[int, KeptRecord] = {}
         self.being_written: set[int] = set()
         self.disk_bytes = 0
         self.writes = WriteQueue(most_queued_bytes)
-        self.lost_at: float | None = None
         self.is_ended = False
         self.connection: Connection | None = None
         self.expiry: asyncio.TimerHandle | None = None
@@ -180,25 +188,6 @@ class Session:
     def disk_key(self, key: int) -> int:
         return self.lease.number << KEY_BITS | key
 
-    def take_up(self, key: int, record: KeptRecord) -> None:
-        self.records[key] = record
-        self.disk_bytes += record.stored_bytes
-
-    def reserve(self, num_bytes: int) -> None:
-        """Count a write that is about to begin, or raise QuotaExceededError; nothing is counted then."""
-        if self.disk_bytes + num_bytes > self.quota_bytes:
-            raise QuotaExceededError(
-                num_bytes,
-                self.disk_bytes,
-                self.quota_bytes,
-                reason="the session's quota is used up",
-                session=self.lease.name,
-            )
-        self.disk_bytes += num_bytes
-
-    def settle(self, reserved_bytes: int, taken_bytes: int) -> None:
-        self.disk_bytes += taken_bytes - reserved_bytes
-
     def begin_job(self, key: int) -> None:
         self._jobs[key] += 1
         self.num_jobs += 1
@@ -216,104 +205,79 @@ class Session:
         """Return when no job for these keys is queued or runs. None: for any key."""
         if keys is None:
             while self.num_jobs:
-                await self._until_idle(None)
+                await self._idle.setdefault(None, asyncio.Event()).wait()
             return
         while busy := keys & self._jobs.keys():  # a loop, because a job may begin before this is woken
-            for key in busy:
-                if key in self._jobs:
-                    await self._until_idle(key)
+            await self._idle.setdefault(min(busy), asyncio.Event()).wait()
 
-    async def _until_idle(self, key: int | None) -> None:
-        await self._idle.setdefault(key, asyncio.Event()).wait()
+    async def serve(
+        self, message: messages.Write | messages.Read, memory: memoryview
+    ) -> messages.Stored | messages.Full | messages.Loaded | messages.Bad | messages.Failed:
+        """Store the bytes in `memory`, unless that was done before; or fill it with a record. ProtocolError: it was
+        never stored."""
+        try:
+            if isinstance(message, messages.Read):
+                return await self._read(message, memory)
+            record = self.records.get(message.key)  # rule 5 of messages.py: it may be sent twice
+            if record is None:
+                record = await self._store(message, memory)
+            return messages.Stored(message.request, record.stored_bytes, record.codec, record.kind, record.checksum)
+        except StoreFullError as error:
+            self.totals["full"] += 1
+            is_quota = isinstance(error, QuotaExceededError)
+            figures = (error.disk_bytes, error.disk_budget_bytes)
+            return messages.Full(message.request, is_quota, *figures, messages.fitting(error.reason))
+        except CorruptDataError as error:
+            self.totals["corrupt_records"] += 1
+            words = (messages.fitting(each) for each in (error.place, error.expected, error.found))
+            return messages.Bad(message.request, *words)
+        except StorageIOError as error:
+            self.totals["io_errors"] += 1
+            words = (messages.fitting(each) for each in (error.place, error.reason))
+            return messages.Failed(message.request, messages.fitting(error.operation, messages.MOST_WORD), *words)
+
+    async def free(self, keys: tuple[int, ...]) -> None:
+        """Free records; keys that it does not have are no error."""
+        for first in range(0, len(keys), _DISCARD_AT_ONCE):
+            some = [key for key in dict.fromkeys(keys[first : first + _DISCARD_AT_ONCE]) if key in self.records]
+            if not some:
+                continue
+            for key in some:
+                self.disk_bytes -= self.records.pop(key).stored_bytes
+            await self._disk.discard([self.disk_key(key) for key in some])
+            self.totals["discarded_records"] += len(some)
+
+    async def _read(self, message: messages.Read, memory: memoryview) -> messages.Loaded:
+        key, num_bytes = message.key, message.num_bytes
+        record = self.records.get(key)
+        if record is None and self._was_taken_up:  # it was stored: its entry was dropped as damaged, or was cleared
+            raise CorruptDataError(key, "the index", f"a record of {num_bytes} bytes", "none")
+        if record is None or record.num_bytes != num_bytes:
+            raise ProtocolError(self.peer, f"it asks for {num_bytes} bytes of record {key}, which it has not stored")
+        loaded = await self._disk.read(self.disk_key(key), memory)
+        self.totals["restored_bytes"] += num_bytes
+        self.totals["read_bytes"] += loaded.read_bytes
+        return messages.Loaded(message.request, loaded.read_bytes)
+
+    async def _store(self, message: messages.Write, memory: memoryview) -> KeptRecord:
+        num_bytes, held_bytes, most = message.num_bytes, self.disk_bytes, self.quota_bytes
+        if held_bytes + num_bytes > most:
+            reason = "the session's quota is used up"
+            raise QuotaExceededError(num_bytes, held_bytes, most, reason=reason, session=self.lease.name)
+        self.disk_bytes += num_bytes
+        taken_bytes = 0
+        try:
+            kind = Kind(message.dtype, message.itemsize_bytes, message.origin)
+            stored = await self._disk.write(self.disk_key(message.key), memory, kind)
+            taken_bytes = stored.stored_bytes
+        finally:
+            self.disk_bytes += taken_bytes - num_bytes
+        record = KeptRecord(num_bytes, taken_bytes, stored.codec, stored.kind, stored.checksum)
+        self.records[message.key] = record
+        self.totals["spilled_bytes"] += num_bytes
+        self.totals["written_bytes"] += taken_bytes
+        return record
 
     def _wake(self, key: int | None) -> None:
         if (idle := self._idle.pop(key, None)) is not None:
             idle.set()
-
-
-_DISCARD_AT_ONCE = 4096
-
-
-class Records:
-    """The records of all sessions, on one disk tier: takes a message, returns the answer to the client. Lives on the
-    daemon's loop; does not block it."""
-
-    def __init__(self, disk: LocalTier) -> None:
-        self.disk = disk
-
-    async def write(
-        self, session: Session, message: messages.Write, memory: memoryview
-    ) -> messages.Stored | messages.Full | messages.Failed:
-        """Store the bytes in `memory`, unless that was done before."""
-        try:
-            record = session.records.get(message.key)  # rule 5 of messages.py: it may be sent twice
-            if record is None:
-                record = await self._store(session, message, memory)
-            return messages.Stored(message.request, record.stored_bytes, record.codec, record.kind, record.checksum)
-        except StoreFullError as error:
-            session.totals["full"] += 1
-            is_quota = isinstance(error, QuotaExceededError)
-            figures = (error.disk_bytes, error.disk_budget_bytes)
-            return messages.Full(message.request, is_quota, *figures, messages.fitting(error.reason))
-        except StorageIOError as error:
-            session.totals["io_errors"] += 1
-            return _failed(message.request, error)
-
-    async def read(
-        self, session: Session, message: messages.Read, memory: memoryview
-    ) -> messages.Loaded | messages.Bad | messages.Failed:
-        """Fill `memory` with a record. ProtocolError: it was never stored."""
-        record = session.records.get(message.key)
-        if record is None and session.was_taken_up:  # it was stored: its entry was dropped as damaged, or was cleared
-            session.totals["corrupt_records"] += 1
-            return messages.Bad(message.request, "the index", f"a record of {message.num_bytes} bytes", "none")
-        if record is None or record.num_bytes != message.num_bytes:
-            raise ProtocolError(
-                session.peer,
-                f"it asks for {message.num_bytes} bytes of record {message.key}, which it has not stored",
-            )
-        try:
-            loaded = await self.disk.read(session.disk_key(message.key), memory)
-            session.totals["restored_bytes"] += message.num_bytes
-            session.totals["read_bytes"] += loaded.read_bytes
-            return messages.Loaded(message.request, loaded.read_bytes)
-        except CorruptDataError as error:
-            session.totals["corrupt_records"] += 1
-            words = (messages.fitting(each) for each in (error.place, error.expected, error.found))
-            return messages.Bad(message.request, *words)
-        except StorageIOError as error:
-            session.totals["io_errors"] += 1
-            return _failed(message.request, error)
-
-    async def free(self, session: Session, keys: tuple[int, ...]) -> None:
-        """Free records of a session; keys that it does not have are no error."""
-        for first in range(0, len(keys), _DISCARD_AT_ONCE):
-            some = [key for key in dict.fromkeys(keys[first : first + _DISCARD_AT_ONCE]) if key in session.records]
-            if not some:
-                continue
-            for key in some:
-                session.disk_bytes -= session.records.pop(key).stored_bytes
-            await self.disk.discard([session.disk_key(key) for key in some])
-            session.totals["discarded_records"] += len(some)
-
-    async def _store(self, session: Session, message: messages.Write, memory: memoryview) -> KeptRecord:
-        num_bytes = message.num_bytes
-        session.reserve(num_bytes)
-        taken_bytes = 0
-        try:
-            kind = Kind(message.dtype, message.itemsize_bytes, message.origin)
-            stored = await self.disk.write(session.disk_key(message.key), memory, kind)
-            taken_bytes = stored.stored_bytes
-        finally:
-            session.settle(num_bytes, taken_bytes)
-        record = KeptRecord(num_bytes, stored.stored_bytes, stored.codec, stored.kind, stored.checksum)
-        session.records[message.key] = record
-        session.totals["spilled_bytes"] += num_bytes
-        session.totals["written_bytes"] += taken_bytes
-        return record
-
-
-def _failed(request: int, error: StorageIOError) -> messages.Failed:
-    return messages.Failed(
-        request, messages.fitting_word(error.operation), messages.fitting(error.place), messages.fitting(error.reason)
-    )

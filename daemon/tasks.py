@@ -33,19 +33,16 @@ _log = logging.getLogger("tierstore.daemon")
 
 
 class Tasks:
-    """Starts coroutines as tasks that do not affect each other. `after_each` is called after each. A connection catches
-    the bugs of the requests that it starts, because its client has to be told; this class catches the others."""
+    """Starts coroutines as tasks of `group` that do not affect each other. `after_each` is called after each. Bugs of
+    requests are caught by their connection, because its client has to be told; those of others here."""
 
     def __init__(self, after_each: Callable[[], None]) -> None:
         self.num_internal_errors = 0
         self._after_each = after_each
-        self._group: asyncio.TaskGroup
-
-    def run_in(self, group: asyncio.TaskGroup) -> None:
-        self._group = group
+        self.group: asyncio.TaskGroup
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
-        self._group.create_task(self._contain(work))
+        self.group.create_task(self._contain(work))
 
     def note_bug(self, about: Mapping[str, object] | None = None) -> None:
         """Count and log the exception that is being handled. `about`: fields for the log line."""

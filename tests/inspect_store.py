@@ -174,7 +174,7 @@ class InsideStore:
     @property
     def daemon_lost_because(self) -> str:
         """Why its daemon is away, or was last."""
-        because: str = self.disk._link._reconnecting.lost_because
+        because: str = self.disk._link._lost_because
         return because
 
     @property

@@ -187,19 +187,6 @@ def test_idle_daemon_is_small_and_quiet_and_never_maps_torch(start_daemon: Start
     assert daemon.log == ""
 
 
-def test_refused_start_leaves_no_folder_of_the_socket(tmp_path: Path, short_directory: Path) -> None:
-    """Refused when the socket is made, and later, when the drive is opened."""
-    drive, folder = tmp_path / "drive", short_directory / "new"
-    drive.mkdir()
-    too_long = folder / ("s" * 100 + ".sock")
-    assert_refused(["--path", str(drive), "--socket", str(too_long)], "socket")
-    (drive / "tierstore-daemon").mkdir(mode=0o700)
-    (drive / "tierstore-daemon" / "index").mkdir()
-    done = tierstore("serve", "--path", str(drive), "--socket", str(folder / "s"))
-    assert done.returncode == 1, done.stderr
-    assert list(short_directory.iterdir()) == []
-
-
 def test_end_of_a_daemon_removes_nothing_behind_a_link_in_its_path_s_place(
     start_daemon: StartDaemon, tmp_path: Path, short_directory: Path
 ) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tierstore.daemon.lanes import JOB_BYTES, FairQueue, Job, Lanes
 from tierstore.daemon.options import ServeSettings
 from tierstore.daemon.registry import Registry
-from tierstore.daemon.sessions import Records, Session, new_lease
+from tierstore.daemon.sessions import Session, new_lease
 from tierstore.daemon.tasks import Stage, Tasks
 from tierstore.disk.local import LocalDisk
 
@@ -69,16 +69,16 @@ async def test_session_that_ends_is_forgotten_by_the_lanes(tmp_path: Path) -> No
         disk = LocalDisk(tmp_path, executor=executor, **options)  # type: ignore[arg-type]
         tasks = Tasks(after_each=lambda: None)
         lanes = Lanes(tasks.start, 1)
-        registry = Registry(disk, Records(disk), lanes, tasks, Stage(), ServeSettings((tmp_path,)))
+        registry = Registry(disk, lanes, tasks, Stage(), ServeSettings((tmp_path,)))
         async with asyncio.TaskGroup() as group:
-            tasks.run_in(group)
+            tasks.group = group
             lanes.read(7, 10, lambda: asyncio.sleep(0))
             lanes.write(7, 10, lambda: asyncio.sleep(0))
         lease, _ = new_lease(7, 0, "one", None, 1)
-        registry.sessions[7] = Session(lease, 100, None)
+        registry.sessions[7] = Session(lease, 100, None, disk)
         await registry.end(registry.sessions[7], "a test")
         await disk.close()
-    assert lanes.reads.queue.num_owners == lanes.writes.queue.num_owners == 0
+    assert lanes.reads.queue._lines == lanes.writes.queue._lines == {}
 
 
 async def test_lanes_run_so_many_at_once_and_one_write_while_a_read_waits() -> None:

@@ -14,7 +14,6 @@ from tests.daemon.peer import OPENED, WELCOME, Guest, Peer, opened_disk
 from tests.store.disk_conformance import PLAIN
 from tierstore.errors import CorruptDataError, DaemonUnavailableError, ProtocolError, StorageIOError, StoreFullError
 from tierstore.sidecar import link as link_module
-from tierstore.sidecar import reconnecting as reconnecting_module
 from tierstore.sidecar.channel import Channel
 from tierstore.sidecar.link import Answer, DaemonLink
 from tierstore.sidecar.window import SharedSlab
@@ -206,30 +205,12 @@ async def test_resume_that_fails_is_tried_again(
         assert await answer == wire.Gone(request)
 
 
-async def test_resume_that_takes_long_is_waited_for_while_the_daemon_lives(peer: Peer) -> None:
-    """It ends the jobs of the connection before, on a drive that is slower than a client is patient."""
+async def test_resume_that_takes_long_is_given_up(peer: Peer) -> None:
     async with opened_link(peer, reconnect_seconds=0.5) as (link, guest):
         answer = discard(link, 5)
         guest.leave()
         guest = await peer.guest()
         await guest.welcome(wire.Resume)
-        for _ in range(3 * link_module._SIGNS_IN_A_HANDSHAKE):
-            await guest.expect(wire.Inspect)
-            await guest.say(wire.Report(b"{}"))
-        await guest.say(wire.Resumed())
-        while isinstance(heard := await guest.hear(), wire.Inspect):
-            pass
-        await guest.say(wire.Gone(heard.request))
-        assert await answer == wire.Gone(heard.request)
-
-
-async def test_resume_that_takes_long_without_a_sign_of_life_is_given_up(peer: Peer) -> None:
-    async with opened_link(peer, reconnect_seconds=0.5) as (link, guest):
-        answer = discard(link, 5)
-        guest.leave()
-        guest = await peer.guest()
-        await guest.welcome(wire.Resume)
-        await guest.expect(wire.Inspect)
         with pytest.raises(DaemonUnavailableError, match="no answer to Resume within 1 s"):
             await answer
 
@@ -265,19 +246,6 @@ async def test_final_refusal_ends_everything_at_once(peer: Peer) -> None:
             await discard(link, 3, late)
 
 
-@pytest.fixture
-def seldom_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By itself a link that has given up does not try again while a test lasts."""
-    monkeypatch.setattr(reconnecting_module, "_SHORTEST_UNASKED_PAUSE_SECONDS", 100 * SECONDS)
-
-
-@pytest.fixture
-def often_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By itself it tries again at once."""
-    monkeypatch.setattr(reconnecting_module, "_SHORTEST_UNASKED_PAUSE_SECONDS", 0.0)
-    monkeypatch.setattr(reconnecting_module, "_LONGEST_UNASKED_PAUSE_SECONDS", 0.0)
-
-
 async def lose(peer: Peer, link: DaemonLink, guest: Guest, late: list[Answer | None]) -> wire.Discard:
     """Until the link has given up; the request that was told so, and is still to be answered."""
     answer = discard(link, 5, late)
@@ -289,14 +257,6 @@ async def lose(peer: Peer, link: DaemonLink, guest: Guest, late: list[Answer | N
     return told
 
 
-@pytest.mark.parametrize(
-    ("grace_seconds", "pause_seconds"), [(1e9, 5.0), (60.0, 5.0), (4.0, 1.0), (0.1, 0.2), (0.0, 0.2)]
-)
-def test_lease_decides_how_often_a_link_that_has_given_up_tries(grace_seconds: float, pause_seconds: float) -> None:
-    assert reconnecting_module.unasked_pause_seconds(grace_seconds) == pause_seconds
-
-
-@pytest.mark.usefixtures("often_unasked")
 async def test_link_that_has_given_up_is_back_though_nobody_asks_for_anything(peer: Peer) -> None:
     async with opened_link(peer, reconnect_seconds=0.0) as (link, guest):
         late: list[Answer | None] = []
@@ -313,8 +273,7 @@ async def test_link_that_has_given_up_is_back_though_nobody_asks_for_anything(pe
         assert late == [wire.Gone(told.request)]
 
 
-@pytest.mark.usefixtures("seldom_unasked")
-async def test_request_of_a_link_that_has_given_up_tries_once_at_once(peer: Peer) -> None:
+async def test_request_of_a_link_that_has_given_up_is_told_after_the_next_attempt(peer: Peer) -> None:
     async with opened_link(peer, reconnect_seconds=0.0) as (link, guest):
         late: list[Answer | None] = []
         await lose(peer, link, guest, late)

@@ -3,25 +3,21 @@
 import asyncio
 import base64
 import hashlib
-import json
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 
 from tests.daemon.clients import ask, page_of, report_of
 from tests.daemon.conftest import DaemonProcess, StartDaemon
-from tests.waiting import until
 from tierstore import TierStore
 from tierstore.commands.views import decode_report
 from tierstore.daemon import page as page_module
-from tierstore.daemon.page import Live, Page, PageAnswer, Watch
-from tierstore.daemon.report import DaemonReport, DiskState, DriveState, Jobs, JobTimes, Spread, Totals
-from tierstore.daemon.reporting import Reports
+from tierstore.daemon.page import Page, PageAnswer, Watch
+from tierstore.daemon.report import DaemonReport, DiskState, Jobs, JobTimes, Reports, Spread, TakenReport, Totals
 from tierstore.daemon.tasks import Stage
 
 MIB = 2**20
@@ -40,30 +36,28 @@ def address(daemon: DaemonProcess) -> str:
     return page_of(daemon)
 
 
-def status_of(page: str) -> dict[str, Any]:
+def status_of(page: str) -> bytes:
     answer = ask(page, "/status.json")
     assert (answer.status, answer.headers["Content-Type"]) == (200, "application/json")
-    return json.loads(answer.body)
+    return answer.body
 
 
-def made_up_report() -> DaemonReport:
+def made_up_report() -> TakenReport:
     spread = Spread((1.0,), (0, 0), 0.0)
     times = JobTimes(0, 0, spread, spread, spread)
     disk = DiskState(0, 0, 2**30, 0, "O_DIRECT")
     words = ("tierstore", 1, "/nvme", "/run/t.sock", None)
-    return DaemonReport(*words, 1.0, False, disk, Jobs(times, times), Totals(), 0, 0, [], {})
+    return TakenReport(DaemonReport(*words, 1.0, False, disk, Jobs(times, times), Totals(), 0, 0, [], {}))
 
 
 @pytest.fixture
 async def watched() -> AsyncIterator[str]:
-    page, stage = Page.bind("127.0.0.1", 0), Stage()
-    watch = Watch(page, stage)
+    watch = Watch(stage := Stage(), "127.0.0.1", 0)
     await watch.begin()
     stage.is_open = True
-    watch.show(Reports(made_up_report))
-    yield page.address
+    watch.reports = Reports(made_up_report)
+    yield watch.address
     watch.close()
-    page.close()
     await asyncio.sleep(0)
 
 
@@ -94,26 +88,23 @@ async def test_site_whose_name_was_made_to_point_here_is_refused(watched: str) -
 
 
 async def test_status_says_that_the_daemon_starts_or_ends() -> None:
-    page, stage = Page.bind("127.0.0.1", 0), Stage()
-    watch = Watch(page, stage)
+    watch = Watch(stage := Stage(), "127.0.0.1", 0)
     await watch.begin()
-    assert (await asyncio.to_thread(ask, page.address, "/")).status == 200
+    assert (await asyncio.to_thread(ask, watch.address, "/")).status == 200
     for words in ("starting", "ending"):
-        answer = await asyncio.to_thread(ask, page.address, "/status.json")
+        answer = await asyncio.to_thread(ask, watch.address, "/status.json")
         assert (answer.status, answer.text) == (503, f"{words}\n")
         stage.ending.set()
-    page.close()
+    watch.close()
 
 
-def test_status_has_the_report_and_the_curves(daemon: DaemonProcess, address: str, tmp_path: Path) -> None:
+def test_status_is_the_report(daemon: DaemonProcess, address: str, tmp_path: Path) -> None:
     with TierStore.connect(daemon.socket, host_bytes=0, name="<b>train</b>") as store:
         handles = [store.put(torch.randn(MIB)) for _ in range(8)]
         store.flush()
         for handle in handles:
             store.get(handle)
-        until(lambda: status_of(address)["report"]["totals"]["restored_bytes"] == 32 * MIB)
-        status = status_of(address)
-        report = decode_report(json.dumps(status["report"]).encode(), "the page")
+        report = decode_report(status_of(address), "the page")
         (session,) = report.sessions
         now = report_of(daemon)
         assert (session.client, session.disk_bytes) == ("<b>train</b>", 32 * MIB)
@@ -128,13 +119,6 @@ def test_status_has_the_report_and_the_curves(daemon: DaemonProcess, address: st
         assert now.stays.write_at_drive > 0
         assert now.stays.read_at_drive > 0
         assert now.sessions[0].stays == now.stays
-        until(lambda: status_of(address)["curves"]["fastest"].get("restored_bytes", 0))
-        curves = status_of(address)["curves"]
-        assert {len(values) for values in (*curves["rates"].values(), *curves["levels"].values())} == {
-            len(curves["at"])
-        }
-        assert curves["fastest"]["spilled_bytes"] == max(curves["rates"]["spilled_bytes"])
-        assert curves["levels"]["disk_bytes.1"][-1] == drives[1].disk_bytes
         del handles, handle
 
 
@@ -153,19 +137,6 @@ def test_reads_and_writes_that_wait_are_counted_where_they_wait(start_daemon: St
         assert stays.write_held == held.write_held
         del handles, handle
     assert report_of(daemon).stays.write_held == held.write_held, "the daemon remembers it of sessions that have ended"
-
-
-def test_history_keeps_rates_of_counts_and_the_newest_moments() -> None:
-    live = Live(num_moments=3)
-    for at, count, level in ((1.0, 0, 5), (2.0, 10, 6), (4.0, 110, 7), (5.0, 110, 8), (6.0, 111, 9)):
-        drive = DriveState(level, 0, 0, 0, "", path="/nvme", written_bytes=0, read_bytes=0)
-        changes = {"uptime_seconds": at, "totals": Totals(spilled_bytes=count), "drives": [drive]}
-        live.note(msgspec.structs.replace(made_up_report(), **changes))
-    curves = json.loads(live.status() or b"")["curves"]
-    assert curves["at"] == [4.0, 5.0, 6.0]
-    assert curves["rates"]["spilled_bytes"] == [50.0, 0.0, 1.0]
-    assert curves["levels"] == {"disk_bytes.0": [7, 8, 9]}
-    assert curves["fastest"]["spilled_bytes"] == 50.0
 
 
 async def test_all_who_ask_before_it_begins_share_one_and_the_rest_is_ten_times_as_long() -> None:
@@ -190,12 +161,11 @@ async def test_all_who_ask_before_it_begins_share_one_and_the_rest_is_ten_times_
 
 
 async def test_page_that_cannot_be_made_is_said_to_be_so() -> None:
-    page = Page.bind("127.0.0.1", 0)
-
     async def fail() -> PageAnswer:
         raise ZeroDivisionError
 
-    await page.serve({"/": fail})
+    page = Page("127.0.0.1", 0, {"/": fail})
+    await page.begin()
     assert (await asyncio.to_thread(ask, page.address, "/")).status == 500
     page.close()
 
@@ -216,12 +186,11 @@ LONG = 32 * MIB  # more than sockets take in
 
 @pytest.fixture
 async def page() -> AsyncIterator[Page]:
-    page = Page.bind("127.0.0.1", 0)
-
     async def long() -> PageAnswer:
         return PageAnswer(200, b"x" * LONG)
 
-    await page.serve({"/": long})
+    page = Page("127.0.0.1", 0, {"/": long})
+    await page.begin()
     yield page
     page.close()
 

@@ -117,13 +117,13 @@ def test_series_of_a_session_vanish_with_it_and_totals_stay(daemon: DaemonProces
 BROKEN = """
 import os, sys, uvloop
 from tierstore.daemon.options import settings_of
-from tierstore.daemon.sessions import Records
+from tierstore.daemon.sessions import Session
 from tierstore.daemon.server import Daemon
 
 async def free(*_):
     raise ZeroDivisionError("alas")
 
-Records.free = free
+Session.free = free
 path, socket = sys.argv[1:]
 options = {"path": path, "socket": socket, "metrics": "127.0.0.1:0", "grace_seconds": "0"}
 uvloop.run(Daemon(settings_of(options, {})).run())

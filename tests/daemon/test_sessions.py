@@ -67,7 +67,7 @@ def test_numbers_begin_again_when_no_session_is_left(start_daemon: StartDaemon) 
 
 
 async def test_wait_for_keys_ends_when_none_of_them_has_a_job() -> None:
-    session, woken = Session(LEASE, 0, None), list[str]()
+    session, woken = Session(LEASE, 0, None, None), list[str]()  # type: ignore[arg-type]
 
     async def wait(name: str, keys: frozenset[int] | None) -> None:
         await session.wait_for(keys)

@@ -65,11 +65,7 @@ def test_report_of_very_many_kinds_of_records_fits_one_frame(daemon: DaemonProce
     assert len(wire.frame_of([wire.Report(encoded)])) <= wire.MAX_FRAME_BYTES
     shown = decode_report(encoded, "here")
     assert shown.sessions == report.sessions, "which have room enough"
-    kept = {kind: counts for kind, counts in shown.codec_choices.items() if kind != "others"}
-    assert set(kept) == set(list(choices)[1024 - 64 : 1024]), "those that were used most"
-    for codec in ("none", "zstd:1"):
-        counts = [sum(each.get(codec, 0) for each in of.values()) for of in (choices, shown.codec_choices)]
-        assert counts[0] == counts[1]
+    assert shown.codec_choices == {}
 
 
 def test_rates_are_differences_of_one_daemon(daemon: DaemonProcess) -> None:

@@ -1,4 +1,4 @@
-"""The shared window: no byte in two slots, reads before writes, nothing lost by who gives up waiting."""
+"""The shared window: no byte in two slots, reads before writes."""
 
 import asyncio
 from collections.abc import Iterator
@@ -64,31 +64,6 @@ async def test_write_waits_behind_a_read_that_waits_and_a_read_not_behind_a_writ
     assert not small_write.done(), "first come first served"
     window.give_back(large_read.result())
     await asyncio.gather(large_write, small_write)
-
-
-async def test_cancelled_while_it_waits_lets_the_next_one_in(window: SharedWindow) -> None:
-    most = await window.take((NUM_PAGES - 2) * PAGE, to_read=False)
-    large, small = taking(window, 4, to_read=True), taking(window, 2, to_read=True)
-    await turns()
-    assert not small.done()
-    large.cancel()
-    await turns()
-    assert large.cancelled()
-    window.give_back(await small)
-    window.give_back(most)
-    await window.take(NUM_PAGES * PAGE, to_read=True)
-
-
-@pytest.mark.parametrize("is_cancelled_first", [False, True])
-async def test_cancelled_just_as_it_gets_its_slot_loses_nothing(window: SharedWindow, is_cancelled_first: bool) -> None:
-    whole = await window.take(NUM_PAGES * PAGE, to_read=False)
-    first, second = taking(window, NUM_PAGES, to_read=True), taking(window, NUM_PAGES, to_read=True)
-    await turns()
-    steps = [first.cancel, lambda: window.give_back(whole)]
-    for step in steps if is_cancelled_first else reversed(steps):
-        step()
-    assert (await second).num_bytes == NUM_PAGES * PAGE
-    assert first.cancelled()
 
 
 @settings(deadline=None)

@@ -151,12 +151,12 @@ def test_every_integer_text_and_list_has_limits() -> None:
 
 def test_message_out_of_its_phase_is_refused() -> None:
     spoken = {
-        wire.Phase.GREETING: {"Hello"},
-        wire.Phase.LOBBY: {"Open", "Resume", "Inspect"},
-        wire.Phase.SESSION: {"Slab", "Unmap", "Write", "Read", "Discard", "Close", "Inspect"},
+        "greeting": {"Hello"},
+        "lobby": {"Open", "Resume", "Inspect"},
+        "session": {"Slab", "Unmap", "Write", "Read", "Discard", "Close", "Inspect"},
     }
-    for phase, kind in itertools.product(wire.Phase, CLIENT_KINDS):
-        words = f"client 7.*{kind.__name__} in the phase '{phase.value}'"
+    for phase, kind in itertools.product(wire.ALLOWED, CLIENT_KINDS):
+        words = f"client 7.*{kind.__name__} in the phase '{phase}'"
         is_allowed = kind.__name__ in spoken[phase]
         with contextlib.nullcontext() if is_allowed else pytest.raises(ProtocolError, match=words):
             wire.check_allowed(phase, _some(kind), "client 7")
@@ -180,5 +180,5 @@ def test_document_states_version_and_limits() -> None:
     assert f"version {wire.VERSION}" in text
     assert f"{wire.MAX_FRAME_BYTES:,}" in text
     assert f"{wire.MAX_KEYS:,}" in text
-    for phase in wire.Phase:
-        assert f"`{phase.value}`" in text
+    for phase in wire.ALLOWED:
+        assert f"`{phase}`" in text

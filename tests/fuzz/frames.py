@@ -89,7 +89,7 @@ def _check_messages(kinds: object, messages: Sequence[Any]) -> None:
     assert all(isinstance(message, get_args(kinds)) for message in messages)
     assert wire.FrameReader(kinds, "").feed(wire.frame_of(messages)) == [list(messages)]
     if kinds is wire.ClientMessage:
-        for phase in wire.Phase:
+        for phase in wire.ALLOWED:
             for message in messages[:4]:
                 refusal = raises(ProtocolError, partial(wire.check_allowed, phase, message, "the peer"))
                 assert (refusal is None) == isinstance(message, wire.ALLOWED[phase])

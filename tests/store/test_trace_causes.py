@@ -137,8 +137,8 @@ def test_page_needs_nothing_from_elsewhere_and_no_text_ends_its_script() -> None
     assert "default-src 'none'" in page
     assert "<!--" not in page.replace("<!doctype", "")
     assert summary.headline[0].split(":")[0] in page
-    assert "Threads waited 0.380 s in total, 38% of the step." in page
-    assert "2 more are not on this page" in page
+    assert '"waited":0.38,' in page
+    assert '"numSteps":3,' in page
 
 
 def memory_of(away_bytes: int, free_bytes: int | None) -> StepSummary:

@@ -57,9 +57,9 @@ def view(
     import msgspec
 
     from ..tracing.page import page_of
-    from ..tracing.perfetto import trace_events
     from ..tracing.steps import choose_step, longest_waits, thread_names_of
     from ..tracing.summary import summarize
+    from ..tracing.timeline import trace_events
 
     if html is None and perfetto is None:
         html = file.with_suffix(".html")

@@ -20,8 +20,7 @@ from .frames import FrameReader, encoded, frame_of
 from .messages import ClientMessage, DaemonMessage
 
 _RECEIVE_BYTES = 256 * 2**10
-_MOST_DESCRIPTORS = 8
-"""Limit of descriptors that have arrived and no message has claimed. More are an attack, or a bug."""
+_MOST_DESCRIPTORS = 8  # that have arrived and no message has claimed; more are an attack, or a bug
 
 
 class Channel:
@@ -135,7 +134,7 @@ class Channel:
         for _, events in self._events.poll(0):
             if events & select.EPOLLOUT:
                 self._write()
-            if self._is_listening and events & ~select.EPOLLOUT:
+            if self._is_open and self._is_listening and events & ~select.EPOLLOUT:
                 self._receive()
             elif self._is_open and events & (select.EPOLLHUP | select.EPOLLERR):  # reported until something is done
                 self._lose(BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE)))
@@ -147,8 +146,6 @@ class Channel:
     # --- in -------------------------------------------------------------------------------------------------------
 
     def _receive(self) -> None:
-        if not self._is_open or not self._is_listening:
-            return
         try:
             data, descriptors, flags = _received(self._connection)
         except (BlockingIOError, InterruptedError):
@@ -185,10 +182,8 @@ class Channel:
             self._frame_timer.cancel()
             self._frame_timer = None
         if self._frame_timer is None and self._frame_seconds is not None and self._reader.is_inside_frame:
-            self._frame_timer = self._loop.call_later(self._frame_seconds, self._stalled)
-
-    def _stalled(self) -> None:
-        self._end(ProtocolError(self.peer, f"a frame that did not end within {self._frame_seconds:g} s"))
+            error = ProtocolError(self.peer, f"a frame that did not end within {self._frame_seconds:g} s")
+            self._frame_timer = self._loop.call_later(self._frame_seconds, self._end, error)
 
     def _end(self, error: Exception | None) -> None:
         if self._is_open:

@@ -59,15 +59,7 @@ class FrameReader:
         """Take in the next bytes; returns the frames that are complete now, each as its messages. ProtocolError: a
         frame is too long, or is not an array of messages that the peer may send; the connection is over."""
         self._buffer += data
-        try:
-            return self._complete_frames()
-        except ProtocolError:
-            self._buffer.clear()
-            raise
-
-    def _complete_frames(self) -> list[list[ClientMessage | DaemonMessage]]:
-        frames = []
-        start = 0
+        frames, start = [], 0
         while len(self._buffer) - start >= _LENGTH.size:
             (num_bytes,) = _LENGTH.unpack_from(self._buffer, start)
             if num_bytes > MAX_FRAME_BYTES:

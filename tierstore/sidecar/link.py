@@ -2,7 +2,9 @@
 
 Requests wait through a lost connection: the link connects again, resumes the session, shares its slabs again and sends
 again what was not answered (`messages.py`, rule 5). When that has not worked for `reconnect_seconds`, the requests
-fail, but the link keeps them: a slot that they name is the daemon's until it has answered (rule 3).
+fail, but the link keeps them: a slot that they name is the daemon's until it has answered (rule 3). The link goes on
+trying, and requests that come later fail after the next attempt that does. So a client that computes and asks for
+nothing is back before its lease ends, too.
 """
 
 from __future__ import annotations
@@ -21,19 +23,28 @@ from ..errors import DaemonUnavailableError, ProtocolError
 from . import messages
 from .channel import Channel
 from .peer import check_daemon, program_name
-from .reconnecting import Reconnecting, RefusedError
 from .window import SharedSlab
 
 _LONGEST_HANDSHAKE_SECONDS = 10.0
-_SIGNS_IN_A_HANDSHAKE = 4  # how often a slow daemon is asked whether it lives
 _CLOSE_SECONDS = 5.0
 _LOOKS = 10
 _LOOKS_BEFORE_ASKING = 5
+_SHORTEST_PATIENCE_SECONDS = 1.0  # a loaded machine takes that long to come back to a process that lives
+_FIRST_PAUSE_SECONDS = 0.02
+_LONGEST_PAUSE_SECONDS = 0.5
 
 RequestKind = type[messages.Write | messages.Read | messages.Discard]
 Answer = messages.Stored | messages.Full | messages.Failed | messages.Bad | messages.Loaded | messages.Gone
 OnLate = Callable[[Answer | None], None]
 """Called with an answer that nobody waits for (any more); with None if the session is over."""
+
+
+class _RefusedError(ConnectionError):
+    """The daemon refuses the session. `is_final`: trying again is of no use."""
+
+    def __init__(self, reason: str, is_final: bool) -> None:
+        super().__init__(reason)
+        self.is_final = is_final
 
 
 @dataclass(slots=True)
@@ -69,15 +80,17 @@ class DaemonLink:
         self._program: str  # this client's name and version, from `open` on
         self._channel: Channel | None = None  # set while the session is open on it
         self._greeting: asyncio.Future[Any] | None = None  # what the handshake waits for
-        self._handshake: asyncio.Timeout | None = None  # it waits no longer than that
         self._numbers = itertools.count(1)
         self._pending: dict[int, _Request] = {}
         self._reaching: list[asyncio.Future[None]] = []  # those waiting until the session is open on a connection
-        self._handshake_seconds = _LONGEST_HANDSHAKE_SECONDS
         self._slabs: dict[int, SharedSlab] = {}
-        self._reconnecting = Reconnecting(
-            reconnect_seconds, resume=self._resume, has_requests=lambda: bool(self._pending), tell=self._fail_all
-        )
+        self._reconnect_seconds = reconnect_seconds
+        # The longest that a daemon which owes an answer may be silent, or take to resume the session.
+        self._patience_seconds = max(_SHORTEST_PATIENCE_SECONDS, reconnect_seconds)
+        self._reconnecting: asyncio.Task[None] | None = None
+        self._lost_because = "it closed the connection"
+        self._lost_since: float | None = None  # since when no request has been answered, connected or not
+        self._ended_because: str | None = None  # the session is over for good
         self._watching: asyncio.Task[None] | None = None  # whether the daemon lives, while it owes answers
         self._was_heard = False
 
@@ -104,41 +117,43 @@ class DaemonLink:
     async def reach(self) -> None:
         """Return when the session is open on a connection. DaemonUnavailableError: the daemon has not come back in
         time."""
-        if self._reconnecting.ended_because is not None:
-            raise self._unavailable(self._reconnecting.ended_because, 0.0)
+        if self._ended_because is not None:
+            raise self._unavailable(self._ended_because, 0.0)
         if self._channel is None:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._reaching.append(future)
-            self._reconnecting.begin()
+            self._reconnect()
             await future
 
     async def ask(self, kind: RequestKind, *fields: Any, on_late: OnLate = lambda _: None) -> Answer:
         """Send a request and wait for the daemon's answer, through reconnects. Until there is one, the slot that the
         request names is the daemon's. DaemonUnavailableError: it has not come back in time; it may answer later."""
+        if self._ended_because is not None:
+            on_late(None)
+            raise self._unavailable(self._ended_because, 0.0)
         request = self.submit(kind, *fields, on_late=on_late)
-        if self._reconnecting.ended_because is not None:
-            self._fail_all(self._reconnecting.ended_because, 0.0)
-            raise self._unavailable(self._reconnecting.ended_because, 0.0)
         request.answer = asyncio.get_running_loop().create_future()
         if self._channel is None:
-            self._reconnecting.begin()
+            self._reconnect()
         return await request.answer
 
     def submit(self, kind: RequestKind, *fields: Any, on_late: OnLate = lambda _: None) -> _Request:
         """Send a request, now and again after each reconnect. `fields`: those of the message, but for its number."""
         number = next(self._numbers)
         request = self._pending[number] = _Request(kind(number, *fields), on_late)
-        if self._channel is not None and self._reconnecting.ended_because is None:  # nothing comes after Close
+        if self._channel is not None and self._ended_because is None:  # nothing comes after Close
             self._channel.send(request.message)
             self._watch()
         return request
 
     async def close(self) -> None:
         """End the session: the daemon frees all it stored. Idempotent; never fails, and waits for seconds at most."""
-        was_open, self._reconnecting.ended_because = self._channel is not None, "it was closed"
+        was_open, self._ended_because = self._channel is not None, "it was closed"
         if self._watching is not None:
             self._watching.cancel()
-        await self._reconnecting.stop()
+        if self._reconnecting is not None:
+            self._reconnecting.cancel()
+            await asyncio.wait((self._reconnecting,))
         if was_open and self._channel is not None:
             self._greeting = asyncio.get_running_loop().create_future()
             self._channel.send(messages.Close())
@@ -151,17 +166,12 @@ class DaemonLink:
     # --- one connection -------------------------------------------------------------------------------------------
 
     async def _connect(self, message: messages.Open | messages.Resume, seconds: float) -> Any:
-        """Connect, greet, and send the message; returns its answer. It takes longer than `seconds` only if the daemon
-        shows in each such span that it lives: before it resumes a session it ends all jobs of the previous connection
-        (rule 4)."""
-        self._handshake_seconds = seconds
+        """Connect, greet, and send the message; returns its answer."""
         try:
-            async with asyncio.timeout(seconds) as self._handshake:
+            async with asyncio.timeout(seconds):
                 return await self._introduce(message)
         except TimeoutError:
             raise TimeoutError(f"no answer to {type(message).__name__} within {seconds:g} s") from None
-        finally:
-            self._handshake = None
 
     async def _introduce(self, message: messages.Open | messages.Resume) -> Any:
         loop = asyncio.get_running_loop()
@@ -181,9 +191,9 @@ class DaemonLink:
             raise
         try:
             await self._greet(channel)
-            answer = await self._ask(channel, message, signs_of_life=isinstance(message, messages.Resume))
+            answer = await self._ask(channel, message)
             if not channel.is_open:  # it ended before this was woken, and nobody was told
-                raise ConnectionError(self._reconnecting.lost_because)
+                raise ConnectionError(self._lost_because)
         except BaseException:
             channel.close()
             raise
@@ -196,25 +206,19 @@ class DaemonLink:
     async def _greet(self, channel: Channel) -> None:
         try:
             welcome = await self._ask(channel, messages.Hello((messages.VERSION,), self._program))
-        except RefusedError as error:
+        except _RefusedError as error:
             if not error.is_final:
                 raise
             raise ProtocolError(self.address, str(error)) from error
         if not isinstance(welcome, messages.Welcome) or welcome.version != messages.VERSION:
             raise ProtocolError(self.address, f"{welcome!r} instead of a Welcome to version {messages.VERSION}")
         self.max_slab_bytes = welcome.max_slab_bytes
-        self._reconnecting.note_lease(welcome.grace_seconds)
 
-    async def _ask(self, channel: Channel, message: messages.ClientMessage, *, signs_of_life: bool = False) -> Any:
-        self._greeting = greeting = asyncio.get_running_loop().create_future()
+    async def _ask(self, channel: Channel, message: messages.ClientMessage) -> Any:
+        self._greeting = asyncio.get_running_loop().create_future()
         channel.send(message)
         try:
-            while signs_of_life:
-                done, _ = await asyncio.wait((greeting,), timeout=self._handshake_seconds / _SIGNS_IN_A_HANDSHAKE)
-                if done:
-                    break
-                channel.send(messages.Inspect())
-            return await greeting
+            return await self._greeting
         finally:
             self._greeting = None
 
@@ -222,19 +226,20 @@ class DaemonLink:
         self._was_heard = True
         for message in received:
             if isinstance(message, messages.Refused):
-                self._refused(message)
+                if self._greeting is None or self._greeting.done():
+                    raise ProtocolError(self.address, f"it refuses to go on: {message.reason}")
+                self._greeting.set_exception(_RefusedError(message.reason, message.is_final))
             elif isinstance(message, Answer):
                 self._answered(message)
-            elif isinstance(message, messages.Report):  # it lives
-                if self._handshake is not None and not self._handshake.expired():
-                    self._handshake.reschedule(asyncio.get_running_loop().time() + self._handshake_seconds)
+            elif isinstance(message, messages.Report):
+                pass  # it lives
             elif self._greeting is not None and not self._greeting.done():
                 self._greeting.set_result(message)
             else:
                 raise ProtocolError(self.address, f"{type(message).__name__} that nobody asked for")
 
     def _answered(self, answer: Answer) -> None:
-        self._reconnecting.note_answer()
+        self._lost_since = None
         request = self._pending.pop(answer.request, None)
         if request is None:
             raise ProtocolError(self.address, f"an answer to request {answer.request}, which was not made")
@@ -243,21 +248,14 @@ class DaemonLink:
         else:
             request.on_late(answer)
 
-    def _refused(self, refusal: messages.Refused) -> None:
-        error = RefusedError(refusal.reason, refusal.is_final)
-        if self._greeting is not None and not self._greeting.done():
-            self._greeting.set_exception(error)
-        else:
-            raise ProtocolError(self.address, f"it refuses to go on: {refusal.reason}")
-
     def _connection_ended(self, error: Exception | None) -> None:
-        self._reconnecting.lost_because = "it closed the connection" if error is None else words_of(error)
+        self._lost_because = "it closed the connection" if error is None else words_of(error)
         if self._greeting is not None and not self._greeting.done():
-            self._greeting.set_exception(ConnectionError(self._reconnecting.lost_because))
+            self._greeting.set_exception(ConnectionError(self._lost_because))
         was_open = self._channel is not None
         self._drop()
-        if was_open and self._reconnecting.ended_because is None:
-            self._reconnecting.begin()
+        if was_open and self._ended_because is None:
+            self._reconnect()
 
     def _watch(self) -> None:
         if self._watching is None:
@@ -267,7 +265,7 @@ class DaemonLink:
         """Give up a daemon that owes answers and says nothing at all, though it was asked whether it lives: one that
         hangs keeps its connections. Silence is counted in looks, not by the clock: if this process was stopped itself,
         it reads what the daemon has said meanwhile before the next look."""
-        patience_seconds, num_looks = self._reconnecting.patience_seconds, 0
+        patience_seconds, num_looks = self._patience_seconds, 0
         try:
             while num_looks < _LOOKS:
                 self._was_heard = False
@@ -279,7 +277,8 @@ class DaemonLink:
                     self._channel.send(messages.Inspect())
         finally:
             self._watching = None
-        self._reconnecting.note_silence()  # it was given its time, so those who wait are told now
+        # It was given its time, so those who wait are told now.
+        self._lost_since = self._lost_since or time.monotonic() - patience_seconds
         self._connection_ended(TimeoutError(f"no sign of life for {patience_seconds:g} s"))
 
     def _drop(self) -> None:
@@ -289,21 +288,53 @@ class DaemonLink:
 
     # --- after it was lost ----------------------------------------------------------------------------------------
 
+    def _reconnect(self) -> None:
+        if self._reconnecting is None:
+            self._reconnecting = asyncio.get_running_loop().create_task(self._try_until_resumed())
+
+    async def _try_until_resumed(self) -> None:
+        """At growing pauses, until the session is resumed or over. Time counts from when the daemon last answered a
+        request, so nobody waits for ever for one that comes back and fails at each request; nor is that tried at once.
+        """
+        is_due = self._lost_since is None
+        pause = _FIRST_PAUSE_SECONDS if is_due else _LONGEST_PAUSE_SECONDS
+        lost_since = self._lost_since = self._lost_since or time.monotonic()
+        ends_at = lost_since + self._reconnect_seconds
+        try:
+            while not (is_due and await self._try(ends_at - time.monotonic())):
+                now = time.monotonic()
+                if now >= ends_at or self._ended_because is not None:
+                    self._fail_all(self._lost_because, now - lost_since)
+                if self._ended_because is not None:
+                    return
+                await asyncio.sleep(min(pause, ends_at - now) if now < ends_at else pause)
+                pause, is_due = min(2 * pause, _LONGEST_PAUSE_SECONDS), True
+        finally:
+            self._reconnecting = None
+
+    async def _try(self, seconds: float) -> bool:
+        """Try once. `seconds`: left until those who wait are told. False: `_lost_because` says why not."""
+        try:
+            await self._resume(max(_SHORTEST_PATIENCE_SECONDS, seconds) if seconds > 0 else self._patience_seconds)
+        except Exception as error:  # noqa: BLE001 - delivered: to everybody who waits, when time is up
+            self._drop()  # the session may be open on it already, without its slabs and requests
+            self._lost_because = words_of(error)
+            if isinstance(error, _RefusedError) and error.is_final:
+                self._ended_because = self._lost_because
+            return False
+        if not self._pending:
+            self._lost_since = None
+        return True
+
     async def _resume(self, seconds: float) -> None:
-        """Connect again within `seconds`, and send again each request that is not answered; raises why that failed."""
+        """Connect again, and send again each request that is not answered; raises why that failed."""
         try:
             if self.renew_slabs is not None:
                 await self.renew_slabs()
         except OSError as error:
             raise ConnectionError(f"there is no memory to share with it: {error}") from error
-        try:
-            await self._resume_on_new_connection(min(seconds, _LONGEST_HANDSHAKE_SECONDS))
-        except Exception:
-            self._drop()  # the session may be open on it already, without its slabs and requests
-            raise
-
-    async def _resume_on_new_connection(self, seconds: float) -> None:
-        answer = await self._connect(messages.Resume(self.opened.session, self.opened.token), seconds)
+        resume = messages.Resume(self.opened.session, self.opened.token)
+        answer = await self._connect(resume, min(seconds, _LONGEST_HANDSHAKE_SECONDS))
         channel = self._channel
         if channel is None or not isinstance(answer, messages.Resumed):
             raise ConnectionError(f"{type(answer).__name__} instead of Resumed")
@@ -312,10 +343,7 @@ class DaemonLink:
         for request in self._pending.values():
             channel.send(request.message)
         self._watch()
-        reaching, self._reaching = self._reaching, []
-        for future in reaching:
-            if not future.done():
-                future.set_result(None)
+        self._end_reaching(None)
 
     def _fail_all(self, reason: str, waited_seconds: float) -> None:
         """Tell all who wait that they must give up; if the session is over, also that no answer comes any more."""
@@ -323,18 +351,21 @@ class DaemonLink:
             answer, request.answer = request.answer, None
             if answer is not None and not answer.done():
                 answer.set_exception(self._unavailable(reason, waited_seconds))
-        reaching, self._reaching = self._reaching, []
-        for future in reaching:
-            if not future.done():
-                future.set_exception(self._unavailable(reason, waited_seconds))
+        self._end_reaching(lambda: self._unavailable(reason, waited_seconds))
         self.on_unavailable(lambda: self._unavailable(reason, waited_seconds))
-        if self._reconnecting.ended_because is not None:
+        if self._ended_because is not None:
             ended, self._pending = self._pending, {}
             for request in ended.values():
                 request.on_late(None)
 
+    def _end_reaching(self, error: Callable[[], Exception] | None) -> None:
+        reaching, self._reaching = self._reaching, []
+        for future in reaching:
+            if not future.done():
+                future.set_result(None) if error is None else future.set_exception(error())
+
     def _unavailable(self, reason: str, waited_seconds: float) -> DaemonUnavailableError:
-        if self._reconnecting.ended_because is None:
+        if self._ended_because is None:
             return DaemonUnavailableError(self.address, waited_seconds, reason)
         lost = "data that it has acknowledged is lost; the rest is still in memory"
         return DaemonUnavailableError(self.address, waited_seconds, reason, lost)

@@ -21,8 +21,7 @@ Six rules keep bytes right through dropped connections and killed daemons:
 
 from __future__ import annotations
 
-import enum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -39,8 +38,8 @@ _Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 _Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 _Key = Annotated[int, msgspec.Meta(ge=0, le=2**40 - 1)]
 _Hash = Annotated[int, msgspec.Meta(ge=0)]  # of 64 bits: msgpack has no larger integers
-_MOST_WORD, _MOST_TEXT = 256, 4096
-_Word = Annotated[str, msgspec.Meta(max_length=_MOST_WORD)]
+MOST_WORD, _MOST_TEXT = 256, 4096
+_Word = Annotated[str, msgspec.Meta(max_length=MOST_WORD)]
 _Text = Annotated[str, msgspec.Meta(max_length=_MOST_TEXT)]
 _Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 _Token = Annotated[bytes, msgspec.Meta(min_length=16, max_length=64)]
@@ -225,18 +224,13 @@ ClientMessage = Hello | Open | Resume | Slab | Unmap | Write | Read | Discard | 
 DaemonMessage = Welcome | Opened | Resumed | Stored | Full | Failed | Bad | Loaded | Gone | Closed | Report | Refused
 
 
-class Phase(enum.Enum):
-    """How far a connection has come, as the daemon sees it."""
-
-    GREETING = "greeting"
-    LOBBY = "lobby"
-    SESSION = "session"
-
+Phase = Literal["greeting", "lobby", "session"]
+"""How far a connection has come, as the daemon sees it."""
 
 ALLOWED: dict[Phase, tuple[type, ...]] = {
-    Phase.GREETING: (Hello,),
-    Phase.LOBBY: (Open, Resume, Inspect),
-    Phase.SESSION: (Slab, Unmap, Write, Read, Discard, Close, Inspect),
+    "greeting": (Hello,),
+    "lobby": (Open, Resume, Inspect),
+    "session": (Slab, Unmap, Write, Read, Discard, Close, Inspect),
 }
 
 
@@ -244,14 +238,9 @@ def check_allowed(phase: Phase, message: ClientMessage, peer: str) -> None:
     """Raise ProtocolError if this message may not be sent in this phase."""
     if not isinstance(message, ALLOWED[phase]):
         allowed = ", ".join(kind.__name__ for kind in ALLOWED[phase])
-        raise ProtocolError(peer, f"{type(message).__name__} in the phase {phase.value!r}, which allows {allowed}")
+        raise ProtocolError(peer, f"{type(message).__name__} in the phase {phase!r}, which allows {allowed}")
 
 
 def fitting(text: str, most: int = _MOST_TEXT) -> str:
     """The text as a field can carry it: cut, and with escapes for bytes that are not Unicode (a path may hold some)."""
     return unicode_text(text)[:most]
-
-
-def fitting_word(text: str) -> str:
-    """As `fitting`, for a short field."""
-    return fitting(text, _MOST_WORD)

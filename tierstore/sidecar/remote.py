@@ -101,7 +101,7 @@ class RemoteDisk:
             DaemonUnavailableError, ProtocolError: there is no daemon, it refuses, or it speaks something else.
             StorageIOError: there is no memory for the window.
         """
-        introduction = messages.Open(messages.fitting_word(name), rank, pid)
+        introduction = messages.Open(messages.fitting(name, messages.MOST_WORD), rank, pid)
         link = DaemonLink(address, introduction, reconnect_seconds, daemon_uid)
         try:
             slab = await run_job(executor, SharedSlab, 0, window_bytes, link.inodes)
@@ -218,7 +218,8 @@ class RemoteDisk:
             self._window.give_back(slot)
             raise
         wire_key = next(self._wire_keys)  # used once (rule 5): a write that was given up may still be done
-        what = (messages.fitting_word(kind.dtype), max(1, kind.itemsize_bytes), messages.fitting_word(kind.origin))
+        dtype, origin = (messages.fitting(each, messages.MOST_WORD) for each in (kind.dtype, kind.origin))
+        what = dtype, max(1, kind.itemsize_bytes), origin
         on_late = partial(self._was_written_late, wire_key, slot)
         answer = await self._link.ask(messages.Write, wire_key, *slot.range, *what, on_late=on_late)
         self._window.give_back(slot)
@@ -230,9 +231,7 @@ class RemoteDisk:
             if answer.is_quota:
                 raise QuotaExceededError(*figures, reason=answer.reason, session=self._name)
             raise StoreFullError(*figures, reason=answer.reason, advice=_ADVICE)
-        if isinstance(answer, messages.Failed):
-            raise StorageIOError(answer.operation, answer.place, answer.reason, _STILL_IN_MEMORY)
-        raise self._unexpected(answer)
+        raise self._failure(answer, _STILL_IN_MEMORY)
 
     def _was_written_late(self, wire_key: int, slot: WindowSlot, answer: Answer | None) -> None:
         self._window.give_back(slot)
@@ -259,9 +258,7 @@ class RemoteDisk:
             self._window.give_back(slot)
         if isinstance(answer, messages.Bad):
             raise CorruptDataError(key, answer.place, answer.expected, answer.found)
-        if isinstance(answer, messages.Failed):
-            raise StorageIOError(answer.operation, answer.place, answer.reason, _STILL_ON_DISK)
-        raise self._unexpected(answer)
+        raise self._failure(answer, _STILL_ON_DISK)
 
     # --- the end --------------------------------------------------------------------------------------------------
 
@@ -276,7 +273,9 @@ class RemoteDisk:
         await self._link.reach()  # else each request in vain would keep a slot, until none is left
         return await self._window.take(num_bytes, to_read=to_read)
 
-    def _unexpected(self, answer: Answer) -> ProtocolError:
+    def _failure(self, answer: Answer, kept: str) -> StorageIOError | ProtocolError:
+        if isinstance(answer, messages.Failed):
+            return StorageIOError(answer.operation, answer.place, answer.reason, kept)
         return ProtocolError(self._link.address, f"{type(answer).__name__} in answer to something else")
 
 

@@ -134,17 +134,13 @@ class SharedWindow:
 
     async def take(self, num_bytes: int, *, to_read: bool) -> WindowSlot:
         """Take a slot of whole pages with room for `num_bytes`, as soon as there is one; or raise what `refuse_waiting`
-        was given."""
+        was given. Not to be cancelled."""
         size = round_up(max(num_bytes, 1))
         line = self._waiting[0 if to_read else 1]
         if line or (not to_read and self._waiting[0]) or self._free.longest_bytes < size:
             waiter = _Waiter(size, asyncio.get_running_loop().create_future())
             line.append(waiter)
-            try:
-                start = await waiter.start
-            except asyncio.CancelledError:
-                self._leave(line, waiter)
-                raise
+            start = await waiter.start
         else:
             start = self._free.allocate(size)
         return WindowSlot(self._slab, start, num_bytes)
@@ -180,27 +176,15 @@ class SharedWindow:
         """Raise an error in each `take` that waits: nobody gives a slot back any more."""
         for line in self._waiting:
             while line:
-                waiter = line.popleft()
-                if not waiter.start.done():
-                    waiter.start.set_exception(error())
+                line.popleft().start.set_exception(error())
 
     def _serve(self) -> None:
         for line in self._waiting:
             while line:
-                if line[0].start.cancelled():
-                    line.popleft()
-                elif self._free.longest_bytes < line[0].size:
+                if self._free.longest_bytes < line[0].size:
                     return
-                else:
-                    waiter = line.popleft()
-                    waiter.start.set_result(self._free.allocate(waiter.size))
-
-    def _leave(self, line: deque[_Waiter], waiter: _Waiter) -> None:
-        if waiter in line:
-            line.remove(waiter)
-        elif not waiter.start.cancelled() and waiter.start.exception() is None:
-            self._free.free(waiter.start.result(), waiter.size)
-        self._serve()
+                waiter = line.popleft()
+                waiter.start.set_result(self._free.allocate(waiter.size))
 
 
 class _Waiter(NamedTuple):

@@ -1,20 +1,15 @@
 """Why a thread waited. Pure.
 
 The store knows that a pack waited for room, or an unpack for its bytes. A person wants to know what to change. So each
-wait gets one cause:
-
-- *drive*, *codec*: transfers in its direction ran for most of the time since the thread's last wait, so they could not
-  have come much further. The cause is the one that took more of the transfers' time during the wait.
-- *room*: they did not run for most of that time. The budgets left no room for them, so they began too late.
-- *prefetch off*: the same for an unpack, in a scope that reads nothing ahead.
-- *store*: nothing was moving; the store's threads probably got no core.
+wait gets one of `CAUSES`. If transfers in its direction ran for most of the time since the thread's last wait, they
+could not have come much further: it is the drive or the codec, whichever took more of their time during the wait. Else
+they began too late: for want of room, or because nothing is read ahead. If nothing moved, it is the store.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from .events import Restore, Spill, Stall
 from .steps import Step
@@ -28,15 +23,13 @@ CAUSES: Mapping[Cause, str] = {
     "prefetch off": "nothing is read ahead: prefetch is off",
     "store": "nothing was moving: no core for the store's threads",
 }
-"""The meaning of each cause, in a few words."""
 
 _MOST = 0.5
 _SHORT = 0.1  # share of a wait: a shorter gap before the wait says nothing
 
 
-@dataclass(frozen=True)
-class ExplainedWait:
-    """A wait and its cause; `is_backward`: an unpack waited, not a pack."""
+class ExplainedWait(NamedTuple):
+    """`is_backward`: an unpack waited, not a pack."""
 
     wait: Stall
     cause: Cause

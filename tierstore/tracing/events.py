@@ -26,8 +26,7 @@ class Machine(msgspec.Struct, frozen=True):
 
 
 class StoreSettings(msgspec.Struct, frozen=True):
-    """How the store was opened. `place`: its directory, or the address of the daemon, which decides what is None here.
-    `io_depth`: records at the drive at once, each way. `staging_grows`: `staging_bytes` was not given."""
+    """How the store was opened. None: a daemon decides that."""
 
     place: str
     is_connected: bool
@@ -102,8 +101,8 @@ class ScopeEnd(_Event, frozen=True, tag="scope_end"):
 
 
 class Pack(_Event, frozen=True):
-    """Autograd saved a tensor, and the store took it. `record`: that it is a view of; None: it has none yet (see
-    `Booked`). `storage` names its storage among tensors that have no record, while the storage lives."""
+    """Autograd saved a tensor, and the store took it. `record`: None: it has none yet (see `Booked`). `storage` names
+    its storage among tensors that have no record, while the storage lives."""
 
     began_ns: int
     end_ns: int
@@ -153,7 +152,7 @@ class Gone(_OfGraph, frozen=True):
 
 class Computed(_OfGraph, frozen=True):
     """How long a graph took on its accelerator, by marks in the stream that computes: forward from its first pack to
-    its first unpack, backward from there to its last. Recorded only in trials of `tierstore tune`."""
+    its first unpack, backward from there to its last. Only in trials of `tierstore tune`."""
 
     forward_seconds: float
     forward_wait_seconds: float
@@ -164,8 +163,7 @@ class Computed(_OfGraph, frozen=True):
 
 
 class Stall(_Event, frozen=True):
-    """A thread waited for `STALL_CAUSES`; one wait may give several events in a row. `record`: None: it waited for
-    room."""
+    """A thread waited for `STALL_CAUSES`; one wait may give several events. `record`: None: it waited for room."""
 
     began_ns: int
     end_ns: int
@@ -175,8 +173,8 @@ class Stall(_Event, frozen=True):
 
 
 class Spill(_Event, frozen=True):
-    """A record was written to disk, or could not be (`failed` says why). `queued_ns`: when it was chosen to leave
-    memory; `began_ns`: when a lane took it. The seconds are None where they are not known (a daemon's)."""
+    """A record was written to disk, or could not be. `began_ns`: when a lane took it. The seconds are None where they
+    are not known (a daemon's)."""
 
     record: int
     nbytes: int
@@ -227,12 +225,12 @@ class Offload(_OfBytes, frozen=True):
 
 
 class Reload(_OfBytes, frozen=True):
-    """A copy from host memory to an accelerator was queued on a stream. Its end is not recorded."""
+    """A copy back was queued."""
 
 
 class Levels(_Event, frozen=True):
-    """The bytes that the tiers hold, as the store counts them for `StoreStats`. `uncharged_bytes`: saved tensors that
-    are where autograd left them; those that are only noted count until their graph is gone."""
+    """The bytes that the tiers hold, as `StoreStats` counts them. `uncharged_bytes`: saved tensors that are where
+    autograd left them; those that are only noted count until their graph is gone."""
 
     at_ns: int
     device_bytes: int

@@ -14,6 +14,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import count
 from operator import attrgetter, call
 from queue import Empty, SimpleQueue
@@ -43,18 +44,14 @@ from .events import (
     Spill,
     Stall,
 )
-from .jobs import OpenJobs
 
 if TYPE_CHECKING:
     from ..disk.tier import Loaded, Stored
     from ..residency.graph_times import GraphTimes
 
 RecordedEvent = tuple[Any, ...]
-MOST_WAITING_EVENTS = 200_000
-"""Some 50 MB."""
-
-_EVERY_SECONDS = 0.25
-"""How often the thread looks for events. Waking it for each would cost more than the event."""
+MOST_WAITING_EVENTS = 200_000  # some 50 MB
+_EVERY_SECONDS = 0.25  # in which the thread looks for events: waking it for each would cost more than the event
 _LINES_AT_ONCE = 256  # few, since the interpreter's lock is held while they are made
 _MODE = 0o666  # less the process's umask, as for any output file
 _CUT_SHORT = "the trace is cut short there; training is not affected"
@@ -96,14 +93,14 @@ class Recorder(Observer):
     """One trace while it is recorded.
 
     As an `Observer` it is called under the store's lock, and so it calls `levels`, for the fields of `Levels` after its
-    time. `append` may be called from any thread. Only `tell_times`, `flush` and `close` block. `on_idle` is called on
-    the writing thread whenever it has written everything and `is_idle`. Without `header` it continues a trace.
+    time. Other calls are for any thread. Only `tell_times`, `flush` and `close` block. `on_idle` is called on the
+    writing thread whenever it has written everything and `is_idle`. Without `header` it continues a trace.
 
     Attributes:
         num_inside: scopes that are being recorded now, and one for `TierStore.trace`; changed under the store's lock.
-        num_graphs: graphs that have begun. If several threads begin one at the same moment, it may count only one.
+        num_graphs: graphs that have begun, as a lower bound.
         is_paced: a scope waits until accelerators have finished the graphs that are gone, and records how long those
-            took. Without this the host runs ahead, and its times do not show the step. For trials of `tierstore tune`.
+            took: otherwise the host runs ahead, and its times do not show the step. For trials of `tierstore tune`.
     """
 
     def __init__(
@@ -125,7 +122,7 @@ class Recorder(Observer):
         self._on_idle = on_idle
         self._graphs: dict[int, _GraphRemains] = {}
         self._timed: deque[tuple[int, weakref.ref[object], GraphTimes]] = deque()
-        self._spills, self._restores = OpenJobs(), OpenJobs()
+        self._spills, self._restores = _OpenJobs(), _OpenJobs()
         self._encoder = msgspec.json.Encoder(enc_hook=_name_of)
         self._lost = count()  # a lock would not do: a finalizer may lose an event where another is being lost
         self._next_lost = 0  # its next number, unless an event is lost meanwhile
@@ -217,22 +214,20 @@ class Recorder(Observer):
     # --- under the store's lock: `Observer` --------------------------------------------------------------------------
 
     def spill_queued(self, record: int, nbytes: int) -> None:
-        self._spills.queue(record, nbytes, _now())
+        self._spills.queue(record, nbytes)
         self.changed()
 
     def spill_began(self, record: int, nbytes: int) -> None:
-        self._spills.begin(record, nbytes, _now())
+        self._spills.begin(record, nbytes)
 
     def spill_ended(self, record: int, outcome: Stored | Exception) -> None:
-        job, at_ns = self._spills.end(record), _now()
+        job = self._spills.end(record)
         if job is not None:
-            times = job.lane, job.queued_ns, job.began_ns, at_ns
-            if isinstance(outcome, Exception):
-                self.append((Spill, record, job.nbytes, 0, "", "", *times, None, None, str(outcome)))
-            else:
+            stored: tuple[int, str, str] = (0, "", "")
+            if not isinstance(outcome, Exception):
                 stored = outcome.stored_bytes, outcome.codec, outcome.kind
-                seconds = outcome.drive_seconds, outcome.cpu_seconds
-                self.append((Spill, record, job.nbytes, *stored, *times, *seconds, None))
+            times = job.lane, job.queued_ns, job.began_ns, _now()
+            self.append((Spill, record, job.nbytes, *stored, *times, *_ending(outcome)))
         self.changed()
 
     def spill_cancelled(self, record: int, nbytes: int) -> None:
@@ -244,21 +239,18 @@ class Recorder(Observer):
         self.changed()
 
     def restore_queued(self, record: int, nbytes: int, *, demanded: bool) -> None:
-        self._restores.queue(record, nbytes, _now(), demanded=demanded)
+        self._restores.queue(record, nbytes, demanded=demanded)
         self.changed()
 
     def restore_began(self, record: int) -> None:
-        self._restores.begin(record, None, _now())
+        self._restores.begin(record)
 
     def restore_ended(self, record: int, outcome: Loaded | Exception, *, is_wanted: bool) -> None:
-        job, at_ns = self._restores.end(record), _now()
+        job = self._restores.end(record)
         if job is not None:
-            times = job.lane, job.demanded, is_wanted, job.queued_ns, job.began_ns, at_ns
-            if isinstance(outcome, Exception):
-                self.append((Restore, record, job.nbytes, 0, *times, None, None, str(outcome)))
-            else:
-                seconds = outcome.drive_seconds, outcome.cpu_seconds
-                self.append((Restore, record, job.nbytes, outcome.read_bytes, *times, *seconds, None))
+            read_bytes = 0 if isinstance(outcome, Exception) else outcome.read_bytes
+            times = job.lane, job.demanded, is_wanted, job.queued_ns, job.began_ns, _now()
+            self.append((Restore, record, job.nbytes, read_bytes, *times, *_ending(outcome)))
         self.changed()
 
     def restore_cancelled(self, record: int, nbytes: int) -> None:
@@ -294,7 +286,11 @@ class Recorder(Observer):
             if self._header is not None:
                 self._write([self._header])
             while not is_last:
-                written, is_last = self._next_order(may_sleep=is_idle)
+                try:
+                    written = self._orders.get(timeout=None if is_idle else _EVERY_SECONDS)
+                    is_last = written is None
+                except Empty:
+                    written = None
                 self._write_waiting()
                 is_idle = self._forget_dead_graphs()
                 if is_idle:
@@ -309,13 +305,6 @@ class Recorder(Observer):
             self.waiting.clear()
             self._on_idle()
             self._file.close()
-
-    def _next_order(self, *, may_sleep: bool) -> tuple[threading.Event | None, bool]:
-        try:
-            order = self._orders.get(timeout=None if may_sleep else _EVERY_SECONDS)
-        except Empty:
-            return None, False
-        return order, order is None
 
     def _write_waiting(self) -> None:
         while self.waiting:
@@ -340,6 +329,44 @@ class Recorder(Observer):
         return not (self.num_inside or self._graphs or self.waiting)
 
 
+@dataclass(slots=True)
+class _Job:
+    nbytes: int
+    demanded: bool
+    queued_ns: int
+    began_ns: int | None = None
+    lane: int | None = None
+
+
+class _OpenJobs:
+    """Records on their way in one direction; not those that were queued before the trace began. Under the store's
+    lock."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[int, _Job] = {}
+        self._lanes: set[int | None] = set()  # those that are taken
+
+    def queue(self, record: int, nbytes: int, *, demanded: bool = False) -> None:
+        self._jobs[record] = _Job(nbytes, demanded, _now())
+
+    def begin(self, record: int, nbytes: int | None = None) -> None:
+        """`nbytes`: bytes to move, if that is known only now."""
+        job = self._jobs.get(record)
+        if job is not None and job.began_ns is None:
+            job.lane = next(lane for lane in count() if lane not in self._lanes)
+            self._lanes.add(job.lane)
+            job.began_ns = _now()
+            job.nbytes = job.nbytes if nbytes is None else nbytes
+
+    def end(self, record: int) -> _Job | None:
+        """The job is over; None: the trace did not see it begin."""
+        job = self._jobs.pop(record, None)
+        if job is None or job.began_ns is None:
+            return None
+        self._lanes.discard(job.lane)
+        return job
+
+
 class _GraphRemains(Remains[Any]):
     """Appends a `Gone` event when the graph dies; see NOTE [No finalizers] in `remains.py`."""
 
@@ -353,3 +380,9 @@ class _GraphRemains(Remains[Any]):
 
 def _name_of(value: object) -> str:
     return str(value).removeprefix("torch.")
+
+
+def _ending(outcome: Stored | Loaded | Exception) -> tuple[float | None, float | None, str | None]:
+    if isinstance(outcome, Exception):
+        return None, None, str(outcome)
+    return outcome.drive_seconds, outcome.cpu_seconds, None

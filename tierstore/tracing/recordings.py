@@ -43,10 +43,9 @@ class Recordings:
     def begin(self, path: object) -> Recorder:
         """Return the recorder of the trace at `path`. It begins now, or goes on if this store has begun it before.
 
-        Raises:
-            ConfigError: the path cannot be written to, or another trace of this store is not over. Nothing has changed.
-            StorageIOError: an earlier trace could not be written to its end, or the writing thread cannot be started.
-            StoreClosedError, StoreBusyError: the store is closed, or this is a thread of a store.
+        ConfigError: the path cannot be written to, or another trace of this store is not over; nothing has changed.
+        StorageIOError: an earlier trace could not be written to its end, or the writing thread cannot be started.
+        StoreClosedError, StoreBusyError: the store is closed, or this is a thread of a store.
         """
         self._residency.check_open()
         self._residency.refuse_to_wait()
@@ -86,8 +85,7 @@ class Recordings:
 
     def flush(self) -> None:
         """Blocks, at most for a minute."""
-        recorder = self._current
-        if recorder is not None:
+        if (recorder := self._current) is not None:
             self._residency.refuse_to_wait()
             recorder.flush(_DEADLINE_SECONDS)
 
@@ -101,8 +99,7 @@ class Recordings:
             recorder.close(deadline_seconds, reason)
 
     def request_stop(self) -> None:
-        recorder = self._current
-        if recorder is not None:
+        if (recorder := self._current) is not None:
             recorder.request_stop()
 
     def abandon(self) -> None:
@@ -119,19 +116,16 @@ class Recordings:
             recorder = Recorder(place, file, header, self._residency.levels, self._look_away_if_idle)
         except OSError as error:  # its thread cannot be started
             file.close()
-            raise StorageIOError(
-                "trace", place, words_of(error), "nothing is recorded, training is not affected"
-            ) from error
+            where = "nothing is recorded, training is not affected"
+            raise StorageIOError("trace", place, words_of(error), where) from error
         self._begun.add(place)
         return recorder
 
     def _end_idle(self, current: Recorder, place: str) -> None:
         with self._residency.lock:
-            is_idle = current.is_idle()
-            if is_idle:
-                self._residency.observe(Observer())
-        if not is_idle:
-            raise ConfigError("trace", place, f"{current.place} is still being recorded: its graphs are alive")
+            if not current.is_idle():
+                raise ConfigError("trace", place, f"{current.place} is still being recorded: its graphs are alive")
+            self._residency.observe(Observer())
         self._current = None
         current.close(_DEADLINE_SECONDS)
 

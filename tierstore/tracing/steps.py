@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, TypeVar
 
 import msgspec
@@ -29,8 +30,7 @@ from .events import (
 from .reader import RecordedTrace
 
 _T = TypeVar("_T")
-_ONE_WAIT_NS = 1_000_000
-"""Any progress wakes a waiting thread, which may then wait again. A shorter gap does not end the wait."""
+_ONE_WAIT_NS = 1_000_000  # any progress wakes a waiting thread; after a shorter gap it is still the same wait
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,10 @@ class Step:
 
     Attributes:
         number: counted from 1 in the trace.
-        thread: that packed it.
-        began_ns, forward_ended_ns: when its first scope was entered, and its last one left.
+        began_ns, forward_ended_ns: when its first scope (`scope`) was entered, and its last one left.
         backward_began_ns: when its first unpack began; None: there was none.
         ended_ns: when it was gone (`is_whole`), or the end of the trace.
-        scope: the options of its first scope.
-        waits: of all threads; those with short wake-ups in between are one.
-        spills, restores, offloads, reloads, levels: events of the whole store during the step.
+        waits, spills, restores, offloads, reloads, levels: of the whole store, all threads, during the step.
         codecs: the codec of each record, where the trace has its write.
         memory: the end of its last scope, with the memory that the process held; None: not recorded.
     """
@@ -95,12 +92,9 @@ def choose_step(steps: Sequence[Step], number: int | None) -> Step:
 def longest_waits(steps: Sequence[Step], chosen: Step, most_steps: int, most_events: int) -> list[Step]:
     """The chosen step, and with it the steps that waited longest, in their order, within the limits."""
     others = sorted((step for step in steps if step is not chosen), key=_waited_longest, reverse=True)
-    taken, num_events = [chosen], _num_events(chosen)
-    for step in others[: most_steps - 1]:
-        num_events += _num_events(step)
-        if num_events > most_events:
-            break
-        taken.append(step)
+    drawn = [chosen, *others[: most_steps - 1]]
+    sizes = accumulate(map(_num_events, drawn))
+    taken = [step for step, size in zip(drawn, sizes, strict=True) if step is chosen or size <= most_events]
     return sorted(taken, key=lambda step: step.number)
 
 

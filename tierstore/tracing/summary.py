@@ -12,17 +12,13 @@ from .causes import CAUSES, Cause, ExplainedWait, codec_ns, explain, union_ns
 from .events import Header, Restore, Spill
 from .steps import Step
 
-_WORTH_A_WORD = 0.03
-"""Share of a phase. A thread that waited less gets no sentence about the cause."""
+_WORTH_A_WORD = 0.03  # share of a phase; a thread that waited less gets no sentence about the cause
 
 
 @dataclass(frozen=True)
 class Direction:
-    """The transfers of a step in one direction. Without "stored", bytes are logical ones.
-
-    `busy_seconds`: for how long anything moved; `lane_seconds`: the times of all transfers added up, of which
-    `codec_seconds` were in codecs.
-    """
+    """The transfers of a step in one direction. Without "stored", bytes are logical ones. `busy_seconds`: for how long
+    anything moved; `lane_seconds`: the times of all transfers added up, of which `codec_seconds` were in codecs."""
 
     num_records: int
     nbytes: int
@@ -44,10 +40,9 @@ class StepSummary:
     Attributes:
         headline: why it is slow, one sentence for each phase that is.
         forward_seconds: until its last scope was left; `backward_seconds`: from the first unpack on, or None.
-        resident_bytes, allocator_free_bytes: memory of the process at the end of forward, and the part of it that was
-            freed but kept by its allocator; None: not recorded.
-        away_bytes: of saved tensors that were on disk at that moment; None: not recorded.
         wait_seconds, num_waits: by phase and cause, all threads added up.
+        resident_bytes, allocator_free_bytes, away_bytes: memory of the process at the end of forward, the part of it
+            that was freed but kept by its allocator, and saved tensors on disk by then; None: not recorded.
     """
 
     number: int

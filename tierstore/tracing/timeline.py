@@ -4,11 +4,11 @@ one part for the codec and one for the drive: the lengths of the parts are true,
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..base.config import format_bytes
 from .causes import CAUSES, codec_ns, explain
-from .events import Restore, Spill, StoreSettings
+from .events import Restore, Spill
 from .steps import Step
 
 TIERS: Mapping[str, str] = {
@@ -39,48 +39,15 @@ class Lane(NamedTuple):
     boxes: Sequence[Box]
 
 
-class Curve(NamedTuple):
-    """How many bytes a tier holds from each of the times on; `field` is a key of `TIERS`."""
-
-    field: str
-    times_ns: Sequence[int]
-    nbytes: Sequence[int]
+def lanes_of(step: Step, thread_names: Mapping[int, str]) -> list[Lane]:
+    """Lanes: threads, copies, codec, drive. What is empty is left out. Times are as in the trace."""
+    return [*_threads(step, thread_names), *_copies(step), *_transfers(step)]
 
 
-class Limit(NamedTuple):
-    """A budget: the most that this tier may hold, together with the tiers of its chart that lie below it."""
-
-    field: str
-    name: str
-    nbytes: int
-
-
-class Timeline(NamedTuple):
-    """One step; times as in the trace."""
-
-    began_ns: int
-    ended_ns: int
-    lanes: Sequence[Lane]
-    curves: Sequence[Curve]
-
-
-def limits_of(step: Step, store: StoreSettings) -> list[Limit]:
-    """The budgets of a step; those of 0 bytes are left out."""
-    limits = [
-        Limit("device_bytes", "device_bytes", 0 if step.scope is None else step.scope.device_bytes),
-        Limit("host_bytes", "host_bytes", store.host_bytes),
-        Limit("staging_bytes", "host_bytes + staging_bytes", store.host_bytes + store.staging_bytes),
-        Limit("disk_bytes", "disk_bytes", store.disk_bytes),
-    ]
-    return [limit for limit in limits if limit.nbytes > 0]
-
-
-def timeline_of(step: Step, thread_names: Mapping[int, str]) -> Timeline:
-    """Lanes: threads, copies, codec, drive. What is empty is left out."""
-    lanes = [*_threads(step, thread_names), *_copies(step), *_transfers(step)]
-    times = [level.at_ns for level in step.levels]
-    curves = [Curve(field, times, [getattr(level, field) for level in step.levels]) for field in TIERS]
-    return Timeline(step.began_ns, step.ended_ns, lanes, [curve for curve in curves if any(curve.nbytes)])
+def curves_of(step: Step) -> dict[str, list[tuple[int, int]]]:
+    """How many bytes each tier holds from each time on, as (time, bytes), by its key in `TIERS`; not of empty tiers."""
+    curves = {field: [(level.at_ns, getattr(level, field)) for level in step.levels] for field in TIERS}
+    return {field: points for field, points in curves.items() if any(nbytes for _, nbytes in points)}
 
 
 def _threads(step: Step, names: Mapping[int, str]) -> Iterator[Lane]:
@@ -146,3 +113,27 @@ def _about(job: Spill | Restore, step: Step) -> str:
     if job.failed is not None:
         parts.append(f"failed: {job.failed}")
     return ", ".join(parts)
+
+
+def trace_events(steps: Sequence[Step], thread_names: Mapping[int, str], pid: int, origin_ns: int) -> dict[str, Any]:
+    """Steps in Google's "Trace Event Format", which Perfetto and chrome://tracing show, to be written as JSON: complete
+    events (X), counters (C), names (M); times in microseconds since `origin_ns`."""
+    lanes = {("tierstore", "steps"): 0}
+    seen: dict[tuple[int, int, str], dict[str, Any]] = {}  # what lasts over the end of a step is in the next step too
+    counted: list[dict[str, Any]] = []
+    for step in steps:
+        whole = Lane("tierstore", "steps", [Box(step.began_ns, step.ended_ns, f"step {step.number}", "")])
+        for lane in (whole, *lanes_of(step, thread_names)):
+            tid = lanes.setdefault((lane.group, lane.name), len(lanes))
+            for box in lane.boxes:
+                times = {"ts": (box.began_ns - origin_ns) / 1e3, "dur": (box.ended_ns - box.began_ns) / 1e3}
+                what = {"ph": "X", "name": box.kind, "cat": lane.group, "pid": pid, "tid": tid}
+                seen.setdefault((tid, box.began_ns, box.kind), what | times | {"args": {"about": box.text}})
+        for field, points in curves_of(step).items():
+            counter = {"ph": "C", "name": TIERS[field], "pid": pid}
+            counted += [{**counter, "ts": (at - origin_ns) / 1e3, "args": {"bytes": nbytes}} for at, nbytes in points]
+    names: list[tuple[str, int, dict[str, Any]]] = [("process_name", 0, {"name": f"tierstore, process {pid}"})]
+    for (group, own), tid in lanes.items():
+        names += [("thread_name", tid, {"name": f"{group} · {own}"}), ("thread_sort_index", tid, {"sort_index": tid})]
+    named = [{"ph": "M", "name": name, "pid": pid, "tid": tid, "args": args} for name, tid, args in names]
+    return {"traceEvents": [*named, *seen.values(), *counted], "displayTimeUnit": "ms"}
