@@ -357,15 +357,14 @@ async def test_full_file_system_is_store_full_and_goes_on(
         assert disk.usage().num_records == 0
 
 
-@pytest.mark.parametrize("inline_bytes", [0, None])
 async def test_record_that_the_index_refuses_is_no_record(
-    open_disk: OpenDisk, directory: Path, monkeypatch: pytest.MonkeyPatch, inline_bytes: int | None
+    open_disk: OpenDisk, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The index's map, made far too small here, is full: what was not committed was not stored."""
     monkeypatch.setattr("tierstore.disk.home.map_bytes_for", lambda disk_bytes: 2**17)
 
     home = NamedHome(directory)  # one without names keeps no extent in the index
-    disk = await open_disk(inline_bytes=inline_bytes, home=home)
+    disk = await open_disk(inline_bytes=0, home=home)
     stored: dict[int, bytes] = {}
 
     async def fill() -> None:

@@ -67,11 +67,6 @@ class LockedFolder:
         with io.FileIO(self.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "w") as file:
             file.write(content)
 
-    def lengthen(self, name: str) -> None:
-        """Make a file one byte longer, or make it; the byte is a hole, so a full file system has room for it too."""
-        with io.FileIO(self.open(name, os.O_WRONLY | os.O_CREAT), "w") as file:
-            os.ftruncate(file.fileno(), os.fstat(file.fileno()).st_size + 1)
-
     def remove(self, name: str) -> None:
         with suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self._folder)

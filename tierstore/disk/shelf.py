@@ -31,6 +31,7 @@ from .tier import Kind, Loaded, Stored
 _LONGEST_VALUE_BYTES = 2**30  # LMDB takes values below 4 GiB, and holds one in memory until it is committed
 _QUICK_BYTES = 128 * 2**10  # checksummed on the loop in microseconds: a hop to the pool would cost more
 _BEST_HOPE = 8  # encoding is not tried if the record is longer than this many times the extent
+_ADVICE_ON_INDEX = "raise disk_bytes, host_bytes or `ulimit -v`"
 _STILL_IN_MEMORY = "the data is still in memory"
 _STILL_ON_DISK = "the record is still on disk and may be asked for again"
 
@@ -63,7 +64,7 @@ class RecordShelf:
         found = home.open(disk_bytes, mode)
         self.session, self.leases = found.session, found.leases
         self.index, self.locations = found.index, found.locations
-        self.budget = DiskBudget(round_up(disk_bytes))
+        self.budget = DiskBudget(round_up(disk_bytes), found.index.map_bytes)
         value_bytes = sum(each.taken_bytes for each in found.locations.values() if each.segment is None)
         segment_bytes = sum(segment.num_bytes for segment in found.segments)
         self.budget.take_up(segment_bytes, value_bytes, found.index.allocated_bytes)
@@ -94,7 +95,7 @@ class RecordShelf:
                 return await self._write_extent(record)
             self.space.free_budget_for(charge_bytes)
             if not await self.space.wait_for_news():
-                raise StoreFullError(num_bytes, *self.space.usage())
+                raise StoreFullError(num_bytes, *self.space.usage(), advice=_ADVICE_ON_INDEX)
         return await self._write_value(record, charge_bytes)
 
     async def _write_value(self, record: _Record, charge_bytes: int) -> Stored:
