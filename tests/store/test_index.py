@@ -17,7 +17,7 @@ from tests.reliability.drives import MIB, fill_up, mounted_drive
 from tierstore.disk import index as index_module
 from tierstore.disk.budget import map_bytes_for, value_charge_bytes
 from tierstore.disk.codec.codec import DamagedBytesError
-from tierstore.disk.entries import Commits
+from tierstore.disk.entries import IndexEntries
 from tierstore.disk.index import Delete, Fetch, Index, Operation, Outcome, Put
 from tierstore.disk.location import Location
 
@@ -126,6 +126,11 @@ def test_many_indexes_for_large_drives_have_addresses(tmp_path: Path) -> None:
         index.close()
 
 
+def entries_of(index: Index, executor: ThreadPoolExecutor) -> IndexEntries:
+    """Without space or budget, which only deleted records give back to."""
+    return IndexEntries(index, executor, None, None, has_extents=False)  # type: ignore[arg-type]
+
+
 async def test_commits_of_jobs_and_batches_do_not_overlap(index: Index) -> None:
     """A batch is in flight while a job commits: the job's operation waits for its end."""
     batch_began, batch_may_end, job_began = threading.Event(), threading.Event(), threading.Event()
@@ -146,12 +151,12 @@ async def test_commits_of_jobs_and_batches_do_not_overlap(index: Index) -> None:
             finally:
                 running.pop()
 
-    def job(commits: Commits) -> Outcome:
+    def job(commits: IndexEntries) -> Outcome:
         job_began.set()
         return commits.commit_now(Put(2, location(3), b"def"))
 
     with ThreadPoolExecutor(2) as executor:
-        commits = Commits(Watched(), executor)
+        commits = entries_of(Watched(), executor)
         batch = asyncio.ensure_future(commits.submit(Put(1, location(3), b"abc")))
         await asyncio.to_thread(batch_began.wait, 10)
         batch_began.clear()
@@ -168,9 +173,9 @@ async def test_commits_of_jobs_and_batches_do_not_overlap(index: Index) -> None:
 async def test_commit_that_fails_and_a_pool_that_is_gone_are_outcomes(index: Index) -> None:
     executor = ThreadPoolExecutor(1)
     index.close()
-    assert Commits(index, executor).commit_now(Delete(1)).error is not None
+    assert entries_of(index, executor).commit_now(Delete(1)).error is not None
     executor.shutdown()
-    outcome = await Commits(index, executor).submit(Delete(1))
+    outcome = await entries_of(index, executor).submit(Delete(1))
     assert isinstance(outcome.error, RuntimeError)
 
 

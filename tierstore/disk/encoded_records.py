@@ -7,28 +7,29 @@ import time
 import xxhash
 
 from .allocator import ALIGNMENT_BYTES, round_up
-from .codec.codec import ENCODED_BLOCK_BYTES, BlockDecoder, blocks_of, encode_block, is_shrinking
+from .codec.choice import WriteOrder
+from .codec.codec import ENCODED_BLOCK_BYTES, BlockDecoder, blocks_of, encode_block
 from .codec.family import DamagedBytesError
 from .linux import copy_memory
-from .location import FileRange, WriteOrder
+from .location import FileRange, Written, encoded_seed
 from .scratch import Scratch
 from .transfer import read_all, write_all
 
 _CARRY_BYTES = round_up(ENCODED_BLOCK_BYTES)  # room in front of a read for the start of a block that the last read cut
 
 
-class ChunkWriter:
-    """Collects encoded blocks in the scratch's chunk and writes them to an extent as it fills. Blocks: for jobs.
+class _Writer:
+    """Collects encoded blocks in the scratch's chunk, and writes them to `place` as it fills; None: to `value`.
     `hasher` takes in what is written; None: there is no checksum."""
 
-    def __init__(self, descriptor: int, offset: int, scratch: Scratch, hasher: xxhash.xxh3_64 | None) -> None:
-        self._descriptor = descriptor
-        self._offset = offset
+    def __init__(self, place: FileRange | None, scratch: Scratch, hasher: xxhash.xxh3_64 | None) -> None:
+        self._place = place
         self._chunk = scratch.chunk
         self._hasher = hasher
         self._filled_bytes = 0
         self._flushed_bytes = 0
         self.write_seconds = 0.0
+        self.value = bytearray()
 
     @property
     def encoded_bytes(self) -> int:
@@ -50,52 +51,41 @@ class ChunkWriter:
             self._hasher.update(block)
         self._filled_bytes += num_bytes
 
-    def collected(self) -> bytes | None:
-        """All bytes, if none had to be written yet; else None."""
-        return None if self._flushed_bytes else bytes(self._chunk[: self._filled_bytes])
-
     def finish(self) -> None:
-        self._flush(round_up(self._filled_bytes))
+        self._flush(self._filled_bytes if self._place is None else round_up(self._filled_bytes))
 
     def _flush(self, num_bytes: int) -> None:
-        start = time.perf_counter()
-        write_all(self._descriptor, [self._chunk[:num_bytes]], self._offset + self._flushed_bytes)
-        self.write_seconds += time.perf_counter() - start
+        piece = self._chunk[:num_bytes]
+        if self._place is None:
+            self.value += piece
+        else:
+            start = time.perf_counter()
+            write_all(self._place.descriptor, [piece], self._place.offset + self._flushed_bytes)
+            self.write_seconds += time.perf_counter() - start
         self._flushed_bytes += num_bytes
 
 
-def encode_record(
-    source: memoryview, order: WriteOrder, writer: ChunkWriter, limit_bytes: int, scratch: Scratch
-) -> bool:
-    """Encode into `writer`; False, as early as possible, if it does not shrink enough or exceeds the limit."""
+def write_encoded(place: FileRange | None, source: memoryview, order: WriteOrder, scratch: Scratch) -> Written | None:
+    """Encode, checksum and write a record; without a place, its bytes are the `value`. None, as early as possible, if
+    it does not shrink enough: nothing that counts was written then. `Written` has no CPU seconds yet."""
+    seed = encoded_seed(order.seed, order.codec.family, order.itemsize_bytes, len(source))
+    hasher = None if seed is None else xxhash.xxh3_64(seed=seed)
+    writer = _Writer(place, scratch, hasher)
     done = 0
     for block in blocks_of(source):
         writer.take(encode_block(block, writer.room(), order.codec, order.itemsize_bytes, scratch.workspace))
         done += len(block)
-        if not _is_worth_it(writer.encoded_bytes, done, order) or writer.encoded_bytes > limit_bytes:
-            return False
-    return True
-
-
-def encode_value(source: memoryview, order: WriteOrder, scratch: Scratch) -> bytes | None:
-    """The encoded record in one piece; None if encoding does not shrink it enough."""
-    value = bytearray()
-    done = 0
-    for block in blocks_of(source):
-        length = encode_block(block, scratch.chunk, order.codec, order.itemsize_bytes, scratch.workspace)
-        value += scratch.chunk[:length]
-        done += len(block)
-        if not _is_worth_it(len(value), done, order):
+        if writer.encoded_bytes > order.worst_ratio * done:
             return None
-    return bytes(value)
-
-
-def _is_worth_it(encoded_bytes: int, raw_bytes: int, order: WriteOrder) -> bool:
-    return is_shrinking(encoded_bytes, raw_bytes) and encoded_bytes <= order.worst_ratio * raw_bytes
+    encoded_bytes = writer.encoded_bytes
+    writer.finish()
+    checksum = None if hasher is None else hasher.intdigest()
+    value = memoryview(writer.value) if place is None else None
+    return Written(order.codec, encoded_bytes, 0, checksum, value, 0.0, writer.write_seconds, ())
 
 
 def decode_value(value: memoryview, decoder: BlockDecoder) -> None:
-    """Decode what `encode_value` made. DamagedBytesError: these are not its bytes; the destination holds garbage."""
+    """Decode what `write_encoded` made. DamagedBytesError: these are not its bytes; the destination holds garbage."""
     used = decoder.feed(value)
     if not decoder.is_complete or used != len(value):
         raise DamagedBytesError("a whole record", f"{used} of {len(value)} bytes made sense")

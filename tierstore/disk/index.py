@@ -52,19 +52,13 @@ class Fetch(NamedTuple):
 
 
 class PutLease(NamedTuple):
-    """Enter a lease, or replace it."""
+    """Enter a lease, or replace it; None: remove it."""
 
     number: int
-    blob: bytes
+    blob: bytes | None
 
 
-class DeleteLease(NamedTuple):
-    """Remove a lease."""
-
-    number: int
-
-
-Operation = Put | Delete | Fetch | PutLease | DeleteLease
+Operation = Put | Delete | Fetch | PutLease
 
 
 class Outcome(NamedTuple):
@@ -280,9 +274,9 @@ class Index:
             case Delete(key):
                 transaction.delete(_key(key), db=self._locations)
                 transaction.delete(_key(key), db=self._values)
-            case PutLease(number, blob):
+            case PutLease(number, bytes(blob)):
                 transaction.put(_key(number), blob, db=self._leases)
-            case DeleteLease(number):
+            case PutLease(number):
                 transaction.delete(_key(number), db=self._leases)
 
     def _find_large_values(self, operations: Sequence[Operation], outcomes: list[Outcome]) -> None:

@@ -5,100 +5,51 @@ from __future__ import annotations
 import os
 import time
 
-from .allocator import round_up
-from .codec.choice import Sample
+import xxhash
+
+from .codec.choice import Sample, WriteOrder
 from .codec.codec import NO_CODEC, BlockDecoder, Codec
 from .codec.family import DamagedBytesError
 from .codec.probing import probe
-from .encoded_records import ChunkWriter, decode_value, encode_record, encode_value, read_encoded
+from .encoded_records import decode_value, read_encoded, write_encoded
 from .linux import copy_memory, populate
-from .location import (
-    FileRange,
-    Location,
-    ReadReport,
-    WriteOrder,
-    Written,
-    encoded_seed,
-    record_checksum,
-    record_hasher,
-)
+from .location import FileRange, Location, Written, encoded_seed, record_checksum
 from .raw_records import read_raw, write_raw
 from .scratch import Scratch, ScratchPool
+from .tier import Loaded
 
 _POPULATED_BYTES = 2**20  # pages of shorter destinations come as fast by themselves as by asking the kernel
 
 
-class DoesNotFitError(Exception):
-    """The record, encoded, is longer than the extent that was found for it. Stays inside the package."""
-
-
-def write_record(
-    place: FileRange, source: memoryview, order: WriteOrder, value_limit_bytes: int, pool: ScratchPool
-) -> Written:
-    """Encode, checksum and write one record (uint8, shape [n]); or return its bytes, if it became small enough for the
-    index (`value_limit_bytes`). `pool` lends the working memory, and the turn at the device.
-
-    DoesNotFitError: the place is shorter than the record and encoding does not make up for it. OSError: the device
-    failed. In both cases nothing that counts was written.
-    """
+def write_record(place: FileRange | None, source: memoryview, order: WriteOrder, pool: ScratchPool) -> Written:
+    """Encode, checksum and write one record (uint8, shape [n]), for which there is room. Without a place, which is for
+    values of the index, nothing is written: its bytes are the `value`. `pool` lends the working memory, and the turn at
+    the device. OSError: the device failed; nothing that counts was written."""
     samples: tuple[Sample, ...] = ()
     cpu_started = time.thread_time()
     if order.codec != NO_CODEC or order.probe:
         with pool.lend() as scratch:
             samples = probe(source, order.itemsize_bytes, scratch) if order.probe else ()
             started, cpu_started = time.perf_counter(), time.thread_time()
-            if order.codec != NO_CODEC:
-                written = _write_encoded(place, source, order, value_limit_bytes, scratch)
-                if written is not None:
-                    cpu_seconds, lane_seconds = time.thread_time() - cpu_started, time.perf_counter() - started
-                    return written._replace(cpu_seconds=cpu_seconds, samples=samples, lane_seconds=lane_seconds)
-    if round_up(len(source)) > place.num_bytes:
-        raise DoesNotFitError
+            written = None if order.codec == NO_CODEC else write_encoded(place, source, order, scratch)
+            if written is not None:
+                cpu_seconds = time.thread_time() - cpu_started
+                lane_seconds = None if place is None else time.perf_counter() - started
+                return written._replace(cpu_seconds=cpu_seconds, samples=samples, lane_seconds=lane_seconds)
     checksum = _checksum(source, order.seed)
-    with pool.lend() as scratch, pool.timed(len(source)):
-        started = time.perf_counter()
-        head_bytes = write_raw(place.descriptor, place.offset, source, place.alignment_bytes, scratch)
-        write_seconds = time.perf_counter() - started
-    cpu_seconds = time.thread_time() - cpu_started
-    return Written(NO_CODEC, len(source), head_bytes, checksum, None, cpu_seconds, write_seconds, samples)
-
-
-def _write_encoded(
-    place: FileRange, source: memoryview, order: WriteOrder, value_limit_bytes: int, scratch: Scratch
-) -> Written | None:
-    seed = _seed_of(order.codec.family, order.itemsize_bytes, len(source), order.seed)
-    hasher = None if seed is None else record_hasher(seed)
-    writer = ChunkWriter(place.descriptor, place.offset, scratch, hasher)
-    if not encode_record(source, order, writer, place.num_bytes, scratch):
-        return None
-    encoded_bytes = writer.encoded_bytes
-    value = writer.collected() if encoded_bytes <= value_limit_bytes else None
-    if value is None:
-        writer.finish()
-    checksum = None if hasher is None else hasher.intdigest()
-    return Written(order.codec, encoded_bytes, 0, checksum, value, 0.0, writer.write_seconds, ())
-
-
-def make_value(source: memoryview, order: WriteOrder, pool: ScratchPool) -> Written:
-    """Encode and checksum a record that goes into the index; returns its bytes. Touches no file."""
-    value: bytes | None = None
-    samples: tuple[Sample, ...] = ()
-    cpu_started = time.thread_time()
-    if order.codec != NO_CODEC or order.probe:
-        with pool.lend() as scratch:
-            samples = probe(source, order.itemsize_bytes, scratch) if order.probe else ()
-            cpu_started = time.thread_time()
-            if order.codec != NO_CODEC:
-                value = encode_value(source, order, scratch)
-    codec, kept = (NO_CODEC, source) if value is None else (order.codec, memoryview(value))
-    seed = _seed_of(codec.family, order.itemsize_bytes, len(source), order.seed)
-    checksum = _checksum(kept, seed)
-    return Written(codec, len(kept), 0, checksum, kept, time.thread_time() - cpu_started, 0.0, samples)
+    head_bytes, write_seconds = 0, 0.0
+    if place is not None:
+        with pool.lend() as scratch, pool.timed(len(source)):
+            started = time.perf_counter()
+            head_bytes = write_raw(place.descriptor, place.offset, source, place.alignment_bytes, scratch)
+            write_seconds = time.perf_counter() - started
+    cpu_seconds, value = time.thread_time() - cpu_started, source if place is None else None
+    return Written(NO_CODEC, len(source), head_bytes, checksum, value, cpu_seconds, write_seconds, samples)
 
 
 def read_record(
     place: FileRange, location: Location, seed: int | None, destination: memoryview, pool: ScratchPool
-) -> ReadReport:
+) -> Loaded:
     """Read, verify and decode one record into `destination`: writable uint8, of the record's own length.
 
     `location`, its entry, may be damaged. `seed`: of its checksum; None: this store takes none. DamagedBytesError: not
@@ -109,12 +60,12 @@ def read_record(
     cpu_started = time.thread_time()
     if location.codec != NO_CODEC.family:
         with pool.lend() as scratch:
-            seed = _seed_of(location.codec, location.itemsize_bytes, location.logical_bytes, seed)
-            hasher = None if seed is None else record_hasher(seed)
+            seed = encoded_seed(seed, location.codec, location.itemsize_bytes, location.logical_bytes)
+            hasher = None if seed is None else xxhash.xxh3_64(seed=seed)
             decoder = _decoder_of(location, destination, scratch)
             read_seconds = read_encoded(place, location.encoded_bytes, decoder, hasher, scratch)
         verify(location, seed, None if hasher is None else hasher.intdigest())
-        return ReadReport(read_seconds, time.thread_time() - cpu_started)
+        return Loaded(place.num_bytes, read_seconds, time.thread_time() - cpu_started)
     if len(destination) >= _POPULATED_BYTES:
         populate(destination)  # before the turn, so that page faults take no time at the device
     with pool.lend() as scratch, pool.timed(len(destination)):
@@ -123,7 +74,7 @@ def read_record(
         read_seconds = time.perf_counter() - started
     os.sched_yield()  # lets the next job read meanwhile, even if it waits for this thread's core
     verify(location, seed, _checksum(destination, seed))
-    return ReadReport(read_seconds, time.thread_time() - cpu_started)
+    return Loaded(place.num_bytes, read_seconds, time.thread_time() - cpu_started)
 
 
 def decode_small_value(
@@ -134,7 +85,7 @@ def decode_small_value(
     if len(value) != location.encoded_bytes or not (is_encoded or len(value) == len(destination)):
         expected = f"{location.encoded_bytes} bytes for a record of {len(destination)}"
         raise DamagedBytesError(expected, f"{len(value)} bytes")
-    seed = _seed_of(location.codec, location.itemsize_bytes, location.logical_bytes, seed)
+    seed = encoded_seed(seed, location.codec, location.itemsize_bytes, location.logical_bytes)
     verify(location, seed, _checksum(value, seed))
     if not is_encoded:
         copy_memory(destination, value)
@@ -153,12 +104,6 @@ def is_record(location: Location, seed: int, memory: memoryview) -> bool:
 def _decoder_of(location: Location, destination: memoryview, scratch: Scratch) -> BlockDecoder:
     codec = Codec(location.codec, location.level)
     return BlockDecoder(destination, codec, location.itemsize_bytes, scratch.workspace)
-
-
-def _seed_of(family: str, itemsize_bytes: int, logical_bytes: int, seed: int | None) -> int | None:
-    if seed is None or family == NO_CODEC.family:
-        return seed
-    return encoded_seed(seed, family, itemsize_bytes, logical_bytes)
 
 
 def _checksum(view: memoryview, seed: int | None) -> int | None:
