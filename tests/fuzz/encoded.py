@@ -8,8 +8,8 @@ from typing import NamedTuple
 from tests.fuzz.target import Target, raises
 from tierstore.disk.codec.choice import WriteOrder
 from tierstore.disk.codec.codec import BITS, BLOCK_BYTES, CONSTANT, BlockDecoder, Codec, DamagedBytesError
-from tierstore.disk.encoded_records import decode_value, read_encoded, write_encoded
 from tierstore.disk.location import FileRange
+from tierstore.disk.records import decode_value, read_encoded, write_encoded
 from tierstore.disk.scratch import Scratch
 
 __all__ = ["TARGETS", "small_scratch"]

@@ -22,7 +22,7 @@ from tests.store.disks import local_disk
 from tierstore.disk.home import NamedHome
 from tierstore.disk.linux import address_of
 from tierstore.disk.local import LocalDisk
-from tierstore.disk.raw_records import lay_out, split_at
+from tierstore.disk.records import lay_out, split_at
 from tierstore.disk.tier import Kind
 from tierstore.errors import CorruptDataError, StorageIOError, StoreFullError
 
@@ -200,8 +200,7 @@ async def test_failed_write_takes_nothing_and_the_next_one_works(
     disk = await open_disk(codec=codec, inline_bytes=0)
     content = random_bytes(2**20) * 2 if codec == "none" else bytes(2**20)
     with monkeypatch.context() as patch:
-        for module in ("raw_records", "encoded_records"):
-            patch.setattr(f"tierstore.disk.{module}.write_all", fail)
+        patch.setattr("tierstore.disk.records.write_all", fail)
         with pytest.raises(StorageIOError, match="still in memory"):
             await disk.write(1, memoryview(content), PLAIN)
     assert (disk.usage().disk_bytes, disk.usage().num_records) == (0, 0)

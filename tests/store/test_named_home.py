@@ -366,22 +366,22 @@ def test_folder_that_others_prepared_is_refused(directory: Path, folder: Path, t
         NamedHome(directory / "missing")
 
 
-def test_folder_that_is_removed_while_it_is_locked_is_made_again(
+def test_folder_that_is_removed_while_it_is_locked_is_refused(
     directory: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As another process may do that was just closing it."""
-    take_lock = LockedFolder._take_lock
-    times = iter((True, True, False))
+    """As another process may do that was just closing it. Nobody uses a folder that the next one cannot see."""
+    open_lock = LockedFolder._open_lock
+    left = ["lock", "tierstore-daemon"]
 
-    def remove_and_take(locked: LockedFolder) -> None:
-        if next(times):
-            shutil.rmtree(folder)
-        take_lock(locked)
+    def open_and_remove(locked: LockedFolder) -> int:
+        found = open_lock(locked)
+        shutil.rmtree(folder) if left.pop() == FOLDER_NAME else (folder / "lock").unlink()
+        return found
 
-    monkeypatch.setattr(LockedFolder, "_take_lock", remove_and_take)
-    home = NamedHome(directory)
-    assert os.listdir(folder) == ["lock"]
-    with pytest.raises(StopIteration):
-        NamedHome(directory)
-    home.close(keep=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(LockedFolder, "_open_lock", open_and_remove)
+        while left:
+            with pytest.raises(ConfigError, match="was just removed"):
+                NamedHome(directory)
+    NamedHome(directory).close(keep=False)
     assert os.listdir(directory) == []

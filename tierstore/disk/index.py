@@ -234,15 +234,14 @@ class Index:
 
     def _change_alone(self, operation: Operation) -> Exception | None:
         """Do a change; returns why it failed. If the drive seems full but shows room, it is tried again."""
+        value = operation.value if isinstance(operation, Put) else None
+        needed_bytes = len(value or b"") + _ROOM_FOR_A_COMMIT_BYTES
         for _ in range(_MOST_TRIES):
             error = self._commit([operation])
             if error is None or not (may_be_short_write(error) or getattr(error, "code", None) == errno.ENOSPC):
                 break
-            try:
-                has_room = self._has_room_for(operation)
-            except OSError:  # the drive does not tell: LMDB's error is returned
-                break
-            if not has_room:
+            status = os.fstatvfs(self.file.fileno())
+            if status.f_bavail * status.f_frsize <= needed_bytes:
                 full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 full.__cause__ = error
                 return full
@@ -259,11 +258,6 @@ class Index:
                 self.damage = error
             return error
         return None
-
-    def _has_room_for(self, operation: Operation) -> bool:
-        value = operation.value if isinstance(operation, Put) else None
-        status = os.fstatvfs(self.file.fileno())
-        return status.f_bavail * status.f_frsize > len(value or b"") + _ROOM_FOR_A_COMMIT_BYTES
 
     def _do(self, transaction: lmdb.Transaction, operation: Operation) -> None:
         match operation:

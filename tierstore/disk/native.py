@@ -17,8 +17,7 @@ from .codec.codec import NO_CODEC
 from .codec.load import Direction
 from .linux import address_of
 from .location import FileRange, Location, Written
-from .raw_records import RawLayout, lay_out, split_at
-from .records import check_head, verify
+from .records import RawLayout, check_head, lay_out, split_at, verify
 from .tier import Loaded
 
 try:
