@@ -1,8 +1,7 @@
 """The speeds and sizes of a machine, as a TOML file: `tierstore doctor --hardware` writes it, a simulation reads it.
 
 The file has figures only, no judgement. `docs/reference/doctor.md` describes every key. A file is refused if its
-version differs, a key is unknown or missing, or a figure is impossible. The doctor leaves out the optional keys; users
-may add `num_drives` by hand, and nothing uses the others.
+version differs, a key is unknown or missing, or a figure is impossible.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Annotated
 
-from msgspec import Meta, Struct, structs, to_builtins
+from msgspec import Meta, Struct, to_builtins
 
 from .base.toml_file import read_toml, toml_text, typed
 from .errors import ConfigError
@@ -34,9 +33,8 @@ class Transfer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     measured_bytes: Bytes
 
 
-class DriveHardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The disk tier: one drive, or several of the same kind that take blocks in turns (RAID 0). Capacity and rates are
-    of one drive; latencies are medians for 4 KiB, one at a time. Drives that were measured as one count as one."""
+class DriveHardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The drive, or several that were measured as one. Latencies are medians for 4 KiB, one at a time."""
 
     io_mode: str
     capacity_bytes: Bytes
@@ -44,30 +42,9 @@ class DriveHardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     read_latency_seconds: Seconds
     writes: Annotated[tuple[Transfer, ...], Meta(min_length=1)]
     reads: Annotated[tuple[Transfer, ...], Meta(min_length=1)]
-    num_drives: Annotated[int, Meta(ge=1, le=1024)] = 1
-    rated_written_bytes: Annotated[int, Meta(ge=1, le=2**63 - 1)] | None = None
-
-    def as_one(self) -> DriveHardware:
-        """All the drives as a single one: `num_drives` times as fast at any depth, with the latency of one drive, as if
-        each transfer were divided over all of them."""
-        if self.num_drives == 1:
-            return self
-        rated_bytes = self.rated_written_bytes
-        return structs.replace(
-            self,
-            num_drives=1,
-            capacity_bytes=self.capacity_bytes * self.num_drives,
-            writes=_times(self.writes, self.num_drives),
-            reads=_times(self.reads, self.num_drives),
-            rated_written_bytes=None if rated_bytes is None else rated_bytes * self.num_drives,
-        )
 
 
-def _times(transfers: tuple[Transfer, ...], factor: int) -> tuple[Transfer, ...]:
-    return tuple(structs.replace(each, bytes_per_second=each.bytes_per_second * factor) for each in transfers)
-
-
-class HostHardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class HostHardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Host memory and cores. A container's quota may make `cores` a fraction. Rates are of one thread: that copies
     between buffers it has used before, and that writes to memory it has not."""
 
@@ -75,8 +52,6 @@ class HostHardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     capacity_bytes: Bytes
     copy_bytes_per_second: Rate
     fresh_bytes_per_second: Rate
-    price_per_hour: Annotated[float, Meta(ge=0, le=1e9)] | None = None
-    memory_bytes_per_second: Rate | None = None
 
 
 class CodecSpeed(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -89,7 +64,7 @@ class CodecSpeed(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     decode_bytes_per_second: Rate
 
 
-class AcceleratorLink(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class AcceleratorLink(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Copies between host memory and an accelerator, one at a time. `host_memory`: its kind on the host's side:
     "pinned", or "pageable" and why."""
 
@@ -98,7 +73,6 @@ class AcceleratorLink(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     host_memory: str
     to_host_bytes_per_second: Rate
     to_device_bytes_per_second: Rate
-    both_bytes_per_second: Rate | None = None
 
 
 class Hardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

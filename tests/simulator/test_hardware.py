@@ -45,13 +45,10 @@ def test_hardware_of_a_description_has_its_figures_of_the_largest_blocks() -> No
     assert named.codecs == {("float32", "zstd:1"): _FLOATS, ("uint8, many zeros", "zstd:1"): _MASKS}
 
 
-def test_hardware_of_a_description_has_the_link_of_its_first_accelerator_and_all_drives() -> None:
-    both = structs.replace(_DESCRIBED.drive, num_drives=2)
+def test_hardware_of_a_description_has_the_link_of_its_first_accelerator() -> None:
     links = (link(3e10, 2e10), link(1.0, 1.0))
-    hardware = hardware_of(structs.replace(_DESCRIBED, accelerators=links, drive=both))
+    hardware = hardware_of(structs.replace(_DESCRIBED, accelerators=links))
     assert hardware.link == links[0]
-    assert (hardware.drive.writes, hardware.drive.reads) == ({1: 2e9, 4: 6e9}, {1: 1e9})
-    assert hardware.drive.capacity_bytes == 246
 
 
 def test_transfers_share_the_speed_at_their_depth_and_background_work_the_cores() -> None:

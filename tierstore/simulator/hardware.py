@@ -101,7 +101,7 @@ def hardware_of(described: DescribedHardware, *, kinds: Mapping[str, str] | None
     accelerators, each rank has one like the first. `kinds`: for each kind of content in a workload, the sample data
     that stands for it; None: the first data of each codec stands for every kind.
     """
-    drive = described.drive.as_one()
+    drive = described.drive
     codecs: dict[tuple[str, str], CodecSpeed] = {}
     for speed in described.codecs:
         for kind in [""] if kinds is None else [kind for kind, data in kinds.items() if data == speed.data]:
