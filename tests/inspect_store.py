@@ -263,12 +263,12 @@ class InsideTier:
 
     def __init__(self, tier: LocalDisk) -> None:
         self._tier = tier
-        self.locations = tier._shelf.locations
-        self.index, self.space = tier._shelf.index, tier._shelf.space
+        self.locations = tier._locations
+        self.index, self.space = tier._index, tier._space
 
     def pretend_session(self, session: int) -> None:
         """From now on its checksums are those of another session."""
-        set_existing(self._tier._shelf, session=session)
+        set_existing(self._tier, session=session)
 
 
 class InsideDrives:

@@ -7,11 +7,11 @@ found a problem. 2: an argument cannot be used.
 from __future__ import annotations
 
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated
 
 import typer
 
+from . import __version__
 from .commands.demo import demo
 from .commands.doctor import doctor
 from .commands.output import OutputError, checked_output
@@ -50,10 +50,7 @@ def main() -> None:
 def _print_version(wanted: bool) -> None:
     if not wanted:
         return
-    try:
-        print(f"tierstore {version('tierstore')}")
-    except PackageNotFoundError:
-        print("tierstore (run from its source; no version is installed)")
+    print(f"tierstore {__version__}")
     raise typer.Exit
 
 

@@ -29,23 +29,6 @@ from typing import Any
 
 from .plain_text import plain
 
-__all__ = [
-    "ConfigError",
-    "ConfigTypeError",
-    "CorruptDataError",
-    "DaemonUnavailableError",
-    "ModifiedInPlaceError",
-    "ProtocolError",
-    "QuotaExceededError",
-    "StorageIOError",
-    "StoreBusyError",
-    "StoreClosedError",
-    "StoreFullError",
-    "TierStoreError",
-    "TierStoreWarning",
-    "UnsupportedTorchError",
-]
-
 _MOST_SHOWN = 500
 _CANNOT_BE = "cannot be "
 _SHORTEST_WAIT_SECONDS = 0.1

@@ -11,7 +11,7 @@ import typer.main
 
 import tierstore
 from tests.docs.pages import DOCS, first_cells, section_of
-from tierstore import StoreStats, TierStore, cli, errors, tiered_offload
+from tierstore import StoreStats, TierStore, cli, tiered_offload
 from tierstore.base.config_file import OffloadTable, StoreTable
 from tierstore.commands.serve import serve
 from tierstore.daemon import report
@@ -72,17 +72,19 @@ def test_configuration_has_every_variable_that_the_code_reads() -> None:
 
 # --- errors -----------------------------------------------------------------------------------------------------------
 
+ERRORS = sorted(name for name in tierstore.__all__ if name.endswith(("Error", "Warning")))
+
 
 def test_errors_page_has_every_class_with_its_built_in_one_and_the_exit_codes_of_every_command() -> None:
     page = REFERENCE / "errors.md"
     text = section_of(page, "# Errors and exit codes")
     named = {name.split()[-1] for name in first_cells(text)}
-    assert {name for name in named if name.endswith(("Error", "Warning"))} >= set(errors.__all__)
+    assert {name for name in named if name.endswith(("Error", "Warning"))} >= set(ERRORS)
     described = re.findall(r"^\.\. autoexception:: (\w+)", page.read_text(encoding="utf-8"), re.MULTILINE)
-    assert sorted(described) == sorted(errors.__all__)
-    for name in errors.__all__:
+    assert sorted(described) == ERRORS
+    for name in ERRORS:
         (row,) = re.findall(rf"^\| `{name}`(.*?) \|", text, re.MULTILINE)
-        bases = getattr(errors, name).__bases__
+        bases = getattr(tierstore, name).__bases__
         built_in = [base.__name__ for base in bases if base.__module__ == "builtins" and base is not Exception]
         assert re.findall(r"`(\w+)`", row) == built_in, name
     assert sorted(first_cells(section_of(page, "## Exit codes"))) == sorted(commands())

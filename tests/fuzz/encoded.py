@@ -6,9 +6,10 @@ from functools import cache
 from typing import NamedTuple
 
 from tests.fuzz.target import Target, raises
+from tierstore.disk.codec.choice import WriteOrder
 from tierstore.disk.codec.codec import BITS, BLOCK_BYTES, CONSTANT, BlockDecoder, Codec, DamagedBytesError
-from tierstore.disk.encoded_records import decode_value, encode_value, read_encoded
-from tierstore.disk.location import FileRange, WriteOrder
+from tierstore.disk.location import FileRange
+from tierstore.disk.records import decode_value, read_encoded, write_encoded
 from tierstore.disk.scratch import Scratch
 
 __all__ = ["TARGETS", "small_scratch"]
@@ -120,8 +121,10 @@ def _encoded_seeds() -> list[bytes]:
     for number, codec in enumerate(_CODECS):
         for length in (64, 4096):
             order = WriteOrder(codec, 4, None, False)
-            value = encode_value(memoryview(bytes(at // 16 % 2 for at in range(length))), order, scratch)
-            if value is not None:
+            source = memoryview(bytes(at // 16 % 2 for at in range(length)))
+            written = write_encoded(None, source, order, scratch)
+            if written is not None and written.value is not None:
+                value = bytes(written.value)
                 head = bytes([number, 2, _LENGTHS.index(length), 3])
                 seeds += [head + value, head + value[:-1], head + value + b"\0"]
     return seeds

@@ -14,17 +14,19 @@ MUTATIONS = {
             """,
         ),
         "a write returns when the index has its extent": replace(
-            "RecordShelf._fill_and_enter",
-            "return (written, self.entries.commit_now(...))",
+            "LocalDisk._fill_and_enter",
+            "return (written, self._entries.commit_now(...))",
             """
             arguments = ...,
-            __import__("threading").Thread(target=self.entries.commit_now, args=arguments).start()
+            __import__("threading").Thread(target=self._entries.commit_now, args=arguments).start()
             return written, Outcome(None)
             """,
         ),
     },
     "test_commits_of_jobs_and_batches_do_not_overlap": {
-        "calls of the index do not overlap": replace("Commits._do", "with self._one_at_a_time: ...", "if True: ..."),
+        "calls of the index do not overlap": replace(
+            "IndexEntries._do", "with self._one_at_a_time: ...", "if True: ..."
+        ),
     },
     "test_resumed_only_when_the_jobs_of_the_lost_connection_have_ended": {
         "the daemon answers when the write has returned": replace(

@@ -47,11 +47,11 @@ MUTATIONS = {
     },
     "test_failed_write_takes_nothing_and_the_next_one_works": {
         "a failed write says where the data is": replace(
-            "shelf:_STILL_IN_MEMORY", "'the data is still in memory'", "''"
+            "local:_STILL_IN_MEMORY", "'the data is still in memory'", "''"
         ),
     },
     "test_record_that_the_index_refuses_is_no_record": {
-        "a record that the index refused is no record": drop("RecordShelf._enter", "raise outcome.error"),
+        "a record that the index refused is no record": drop("LocalDisk._enter", "raise outcome.error"),
     },
     ("test_local_disk.py::test_flipped_byte_is_found", "test_record_of_another_session_is_refused"): {
         "a value in the index is verified too": drop(

@@ -17,12 +17,8 @@ MUTATIONS = {
         ),
     },
     "test_fork_child_that_outlives_a_killed_parent_keeps_no_disk_space": {
-        "a child has no descriptor of an extent": drop("LocalDisk.abandon_after_fork", "*self._shelf.space.inodes"),
-        "a child has no descriptor of the index": replace(
-            "LocalDisk.abandon_after_fork",
-            "{self._shelf.index.inode, *self._shelf.space.inodes}",
-            "self._shelf.space.inodes",
-        ),
+        "a child has no descriptor of an extent": drop("LocalDisk.abandon_after_fork", "*self._space.inodes"),
+        "a child has no descriptor of the index": drop("LocalDisk.abandon_after_fork", "self._index.inode"),
         "a child has no mapping of the index": drop("Index._keep_from_children", "dont_fork(*found)"),
     },
     "test_segment_is_opened_and_noted_in_one_with_regard_to_forks": {

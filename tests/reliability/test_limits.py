@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -353,18 +353,19 @@ def test_limit_on_addresses_leaves_room_for_training(store_directory: Path, budg
     assert int(done.stdout) < limit
 
 
-def test_addresses_for_a_longer_index_refused_its_records_can_be_read_and_deleted(store_directory: Path) -> None:
-    with TierStore(store_directory, host_bytes=0, staging_bytes="1MiB", disk_bytes="8GiB", codec="none") as store:
-        handles = [store.put(torch.full((8192,), float(number))) for number in range(100)]
-        store.flush()
-        with room_for(70 * MIB):
-            with pytest.raises(StoreFullError, match="ulimit -v"):
-                handles.extend(store.put(torch.full((8192,), float(number))) for number in range(100, 8000))
-            for number in (0, 99, len(handles) // 2):
-                assert float(store.get(handles[number])[0]) == number
-            del handles[: len(handles) // 2]
-            handles += [store.put(torch.full((8192,), float(number))) for number in range(40)]
+@pytest.mark.parametrize("inline_bytes", ["128KiB", None])
+def test_index_with_few_addresses_is_never_filled(store_directory: Path, inline_bytes: str | None) -> None:
+    """What does not fit into it goes to extents; where that is not allowed, the error names the limit."""
+    options = {"host_bytes": 0, "staging_bytes": "1MiB", "disk_bytes": "8GiB", "codec": "none"}
+    with room_for(600 * MIB), TierStore(store_directory, inline_bytes=inline_bytes, **options) as store:
+        handles = []
+        refused = pytest.raises(StoreFullError, match="ulimit -v") if inline_bytes is None else nullcontext()
+        with refused:
+            handles.extend(store.put(torch.full((8192,), float(number))) for number in range(3000))
             store.flush()
-        handles += [store.put(torch.full((8192,), float(number))) for number in range(3000)]
+        for number in (0, 99, len(handles) - 1):
+            assert float(store.get(handles[number])[0]) == number
+        del handles[: len(handles) // 2]
+        handles += [store.put(torch.full((8192,), float(number))) for number in range(40)]
         store.flush()
-        assert [float(store.get(handle)[0]) for handle in handles[-3000:]] == list(range(3000))
+        assert [float(store.get(handle)[0]) for handle in handles[-40:]] == list(range(40))

@@ -1,6 +1,7 @@
 """Several drives under one store: drives that fill up, fail or are damaged, kills, and a daemon on both."""
 
 import contextlib
+import os
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -9,7 +10,6 @@ import pytest
 import torch
 
 from tests.daemon.conftest import END_SECONDS, DaemonProcess, StartDaemon
-from tests.daemon.test_damaged_index import misnumber_pages
 from tests.reliability.conftest import DRIVE_BYTES, OpenStore, end_well, opened_stores
 from tests.reliability.drives import MIB, fill_up, mounted_drive, used_bytes
 from tests.reliability.test_damage import LARGE, SMALL, Stored, assert_trains, is_in_files
@@ -152,6 +152,19 @@ def told_of_each(stored: Stored) -> list[str]:
             error.__traceback__ = None
             told.append(str(error))
     return told
+
+
+PAGE_BYTES, NUM_META_PAGES = 4096, 2
+LEAF_FLAGS = b"\x02\0"  # P_LEAF; at byte 10 of a page (struct MDB_page of lmdb's mdb.c), which begins with its number
+
+
+def misnumber_pages(index: Path) -> None:
+    """Give every leaf another number than its place: LMDB believes it when it frees the page, not before."""
+    with index.open("r+b", buffering=0) as file:
+        for page in range(NUM_META_PAGES * PAGE_BYTES, os.fstat(file.fileno()).st_size, PAGE_BYTES):
+            head = os.pread(file.fileno(), 12, page)
+            if head[10:] == LEAF_FLAGS:
+                os.pwrite(file.fileno(), bytes([head[5] ^ 0x40]), page + 5)
 
 
 LOST_ENTRY = "damaged data in the index: expected a record of"

@@ -5,12 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from tierstore.disk.codec.choice import Sample
+from tierstore.disk.codec.choice import Sample, WriteOrder
 from tierstore.disk.codec.codec import NO_CODEC, Codec
 from tierstore.disk.codec.load import Readings
 from tierstore.disk.codec.policy import CodecPolicy
-from tierstore.disk.location import ReadReport, WriteOrder, Written
-from tierstore.disk.tier import Kind
+from tierstore.disk.location import Written
+from tierstore.disk.tier import Kind, Loaded
 
 KIND = Kind("float32", 4, "ReluBackward0", "many zeros")
 FAST = Codec("zstd", -3)
@@ -70,7 +70,7 @@ def move_raw(
         policy.learn_written(KIND, RECORD, order, written(samples=(sample,)))
         with policy.clock.timed("read", RECORD):
             machine.pass_time(RECORD / 2e9, idle_cores=idle_cores)
-        policy.learn_read(RECORD, ReadReport(0.001, RAW_CPU * RECORD))
+        policy.learn_read(RECORD, Loaded(RECORD, 0.001, RAW_CPU * RECORD))
 
 
 def a_while(policy: CodecPolicy, machine: Machine, *, idle_cores: float) -> Codec:

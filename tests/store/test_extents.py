@@ -99,7 +99,7 @@ def test_allocator_refuses_to_free_what_is_not_handed_out(start: int, length: in
 
 
 def test_budget_counts_values_at_their_peak() -> None:
-    budget = DiskBudget(100)
+    budget = DiskBudget(100, 2**40)
     assert budget.add_value(60, has_other_home=False)
     budget.remove_value(60)
     assert (budget.value_bytes, budget.room_bytes) == (0, 40)
@@ -135,7 +135,7 @@ def _small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_small_segments")
 async def test_segments_stay_within_the_budget(open_space: OpenSpace) -> None:
-    budget = DiskBudget(round_up(5 * 2**20 + 1))
+    budget = DiskBudget(round_up(5 * 2**20 + 1), 2**40)
     space = open_space(budget)
     taken = []
 
@@ -165,7 +165,7 @@ async def come_and_go(space: ExtentSpace, num_extents: int) -> None:
 
 @pytest.mark.usefixtures("_small_segments")
 async def test_empty_segments_are_used_again_by_the_next_step(open_space: OpenSpace) -> None:
-    space = open_space(DiskBudget(64 * 2**20), idle_seconds=3600)
+    space = open_space(DiskBudget(64 * 2**20, 2**40), idle_seconds=3600)
     await come_and_go(space, 50)
     inodes = set(space.inodes)
     assert len(inodes) > 4
@@ -176,7 +176,7 @@ async def test_empty_segments_are_used_again_by_the_next_step(open_space: OpenSp
 
 @pytest.mark.usefixtures("_small_segments")
 async def test_segments_empty_for_long_are_closed_but_one(open_space: OpenSpace) -> None:
-    space = open_space(DiskBudget(64 * 2**20), idle_seconds=0.01)
+    space = open_space(DiskBudget(64 * 2**20, 2**40), idle_seconds=0.01)
     staying = [await space.take(100_000) for _ in range(15)]
     await come_and_go(space, 50)
     while len(space.files()) > 3:  # the two that are in use, one that is empty
@@ -191,7 +191,7 @@ async def test_segments_empty_for_long_are_closed_but_one(open_space: OpenSpace)
 
 @pytest.mark.usefixtures("_small_segments")
 async def test_empty_segments_are_closed_at_once_where_others_need_their_budget(open_space: OpenSpace) -> None:
-    budget = DiskBudget(5 * 2**20)
+    budget = DiskBudget(5 * 2**20, 2**40)
     space = open_space(budget)
     await come_and_go(space, 45)
     assert budget.room_bytes < 2**20
@@ -202,7 +202,7 @@ async def test_empty_segments_are_closed_at_once_where_others_need_their_budget(
 
 
 async def test_take_waits_for_what_is_promised(open_space: OpenSpace) -> None:
-    space = open_space(DiskBudget(2**20))
+    space = open_space(DiskBudget(2**20, 2**40))
     whole = await space.take(2**20)
     space.promise()
     waiting = asyncio.ensure_future(space.take(2**19))
@@ -233,7 +233,7 @@ async def test_take_reports_why_no_segment_can_be_made(
     def refuse(*_: object) -> None:
         raise cause
 
-    space = open_space(DiskBudget(2**20))
+    space = open_space(DiskBudget(2**20, 2**40))
     with monkeypatch.context() as patch:
         patch.setattr("tierstore.disk.transfer.reserve", refuse)
         with pytest.raises(error, match=r"no (room|luck|memory)"):

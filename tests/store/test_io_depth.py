@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.conftest import MakeStore
-from tierstore.disk import scratch as scratch_module
+from tierstore.disk import local as local_module
 from tierstore.disk.scratch import Scratch, ScratchPool
 
 MIB = 2**20
@@ -27,11 +27,11 @@ def test_io_depth_records_are_at_the_drive_at_once_each_way_and_never_more(
         @contextmanager
         def lend(self) -> Iterator[Scratch]:
             with super().lend() as scratch:
-                taken.append(self.num_lent)
+                taken.append(depth - self._idle.qsize())
                 all_there.wait(20)
                 yield scratch
 
-    monkeypatch.setattr(scratch_module, "ScratchPool", WatchedPool)
+    monkeypatch.setattr(local_module, "ScratchPool", WatchedPool)
     store = make_store(host_bytes=0, staging_bytes=64 * MIB, codec="none", io_depth=depth)
     values = [torch.full((ELEMENTS,), float(number)) for number in range(2 * depth)]
     handles = [store.put(value) for value in values]

@@ -230,12 +230,22 @@ def lost_entries(folder: Path) -> None:
     (folder / "index").write_bytes(content)
 
 
-def short_key(folder: Path) -> None:
-    def damage(index: Index) -> None:
-        with index.begin(write=True) as transaction:
-            transaction.put(b"short", msgspec.msgpack.encode(location(1)), db=index._locations)
+def entry(table: str, key: bytes | int, value: bytes | None) -> Callable[[Path], None]:
+    """An entry of the index is another, or is gone."""
+    packed = key if isinstance(key, bytes) else key.to_bytes(8, "big")
 
-    change_index(folder, damage)
+    def change(folder: Path) -> None:
+        with open(folder / "index", "r+b", buffering=0) as file:
+            index = Index(file, 2**30)  # type: ignore[arg-type]
+            with index.begin(write=True, db=getattr(index, table)) as transaction:
+                transaction.delete(packed) if value is None else transaction.put(packed, value)
+            index.close()
+
+    return change
+
+
+def short_segment(folder: Path) -> None:
+    os.truncate(folder / "segment-000000", PAGE_BYTES)
 
 
 @pytest.mark.parametrize(
@@ -252,7 +262,14 @@ def short_key(folder: Path) -> None:
         (garbage_in_the_index, "cleared: the index is damaged"),
         (keys_out_of_order, "keys of eight bytes in order"),
         (lost_entries, f"'{len(KEYS) + 1} entries', '{len(KEYS)}'"),
-        (short_key, "cleared: the index is damaged"),
+        (entry("_locations", b"short", msgspec.msgpack.encode(location(1))), "cleared: the index is damaged"),
+        (entry("_locations", 1, b"\xc1 no msgpack"), "cleared: the index is damaged"),
+        (entry("_values", 3, None), "cleared: the index is damaged"),
+        (entry("_values", 5, b"short"), "cleared: the index is damaged"),
+        (entry("_values", 777, b"nobody's"), "cleared: the index is damaged"),
+        (entry("_values", 2, b"in an extent too"), "cleared: the index is damaged"),
+        (short_segment, "a place of record 2 that there is"),
+        (lambda folder: (folder / "segment-000000").unlink(), "a place of record 2 that there is"),
     ],
 )
 async def test_files_that_must_not_be_read_are_cleared(
@@ -280,64 +297,12 @@ async def test_truncated_index_never_gives_wrong_bytes(directory: Path, folder: 
     assert (first.corrupt, first.failed) == (0, 0)
 
 
-async def test_index_that_ends_two_starts_is_cleared_and_one_that_ends_one_is_not(directory: Path) -> None:
+async def test_index_whose_reading_ends_a_start_is_cleared(directory: Path) -> None:
     await fill(directory)
-    for num_deaths in (1, 2):
-        for _ in range(num_deaths):
-            with another("die", directory) as dying:
-                assert dying.wait(60) == -signal.SIGKILL
-        found, num_records = await open_and_look(directory)
-        if num_deaths == 1:
-            assert (found, num_records) == (f"taken up: {len(KEYS)} records", len(KEYS))
-    assert (found, num_records) == ("cleared: 2 starts in a row ended while they read the index", 0)
-
-
-async def test_missing_and_truncated_segments_drop_their_records_only(
-    directory: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(extents_module, "SEGMENT_BYTES", 2**20)
-    await fill(directory)
-    by_segment: dict[int, list[int]] = {}
-    async with open_named(directory) as (_, disk):
-        for location in disk.found_locations().values():
-            if location.segment is not None and location.offset is not None:
-                by_segment.setdefault(location.segment, []).append(location.offset + location.taken_bytes)
-    missing, truncated = (number for number, ends in by_segment.items() if len(ends) > 1 and max(ends) != min(ends))
-    names = [f"segment-{number:06d}" for number in (missing, truncated)]
-    (folder / names[0]).unlink()
-    os.truncate(folder / names[1], max(by_segment[truncated]) - 1)
-    num_lost = len(by_segment[missing]) + 1
-    kept = len(KEYS) - num_lost
-    words = f"taken up: {kept} records; {num_lost} damaged ones were dropped"
-    assert await open_and_look(directory) == (words, kept)
-    assert await open_and_look(directory) == (f"taken up: {kept + 1} records", kept + 1)
-
-
-def change_index(folder: Path, change: object) -> None:
-    with open(folder / "index", "r+b", buffering=0) as file:
-        index = Index(file, 2**30)  # type: ignore[arg-type]
-        change(index)  # type: ignore[operator]
-        index.close()
-
-
-async def test_entry_that_makes_no_sense_and_values_that_are_not_theirs_are_dropped(
-    directory: Path, folder: Path
-) -> None:
-    await fill(directory)
-
-    def damage(index: Index) -> None:
-        with index.begin(write=True) as transaction:
-            transaction.put((1).to_bytes(8, "big"), b"\xc1 no msgpack", db=index._locations)
-            transaction.delete((3).to_bytes(8, "big"), db=index._values)
-            transaction.put((5).to_bytes(8, "big"), b"short", db=index._values)
-            transaction.put((777).to_bytes(8, "big"), b"nobody's", db=index._values)
-            transaction.put((2).to_bytes(8, "big"), b"in an extent too", db=index._values)
-
-    change_index(folder, damage)
-    report = check(directory)
-    assert report == Report(report.found if report else "", right=len(KEYS) - 4)
-    assert "; 5 damaged ones were dropped" in report.found
-    assert (await open_and_look(directory))[0] == f"taken up: {report.right} records"
+    with another("die", directory) as dying:
+        assert dying.wait(60) == -signal.SIGKILL
+    assert await open_and_look(directory) == ("cleared: the last start ended while it read the index", 0)
+    assert await open_and_look(directory) == ("taken up: 1 records", 1)
 
 
 async def test_second_process_is_refused_until_the_first_is_killed(directory: Path) -> None:
@@ -401,22 +366,22 @@ def test_folder_that_others_prepared_is_refused(directory: Path, folder: Path, t
         NamedHome(directory / "missing")
 
 
-def test_folder_that_is_removed_while_it_is_locked_is_made_again(
+def test_folder_that_is_removed_while_it_is_locked_is_refused(
     directory: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As another process may do that was just closing it."""
-    take_lock = LockedFolder._take_lock
-    times = iter((True, True, False))
+    """As another process may do that was just closing it. Nobody uses a folder that the next one cannot see."""
+    open_lock = LockedFolder._open_lock
+    left = ["lock", "tierstore-daemon"]
 
-    def remove_and_take(locked: LockedFolder) -> None:
-        if next(times):
-            shutil.rmtree(folder)
-        take_lock(locked)
+    def open_and_remove(locked: LockedFolder) -> int:
+        found = open_lock(locked)
+        shutil.rmtree(folder) if left.pop() == FOLDER_NAME else (folder / "lock").unlink()
+        return found
 
-    monkeypatch.setattr(LockedFolder, "_take_lock", remove_and_take)
-    home = NamedHome(directory)
-    assert os.listdir(folder) == ["lock"]
-    with pytest.raises(StopIteration):
-        NamedHome(directory)
-    home.close(keep=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(LockedFolder, "_open_lock", open_and_remove)
+        while left:
+            with pytest.raises(ConfigError, match="was just removed"):
+                NamedHome(directory)
+    NamedHome(directory).close(keep=False)
     assert os.listdir(directory) == []

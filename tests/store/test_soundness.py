@@ -1,10 +1,11 @@
-"""Records of a found index that cannot be right: plain values in, plain values out."""
+"""Records of a found index that cannot be right: plain values in, ranges or an error out."""
 
 import msgspec
 import pytest
 
+from tierstore.disk.codec.codec import DamagedBytesError
 from tierstore.disk.location import Location
-from tierstore.disk.soundness import drop_unsound
+from tierstore.disk.soundness import spans_of
 
 BLOCK = 4096
 
@@ -13,13 +14,13 @@ def extent(offset: int, blocks: int, segment: int = 0) -> Location:
     return Location(segment, offset * BLOCK, blocks * BLOCK, blocks * BLOCK, blocks * BLOCK, "none", 0, 1, 0, None)
 
 
-@pytest.mark.parametrize(
-    ("itemsize_bytes", "is_kept"), [(0, False), (1, True), (1024, True), (1025, False), (2**63, False)]
-)
-def test_itemsize_that_no_record_has_is_dropped(itemsize_bytes: int, is_kept: bool) -> None:
-    """Decoding takes a turn of a loop for each byte of an element."""
-    locations = {1: Location(0, 0, BLOCK, 9, 4000, "shuffle-zstd", 1, itemsize_bytes, 0, None)}
-    assert drop_unsound(locations, {0: BLOCK})[1] == ([] if is_kept else [1])
+def encoded(itemsize_bytes: int) -> Location:
+    return Location(0, 0, BLOCK, 9, 4000, "shuffle-zstd", 1, itemsize_bytes, 0, None)
+
+
+@pytest.mark.parametrize("itemsize_bytes", [1, 1024])
+def test_every_itemsize_of_a_record_is_right(itemsize_bytes: int) -> None:
+    assert spans_of({1: encoded(itemsize_bytes)}, {0: BLOCK}) == {0: {0: BLOCK}}
 
 
 @pytest.mark.parametrize(
@@ -38,30 +39,38 @@ def test_itemsize_that_no_record_has_is_dropped(itemsize_bytes: int, is_kept: bo
     ],
     ids=str,
 )
-def test_entry_that_cannot_be_right_is_dropped(change: dict[str, object]) -> None:
+def test_entry_that_cannot_be_right_is_damage(change: dict[str, object]) -> None:
     damaged = msgspec.structs.replace(extent(2, 2), **change)
-    assert drop_unsound({1: damaged, 2: extent(0, 2)}, {0: 16 * BLOCK})[1] == [1]
+    with pytest.raises(DamagedBytesError):
+        spans_of({1: damaged, 2: extent(0, 2)}, {0: 16 * BLOCK})
+
+
+@pytest.mark.parametrize("itemsize_bytes", [0, 1025, 2**63])
+def test_itemsize_that_no_record_has_is_damage(itemsize_bytes: int) -> None:
+    """Decoding takes a turn of a loop for each byte of an element."""
+    with pytest.raises(DamagedBytesError):
+        spans_of({1: encoded(itemsize_bytes)}, {0: BLOCK})
 
 
 @pytest.mark.parametrize(
-    ("extents", "dropped"),
+    ("extents", "is_sound"),
     [
-        ([(0, 2), (2, 2), (4, 1)], []),
-        ([(0, 2), (1, 2), (4, 1)], [0, 1]),
-        ([(0, 8), (1, 1), (3, 1), (8, 1)], [0, 1, 2]),
-        ([(0, 2), (1, 3), (3, 2), (5, 1)], [0, 1, 2]),
-        ([(3, 1), (3, 1), (3, 2), (4, 1)], [0, 1, 2, 3]),
-        ([(0, 16), (15, 1)], [0, 1]),
-        ([(0, 17)], [0]),
-        ([(15, 1), (0, 15)], []),
+        ([(0, 2), (2, 2), (4, 1)], True),
+        ([(15, 1), (0, 15)], True),
+        ([(0, 2), (1, 2), (4, 1)], False),
+        ([(0, 8), (1, 1), (8, 1)], False),
+        ([(3, 1), (3, 1)], False),
+        ([(0, 16), (15, 1)], False),
+        ([(0, 17)], False),
     ],
 )
-def test_none_of_those_that_overlap_is_kept(extents: list[tuple[int, int]], dropped: list[int]) -> None:
+def test_records_that_overlap_are_damage(extents: list[tuple[int, int]], is_sound: bool) -> None:
     locations = {key: extent(*each) for key, each in enumerate(extents)}
     elsewhere = {100 + key: extent(*each, segment=1) for key, each in enumerate([(0, 1), (1, 15)])}
-    locations |= elsewhere
-    spans, unsound = drop_unsound(locations, {0: 16 * BLOCK, 1: 16 * BLOCK, 2: 16 * BLOCK})
-    assert unsound == dropped
-    assert sorted(locations) == [key for key in range(len(extents)) if key not in dropped] + [100, 101]
-    kept = {each * BLOCK: blocks * BLOCK for key, (each, blocks) in enumerate(extents) if key not in dropped}
-    assert spans == {1: {0: BLOCK, BLOCK: 15 * BLOCK}} | ({0: kept} if kept else {})
+    lengths = {0: 16 * BLOCK, 1: 16 * BLOCK, 2: 16 * BLOCK}
+    if not is_sound:
+        with pytest.raises(DamagedBytesError):
+            spans_of(locations | elsewhere, lengths)
+        return
+    found = {each * BLOCK: blocks * BLOCK for each, blocks in extents}
+    assert spans_of(locations | elsewhere, lengths) == {0: found, 1: {0: BLOCK, BLOCK: 15 * BLOCK}}

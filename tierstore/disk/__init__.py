@@ -1,5 +1,5 @@
-"""The disk tier: records (bytes under a key) in a directory. Start at `tier.py`, then `local.py`, `shelf.py`,
-`records.py`. Nothing here knows tensors or torch."""
+"""The disk tier: records (bytes under a key) in a directory. Start at `tier.py`, then `local.py`, `records.py`.
+Nothing here knows tensors or torch."""
 
 from .tier import DiskTier, DiskUsage, Kind, Loaded, Stored
 

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 
 from .allocator import ALIGNMENT_BYTES, round_up
 
-MAP_SPARE_BYTES = 64 * 2**20
-"""Room in a map for tables, free lists, and the copies that one transaction makes of the pages that it changes."""
-
+_MAP_SHARES = 4  # of a map, one for values
+_MAP_SPARE_BYTES = 64 * 2**20  # for tables, free lists, and the copies that a transaction makes of pages it changes
 _ENTRY_BYTES = 256  # two tables' keys and nodes, a location of at most 90 bytes, pages half full
 _IN_LEAF_BYTES = 1024  # a longer value may go to overflow pages of its own (LMDB: about half a page)
 _PAGE_HEADER_BYTES = 16
@@ -27,19 +26,17 @@ def value_charge_bytes(num_bytes: int) -> int:
 
 def map_bytes_for(disk_bytes: int) -> int:
     """The size of a map that records charged against `disk_bytes` cannot fill (on a full map even deletes fail):
-    addresses for twice the budget, as LMDB looks for contiguous pages for values, and for entries of 4 KiB each."""
-    return min(round_up(2 * disk_bytes + disk_bytes // 4096 * 2 * _ENTRY_BYTES + MAP_SPARE_BYTES), _MOST_MAP_BYTES)
-
-
-_VALUES_SHARE = 2  # a half of the limit: the index never gives back the space that values once took
+    addresses for four times the budget, as LMDB looks for contiguous pages for values, and for extents' entries."""
+    return min(round_up(_MAP_SHARES * disk_bytes + _MAP_SPARE_BYTES), _MOST_MAP_BYTES)
 
 
 class DiskBudget:
     """Counts bytes against one limit; for one loop. `segment_bytes`, `value_bytes`: what they take now.
-    `value_peak_bytes`: the most that values ever took."""
+    `value_peak_bytes`: the most that values ever took. `map_bytes`: the length of the index's map."""
 
-    def __init__(self, limit_bytes: int) -> None:
+    def __init__(self, limit_bytes: int, map_bytes: int) -> None:
         self.limit_bytes = limit_bytes
+        self._most_value_bytes = map_bytes // _MAP_SHARES
         self.segment_bytes = 0
         self.value_bytes = 0
         self.value_peak_bytes = 0
@@ -50,11 +47,11 @@ class DiskBudget:
 
     def add_value(self, num_bytes: int, *, has_other_home: bool) -> bool:
         """Count a value; False, and nothing is counted, if the limit does not allow it. `has_other_home`: it may live
-        in an extent instead, and is refused here if values would exceed their share."""
+        in an extent instead, and is refused here if values would take more than half of the limit, because the index
+        never gives back the space that they once took."""
         growth = max(0, self.value_bytes + num_bytes - self.value_peak_bytes)
-        if growth > self.room_bytes:
-            return False
-        if growth and has_other_home and self.value_peak_bytes + growth > self.limit_bytes // _VALUES_SHARE:
+        most_bytes = min(self._most_value_bytes, self.limit_bytes // 2 if has_other_home else self.limit_bytes)
+        if growth and (growth > self.room_bytes or self.value_peak_bytes + growth > most_bytes):
             return False
         self.value_bytes += num_bytes
         self.value_peak_bytes += growth

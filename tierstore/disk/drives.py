@@ -63,17 +63,6 @@ async def free(parts: Iterable[Part]) -> None:
     await asyncio.gather(*(drive.discard(keys) for drive, keys in by_drive.items()))
 
 
-async def is_sound(part: Part) -> bool:
-    """Whether its bytes are not damaged, as far as they can be read."""
-    try:
-        await part.drive.read(part.key, memoryview(bytearray(part.num_bytes)))
-    except (CorruptDataError, MemoryError, OverflowError):  # the latter two: the length is damaged
-        return False
-    except StorageIOError:
-        pass  # it may be asked for again
-    return True
-
-
 def results_of(outcomes: Sequence[_T | BaseException]) -> list[_T]:
     """The results of calls that all have ended, or what the first of them raised; CorruptDataError before all others,
     because it says that the record is lost."""
@@ -244,19 +233,16 @@ class Drives:
         await self._first.delete_lease(number)
 
     async def _take_up(self) -> None:
-        """Note where the records lie that were found. One found on two drives is kept on the first that can read it: a
-        damaged index can claim a record of another drive. Leases on another drive than the first are deleted."""
+        """Note where the records lie that were found. Leases on another drive than the first are deleted."""
         for drive in self._drives:
             if drive.disk is not self._first:
                 for number in drive.disk.leases:
                     await drive.disk.delete_lease(number)
             for key, location in drive.disk.found_locations().items():
-                part = Part(drive, key, location.logical_bytes)
-                (kept,) = self._parts_of.setdefault(key, (part,))
-                if kept is not part:
-                    kept, other = (kept, part) if await is_sound(kept) else (part, kept)
-                    self._parts_of[key] = (kept,)
-                    await free([other])
+                if key in self._parts_of:  # a damaged index claims it; if it is this one that is right, reading tells
+                    await drive.discard([key])
+                else:
+                    self._parts_of[key] = (Part(drive, key, location.logical_bytes),)
 
     # --- writing --------------------------------------------------------------------------------------------------
 

@@ -12,25 +12,34 @@ from concurrent.futures import Executor
 from .boundary import means_full, translated
 from .budget import DiskBudget
 from .extents import Extent, ExtentSpace
-from .index import Delete, DeleteLease, Index, Operation, Outcome, Put, PutLease
+from .index import Delete, Index, Operation, Outcome, Put, PutLease
 from .jobs import run_job
 from .location import Location
 
 _BATCH_BYTES = 64 * 2**20  # LMDB keeps a transaction's new values in memory until it commits
 _BATCH_OPERATIONS = 4096
 
+_Queued = tuple[Operation, asyncio.Future[Outcome]]
 
-class Commits:
+
+class IndexEntries:
     """The only way to an index that is in use; for one loop, but `commit_now` is for jobs. One batch is in flight;
     operations that come meanwhile form the next. What fails has its error in its outcome, also where the executor takes
-    no more jobs."""
+    no more jobs. An entry that is gone gives back what its record took of `space` and `budget`. `has_extents`: records
+    in extents are entered too, for the next process. Else only values are."""
 
-    def __init__(self, index: Index, executor: Executor) -> None:
+    def __init__(
+        self, index: Index, executor: Executor, space: ExtentSpace, budget: DiskBudget, *, has_extents: bool
+    ) -> None:
         self._index = index
         self._executor = executor
+        self._space = space
+        self._budget = budget
+        self._has_extents = has_extents
         self._one_at_a_time = threading.Lock()  # calls of the index must not overlap
-        self._queue: deque[tuple[Operation, asyncio.Future[Outcome]]] = deque()
+        self._queue: deque[_Queued] = deque()
         self._flight: asyncio.Task[None] | None = None
+        self._undeleted: list[tuple[Operation, Location | None]] = []  # the next `delete` tries again
 
     def commit_now(self, operation: Operation) -> Outcome:
         """Blocks, also while a batch is in flight: only in a job."""
@@ -42,7 +51,7 @@ class Commits:
 
     async def submit_all(self, operations: Iterable[Operation]) -> list[Outcome]:
         loop = asyncio.get_running_loop()
-        waiting: list[tuple[Operation, asyncio.Future[Outcome]]] = [(each, loop.create_future()) for each in operations]
+        waiting: list[_Queued] = [(each, loop.create_future()) for each in operations]
         self._queue.extend(waiting)
         if self._flight is None:
             self._flight = loop.create_task(self._fly())
@@ -72,8 +81,8 @@ class Commits:
             except Exception as error:  # noqa: BLE001  (it is the outcome: raised again where each came from)
                 return [Outcome(error)] * len(operations)
 
-    def _next_batch(self) -> list[tuple[Operation, asyncio.Future[Outcome]]]:
-        batch: list[tuple[Operation, asyncio.Future[Outcome]]] = []
+    def _next_batch(self) -> list[_Queued]:
+        batch: list[_Queued] = []
         room = _BATCH_BYTES
         while self._queue and room > 0 and len(batch) < _BATCH_OPERATIONS:
             operation, _ = entry = self._queue.popleft()
@@ -81,20 +90,6 @@ class Commits:
             if isinstance(operation, Put) and operation.value is not None:
                 room -= len(operation.value)
         return batch
-
-
-class IndexEntries(Commits):
-    """The entries of one tier. One that is gone gives back what its record took of `space` and `budget`. `has_extents`:
-    records in extents are entered too, for the next process. Else only values are."""
-
-    def __init__(
-        self, index: Index, executor: Executor, space: ExtentSpace, budget: DiskBudget, *, has_extents: bool
-    ) -> None:
-        super().__init__(index, executor)
-        self._space = space
-        self._budget = budget
-        self._has_extents = has_extents
-        self._undeleted: list[tuple[Delete | DeleteLease, Location | None]] = []  # the next `delete` tries again
 
     @property
     def has_undeleted(self) -> bool:
@@ -126,7 +121,7 @@ class IndexEntries(Commits):
 
     async def delete_lease(self, number: int) -> None:
         """Returns when it is committed; if the index refuses, a later `delete` tries again."""
-        self._undeleted.append((DeleteLease(number), None))
+        self._undeleted.append((PutLease(number, None), None))
         await self.delete({})
 
     async def delete(self, locations: dict[int, Location]) -> None:

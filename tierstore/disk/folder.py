@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import io
 import os
@@ -15,7 +14,6 @@ from .forking import Inode, inode_of
 
 _LOCK = "lock"
 _BLOCK_BYTES = 512  # of st_blocks, whatever the file system's blocks are (stat(2))
-_MOST_TRIES = 100  # each fails only because another process removed the folder just then
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
@@ -30,11 +28,15 @@ class LockedFolder:
         """Make or find `name` in the existing directory `parent`, and lock it. ConfigError: another process has it, it
         is a link or belongs to somebody else, or others may use it. Then nothing is left open or changed in it."""
         self.path = parent / name
-        self._folder = self._lock = -1
-        for _ in range(_MOST_TRIES):
-            if self._open_and_lock():
-                return
-        raise ConfigError("path", str(parent), f"{self.path} is made and removed all the time by other processes")
+        self._lock = -1
+        self._folder = self._open_folder()
+        try:
+            self._check_owner()
+            self._lock = self._open_lock()
+            self._take_lock()
+        except BaseException:
+            self.close(remove=False)
+            raise
 
     @property
     def inodes(self) -> set[Inode]:
@@ -67,11 +69,6 @@ class LockedFolder:
         with io.FileIO(self.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "w") as file:
             file.write(content)
 
-    def lengthen(self, name: str) -> None:
-        """Make a file one byte longer, or make it; the byte is a hole, so a full file system has room for it too."""
-        with io.FileIO(self.open(name, os.O_WRONLY | os.O_CREAT), "w") as file:
-            os.ftruncate(file.fileno(), os.fstat(file.fileno()).st_size + 1)
-
     def remove(self, name: str) -> None:
         with suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self._folder)
@@ -86,41 +83,14 @@ class LockedFolder:
                 self.remove(_LOCK)
                 self._remove_folder()
         finally:
-            os.close(self._folder)
-            os.close(self._lock)
+            for descriptor in (self._folder, self._lock):
+                if descriptor >= 0:
+                    os.close(descriptor)
             self._folder = self._lock = -1
 
     def _remove_folder(self) -> None:
-        """Remove the folder that is open, wherever it is by now: another one may have its path."""
-        parent = os.open("..", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._folder)
-        try:
-            status = os.stat(self.path.name, dir_fd=parent, follow_symlinks=False)
-            if (status.st_dev, status.st_ino) == inode_of(self._folder):
-                os.rmdir(self.path.name, dir_fd=parent)
-        except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.ENOENT):  # the next process has it already, or it was moved
-                raise
-        finally:
-            os.close(parent)
-
-    def _open_and_lock(self) -> bool:
-        """Try to open and lock the folder; False if another process removed it meanwhile."""
-        is_ours = False
-        try:
-            self._folder = self._open_folder()
-            self._check_owner()
-            self._lock = self._open_lock()
-            self._take_lock()
-            is_ours = self._still_has_its_name()
-        except FileNotFoundError:
-            return False
-        finally:
-            if not is_ours:
-                for descriptor in (self._folder, self._lock):
-                    if descriptor >= 0:
-                        os.close(descriptor)
-                self._folder = self._lock = -1
-        return is_ours
+        with suppress(OSError):  # the next process has it already, or it was moved
+            os.rmdir(self.path)
 
     def _open_folder(self) -> int:
         with suppress(FileExistsError):
@@ -143,8 +113,7 @@ class LockedFolder:
         try:
             return self.open(_LOCK, os.O_RDWR | os.O_CREAT)
         except OSError:
-            with suppress(OSError):
-                self._remove_folder()  # empty if just made: it may have taken the file system's last inode
+            self._remove_folder()  # empty if just made: it may have taken the file system's last inode
             raise
 
     def _take_lock(self) -> None:
@@ -155,13 +124,11 @@ class LockedFolder:
             owner = f"process {pid}" if pid else "another process"
             reason = f"{owner} holds {self.path}: a daemon is using this directory; stop it, or give another"
             raise ConfigError("path", str(self.path.parent), reason) from error
+        if not (os.fstat(self._folder).st_nlink and os.fstat(self._lock).st_nlink):
+            raise self._refused("was just removed by the process that used it; start again")
         os.ftruncate(self._lock, 0)
         with suppress(OSError):  # a full file system; the number is for messages only
             os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
-
-    def _still_has_its_name(self) -> bool:
-        by_name = os.stat(self.path, follow_symlinks=False), os.stat(_LOCK, dir_fd=self._folder, follow_symlinks=False)
-        return [(each.st_dev, each.st_ino) for each in by_name] == [inode_of(self._folder), inode_of(self._lock)]
 
     def _refused(self, reason: str) -> ConfigError:
         return ConfigError("path", str(self.path.parent), f"{self.path} {reason}")

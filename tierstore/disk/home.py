@@ -6,7 +6,7 @@ files in its folder:
 =================  =========================================================================================
 ``lock``           held by the process that uses the folder; its pid
 ``format``         version of this format, boot id, seed of the checksums, how extents are aligned
-``opening``        one byte for each start that has died since the index was last read to its end
+``opening``        there while a start reads the index
 ``index``          LMDB (`index.py`)
 ``segment-NNNNNN``  extents (`segments.py`)
 =================  =========================================================================================
@@ -19,9 +19,7 @@ import io
 import os
 import re
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -36,18 +34,17 @@ from .budget import map_bytes_for
 from .codec.family import DamagedBytesError
 from .folder import LockedFolder
 from .forking import Inode
-from .index import Delete, Index, may_be_short_write
+from .index import Index, may_be_short_write
 from .linux import open_unnamed
 from .location import Location
 from .segments import IoMode, Segment, close_segments, reopen_segment
-from .soundness import Spans, drop_unsound
+from .soundness import Spans, spans_of
 
 FOLDER_NAME = "tierstore-daemon"
 _FORMAT_VERSION = 2
 _FORMAT, _OPENING, _INDEX = "format", "opening", "index"
 _OWN_NAMES = re.compile(r"format|opening|index|segment-(?:\d{6}|[1-9]\d{6,})", re.ASCII)
 _MOST_FORMAT_BYTES = 4096
-_MOST_DEATHS = 2  # one may have been a kill at a bad moment; two in a row are caused by the index
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 # The cause of these errors is this process or the drive, not the index.
 _PASSING = (
@@ -103,7 +100,7 @@ class _Format(msgspec.Struct, frozen=True):
 class NamedHome:
     """Files with names, in the folder `tierstore-daemon` of a directory, which survive a kill, not a power loss:
     nothing is synced. So files from before the last boot are removed, not read, as are files of another version, and an
-    index whose reading ended the process at two starts in a row. Other files in the folder stay."""
+    index that is damaged, or whose reading ended the process at the last start. Other files in the folder stay."""
 
     outlives = True  # so every record must be entered in the index
 
@@ -131,13 +128,15 @@ class NamedHome:
         format_ = self._read_format()
         reason = self._reason_to_clear(format_)
         if format_ is not None and reason is None:
+            self._folder.write(_OPENING, b"")
             try:
-                with self._counting_deaths():
-                    return self._take_up(format_.seed, disk_bytes, mode)
+                return self._take_up(format_.seed, disk_bytes, mode)
             except (lmdb.Error, DamagedBytesError, MemoryError) as error:
                 if getattr(error, "code", None) in _PASSING:
                     raise
                 reason = f"the index is damaged ({error})"
+            finally:
+                self._folder.remove(_OPENING)
         if self._clear():
             self.found = f"cleared: {reason}"
         return self._begin(disk_bytes)
@@ -180,18 +179,9 @@ class NamedHome:
             return f"written with an alignment of {found.alignment_bytes} bytes, not {ALIGNMENT_BYTES}"
         if self._folder.sizes(_INDEX)[0] == 0:
             return "it has no index"
-        if (deaths := self._folder.sizes(_OPENING)[0]) >= _MOST_DEATHS:
-            return f"{deaths} starts in a row ended while they read the index"
+        if self._folder.read(_OPENING, 0) is not None:
+            return "the last start ended while it read the index"
         return None
-
-    @contextmanager
-    def _counting_deaths(self) -> Iterator[None]:
-        """Around steps that may end the process: a start that does not reach the end of this block is counted."""
-        self._folder.lengthen(_OPENING)
-        try:
-            yield
-        finally:
-            self._folder.remove(_OPENING)
 
     def _begin(self, disk_bytes: int) -> Contents:
         seed = self._new_seed
@@ -204,39 +194,31 @@ class NamedHome:
             raise
 
     def _take_up(self, seed: int, disk_bytes: int, mode: IoMode) -> Contents:
-        contents = _empty(seed, self._open_index(disk_bytes))
+        index = self._open_index(disk_bytes)
+        segments: list[Segment] = []
         try:
-            locations, leases, damaged = contents.index.entries()
-            lengths = {number: self._folder.sizes(name)[0] for number, name in self._segment_names()}
-            spans, unsound = drop_unsound(locations, lengths)
-            damaged += unsound
+            locations, leases = index.entries()
+            spans = spans_of(locations, {number: self._folder.sizes(name)[0] for number, name in self._segment_names()})
             for number, name in self._segment_names():
                 if number in spans:
-                    opener = partial(self._folder.open, name, os.O_RDWR)
-                    contents.segments.append(reopen_segment(number, opener, mode))
+                    segments.append(reopen_segment(number, partial(self._folder.open, name, os.O_RDWR), mode))
                 else:
                     self._folder.remove(name)
-            self._forget(contents.index, damaged)
+            self._try_to_write(index)
         except BaseException:
-            close_segments(contents.segments, set())
-            contents.index.close()
+            close_segments(segments, set())
+            index.close()
             raise
         self.found = f"taken up: {len(locations)} records"
-        if damaged:
-            self.found += f"; {len(damaged)} damaged ones were dropped"
-        return replace(contents, locations=locations, leases=leases, spans=spans)
+        return Contents(seed, index, locations, leases, segments, spans)
 
-    def _forget(self, index: Index, keys: list[int]) -> None:
-        """Delete the entries, before their space is given to others. A change is tried even if there are none: a
-        damaged list of free pages may end the process, and better now."""
+    def _try_to_write(self, index: Index) -> None:
+        """A damaged list of free pages may end the process, and better now."""
         try:
             index.try_to_write()
         except (lmdb.Error, OSError) as error:
             if not means_full(error) and not may_be_short_write(error):  # the entries can still be read
                 raise
-        for outcome in index.apply([Delete(key) for key in keys]):
-            if outcome.error is not None:
-                raise outcome.error
 
     def _segment_names(self) -> list[tuple[int, str]]:
         names = [name for name in self._folder.names() if name.startswith("segment-") and _OWN_NAMES.fullmatch(name)]

@@ -4,9 +4,10 @@ Three tables: `locations` (key → `Location`, msgpack), `values` (key → encod
 `leases` (number → bytes, whose meaning is the owner's). With `lock=False` a write transaction of LMDB may reuse pages
 that a reader still uses (lmdb.h, MDB_NOLOCK), so calls must not overlap; the owner of an index makes one at a time.
 
-LMDB's map begins small and grows, because a map for all of the disk budget breaks `ulimit -v`. Forked children do not
-get it. `writemap` is never used: on a full disk it ends the process with SIGBUS. With `sync=False` a commit survives
-the process: its pages go to the page cache, the one that makes it valid last. It does not survive a power loss.
+LMDB's map takes only addresses, and at most an eighth of those that the process can have (`ulimit -v`). Forked children
+do not get it. `writemap` is never used: on a full disk it ends the process with SIGBUS. With `sync=False` a commit
+survives the process: its pages go to the page cache, the one that makes it valid last. It does not survive a power
+loss.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ import lmdb
 import msgspec
 
 from .allocator import round_up
-from .budget import MAP_SPARE_BYTES
 from .codec.family import DamagedBytesError
 from .forking import descriptors_of, inode_of
 from .linux import address_of, dont_fork, has_addresses_for, mapping_around, open_unnamed
@@ -52,19 +52,13 @@ class Fetch(NamedTuple):
 
 
 class PutLease(NamedTuple):
-    """Enter a lease, or replace it."""
+    """Enter a lease, or replace it; None: remove it."""
 
     number: int
-    blob: bytes
+    blob: bytes | None
 
 
-class DeleteLease(NamedTuple):
-    """Remove a lease."""
-
-    number: int
-
-
-Operation = Put | Delete | Fetch | PutLease | DeleteLease
+Operation = Put | Delete | Fetch | PutLease
 
 
 class Outcome(NamedTuple):
@@ -76,15 +70,6 @@ class Outcome(NamedTuple):
     value_offset: int | None = None
 
 
-class Entries(NamedTuple):
-    """All entries of an index. `unreadable`: keys whose location makes no sense, whose value is missing or of another
-    length, or that have a value and no location."""
-
-    locations: dict[int, Location]
-    leases: dict[int, bytes]
-    unreadable: list[int]
-
-
 if TYPE_CHECKING:
     from lmdb import _Database
 
@@ -92,8 +77,8 @@ if TYPE_CHECKING:
 
 
 _FORMAT = b"tierstore 1"
-_FIRST_MAP_BYTES = 64 * 2**20
-_ROOM_TO_DELETE_BYTES = 2 * 2**20
+_LEAST_MAP_BYTES = 64 * 2**20
+_SHARE_OF_ADDRESSES = 8
 _LARGE_VALUE_BYTES = 64 * 2**10
 _ROOM_FOR_A_COMMIT_BYTES = 2**20
 _MOST_TRIES = 8  # of a commit that finds the drive full though it shows room: others fill and free it meanwhile
@@ -104,13 +89,13 @@ class Index:
     """Three tables in one LMDB environment. Every method blocks; no two calls may overlap.
 
     It closes `file`, from which large values are read where they lie, and which may have no name (LMDB reaches it
-    through /proc/self/fd). `map_bytes`: the most address space that the map may take.
+    through /proc/self/fd). `map_bytes`: the length of the map, if the process can have so many addresses.
 
     Attributes:
+        map_bytes: the length of the map.
         allocated_bytes: the space that it takes on disk, as of the last `apply` or the opening.
         map_start: the address at which the map begins; None: it could not be found out.
-        damage: LMDB's error about damaged pages, or about the loss of its map: after it, changes fail as long as the
-            file is used.
+        damage: LMDB's error about damaged pages: after it, changes fail as long as the file is used.
 
     Raises:
         lmdb.Error, DamagedBytesError: the file is damaged, or the map cannot be made.
@@ -121,12 +106,14 @@ class Index:
         self.damage: lmdb.Error | None = None
         self.file = file
         self.inode = inode_of(file.fileno())
-        self._most_map_bytes = map_bytes
+        self.map_bytes = map_bytes
+        least_bytes = max(_LEAST_MAP_BYTES, 2 * round_up(os.fstat(file.fileno()).st_size))
+        while self.map_bytes > least_bytes and not has_addresses_for(_SHARE_OF_ADDRESSES * self.map_bytes):
+            self.map_bytes = max(least_bytes, round_up(self.map_bytes // 2))
         try:
-            first_bytes = max(_FIRST_MAP_BYTES, 2 * round_up(os.fstat(file.fileno()).st_size))
             self._lmdb = lmdb.open(
                 f"/proc/self/fd/{file.fileno()}",
-                map_size=min(first_bytes, map_bytes),
+                map_size=self.map_bytes,
                 subdir=False,
                 lock=False,
                 sync=False,
@@ -139,7 +126,7 @@ class Index:
             raise
         try:
             self.begin = self._lmdb.begin
-            self._cover_pages()
+            self._cover_pages(map_bytes)
             tables = (b"locations", b"values", b"leases")
             self._locations, self._values, self._leases = map(self._lmdb.open_db, tables)
             self.map_start = self._keep_from_children()
@@ -177,53 +164,31 @@ class Index:
         self._note_allocated()
         return outcomes
 
-    def entries(self) -> Entries:
-        """Read all entries of an index that an earlier process has left. DamagedBytesError, lmdb.Error: they are
-        missing, or out of order, or make no sense. Damage of some kinds ends the process instead (SIGSEGV, SIGBUS)."""
+    def entries(self) -> tuple[dict[int, Location], dict[int, bytes]]:
+        """Read all locations and leases of an index that an earlier process has left. DamagedBytesError, lmdb.Error:
+        some are missing, or out of order, or make no sense. Damage of some kinds ends the process instead (SIGSEGV,
+        SIGBUS)."""
         decoder = msgspec.msgpack.Decoder(Location)
-        locations: dict[int, Location] = {}
-        unreadable = set()
         with self.begin() as transaction:
-            for key, packed in _pairs(transaction, self._locations):
-                try:
-                    locations[key] = decoder.decode(packed)
-                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                    unreadable.add(key)
+            try:
+                locations = {key: decoder.decode(packed) for key, packed in _pairs(transaction, self._locations)}
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                raise DamagedBytesError("locations", str(error)) from error
             leases = dict(_pairs(transaction, self._leases))
         with self.begin(buffers=True) as looking:
-            unreadable |= self._check_values(looking, locations)
-        return Entries(locations, leases, sorted(unreadable))
-
-    @property
-    def map_bytes(self) -> int:
-        return int(self._lmdb.info()["map_size"])
+            self._check_values(looking, locations)
+        return locations, leases
 
     def try_to_write(self) -> None:
         """Commit an empty change, which takes pages from the list of free ones. If it raises, nothing changed."""
         with self.begin(write=True) as transaction:
             transaction.put(b"format", _FORMAT)
 
-    def _grow(self, *, frees: bool) -> bool:
-        """Make the map longer; False: it has room for all of the budget already. `frees`: the change only deletes; it
-        may take the last addresses, which other changes leave free. lmdb.Error: the process has no addresses for it;
-        the map is as it was. OSError: it has grown, and forked children will have it too."""
-        map_bytes = self.map_bytes
-        if map_bytes >= self._most_map_bytes:
-            return False
-        for more_bytes in (map_bytes, MAP_SPARE_BYTES, *([_ROOM_TO_DELETE_BYTES] if frees else [])):
-            longer_bytes = min(map_bytes + more_bytes, self._most_map_bytes)
-            # LMDB unmaps its map before it asks for the longer one, and has none if that is refused.
-            if has_addresses_for(longer_bytes - map_bytes if frees else longer_bytes):
-                self._lengthen_map(longer_bytes)
-                return True
-        needed = f"the index needs {MAP_SPARE_BYTES} more bytes of addresses than the process may have"
-        raise lmdb.MapFullError(f"{needed}; raise `ulimit -v`")
-
-    def _cover_pages(self) -> None:
+    def _cover_pages(self, most_bytes: int) -> None:
         """Make the file as long as the pages it claims: a page of zeros is an error, a page beyond the end a SIGBUS."""
         claimed_bytes = (self._lmdb.info()["last_pgno"] + 1) * self._lmdb.stat()["psize"]
-        if claimed_bytes > self._most_map_bytes:
-            raise DamagedBytesError(f"at most {self._most_map_bytes} bytes", f"{claimed_bytes}")
+        if claimed_bytes > most_bytes:
+            raise DamagedBytesError(f"at most {most_bytes} bytes", f"{claimed_bytes}")
         if os.fstat(self.file.fileno()).st_size < claimed_bytes:
             os.ftruncate(self.file.fileno(), claimed_bytes)
 
@@ -240,35 +205,21 @@ class Index:
         dont_fork(*found)
         return found[0]
 
-    def _lengthen_map(self, map_bytes: int) -> None:
-        try:
-            self._lmdb.set_mapsize(map_bytes)
-        except lmdb.Error as error:  # others took the addresses meanwhile: LMDB would read unmapped ones
-            self.damage = error
-            self._lmdb.close()
-            raise
-        self.map_start = self._keep_from_children()
-
     def _note_allocated(self) -> None:
         self.allocated_bytes = os.fstat(self.file.fileno()).st_blocks * 512
 
-    def _check_values(self, looking: _Transaction, locations: dict[int, Location]) -> set[int]:
-        """Note where large values lie, and remove from `locations` records without their value; returns the keys. Reads
-        no value: a cursor of a transaction with buffers only tells where each lies."""
-        without = {key for key, location in locations.items() if location.segment is None}
-        strays = set()
+    def _check_values(self, looking: _Transaction, locations: dict[int, Location]) -> None:
+        """Each value must be its record's, and each record must have its own; notes where large ones lie. Reads none: a
+        cursor of a transaction with buffers only tells where each lies."""
+        lengths = {key: location.encoded_bytes for key, location in locations.items() if location.segment is None}
         for key, value in _pairs(looking, self._values):
-            location = locations.get(key)
-            if key not in without or location is None or len(value) != location.encoded_bytes:
-                strays.add(key)
-                continue
-            without.remove(key)
+            if len(value) != (expected := lengths.pop(key, None)):
+                raise DamagedBytesError(f"{expected} bytes of record {key}", f"{len(value)}")
             if len(value) >= _LARGE_VALUE_BYTES and self.map_start is not None:
                 offset = address_of(memoryview(value)) - self.map_start
-                locations[key] = msgspec.structs.replace(location, offset=offset)
-        for key in without | strays:
-            locations.pop(key, None)
-        return without | strays
+                locations[key] = msgspec.structs.replace(locations[key], offset=offset)
+        if lengths:
+            raise DamagedBytesError(f"values of the records {sorted(lengths)[:10]}", "none")
 
     def _outcome_of_fetch(self, fetch: Fetch) -> Outcome:
         try:
@@ -283,41 +234,20 @@ class Index:
 
     def _change_alone(self, operation: Operation) -> Exception | None:
         """Do a change; returns why it failed. If the drive seems full but shows room, it is tried again."""
+        value = operation.value if isinstance(operation, Put) else None
+        needed_bytes = len(value or b"") + _ROOM_FOR_A_COMMIT_BYTES
         for _ in range(_MOST_TRIES):
             error = self._commit([operation])
             if error is None or not (may_be_short_write(error) or getattr(error, "code", None) == errno.ENOSPC):
                 break
-            try:
-                has_room = self._has_room_for(operation)
-            except OSError:  # the drive does not tell: LMDB's error is returned
-                break
-            if not has_room:
+            status = os.fstatvfs(self.file.fileno())
+            if status.f_bavail * status.f_frsize <= needed_bytes:
                 full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 full.__cause__ = error
                 return full
         return error
 
     def _commit(self, operations: Sequence[Operation]) -> Exception | None:
-        """With a longer map where they need one; returns why none of them was done, or None."""
-        error = self._try_to_commit(operations)
-        try:
-            while isinstance(error, lmdb.MapFullError):
-                if not self._grow(frees=not any(isinstance(each, Put) for each in operations)):
-                    break
-                error = self._try_to_commit(operations)
-        except (lmdb.Error, OSError) as refusal:
-            return refusal if self.damage or self._try_with_freed_pages(operations) else None
-        return error
-
-    def _try_with_freed_pages(self, operations: Sequence[Operation]) -> Exception | None:
-        """Commit an empty change, then the operations: pages that a commit frees can be used by the next but one."""
-        try:
-            self.try_to_write()
-        except (lmdb.Error, OSError) as error:
-            return error
-        return self._try_to_commit(operations)
-
-    def _try_to_commit(self, operations: Sequence[Operation]) -> Exception | None:
         """In one transaction; returns why none of the operations was done, or None."""
         try:
             with self.begin(write=True) as transaction:
@@ -329,11 +259,6 @@ class Index:
             return error
         return None
 
-    def _has_room_for(self, operation: Operation) -> bool:
-        value = operation.value if isinstance(operation, Put) else None
-        status = os.fstatvfs(self.file.fileno())
-        return status.f_bavail * status.f_frsize > len(value or b"") + _ROOM_FOR_A_COMMIT_BYTES
-
     def _do(self, transaction: lmdb.Transaction, operation: Operation) -> None:
         match operation:
             case Put(key, location, value):
@@ -343,9 +268,9 @@ class Index:
             case Delete(key):
                 transaction.delete(_key(key), db=self._locations)
                 transaction.delete(_key(key), db=self._values)
-            case PutLease(number, blob):
+            case PutLease(number, bytes(blob)):
                 transaction.put(_key(number), blob, db=self._leases)
-            case DeleteLease(number):
+            case PutLease(number):
                 transaction.delete(_key(number), db=self._leases)
 
     def _find_large_values(self, operations: Sequence[Operation], outcomes: list[Outcome]) -> None:

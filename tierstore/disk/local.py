@@ -14,29 +14,50 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from time import monotonic
+from typing import NamedTuple
+
+import msgspec
 
 from ..base.config import check_directory
 from ..base.defaults import NUM_AT_ONCE
 from ..base.threads import IoThreads
 from ..errors import ConfigError, StoreClosedError, StoreFullError
+from .allocator import ALIGNMENT_BYTES, round_up
 from .boundary import naming_the_limit, translated
-from .budget import WriteAllowance
-from .codec.codec import parse_codec
+from .budget import DiskBudget, WriteAllowance, value_charge_bytes
+from .codec.choice import WriteOrder
+from .codec.codec import NO_CODEC, parse_codec
 from .codec.policy import CodecPolicy
+from .entries import IndexEntries
+from .extents import Extent, ExtentSpace
 from .forking import let_go_of
 from .home import Home, UnnamedHome
+from .index import Fetch, Outcome, Put
 from .jobs import run_job, to_the_end
-from .location import Location
+from .location import FileRange, Location, Written, record_seed
 from .native import NativeTransfers, is_native
-from .scratch import SCRATCH_BYTES
+from .records import decode_small_value, is_record, read_record, write_record
+from .scratch import SCRATCH_BYTES, ScratchPool
 from .segments import detect_io_mode
-from .shelf import RecordShelf
 from .tier import DiskUsage, DriveUsage, Kind, Loaded, Stored
 
+_LONGEST_VALUE_BYTES = 2**30  # LMDB takes values below 4 GiB, and holds one in memory until it is committed
+_QUICK_BYTES = 128 * 2**10  # checksummed on the loop in microseconds: a hop to the pool would cost more
+_STILL_IN_MEMORY = "the data is still in memory"
+_STILL_ON_DISK = "the record is still on disk and may be asked for again"
+_ADVICE_ON_INDEX = "raise disk_bytes, host_bytes or `ulimit -v`"
 _ADVICE_ON_ALLOWANCE = "wait, or raise max_write_bytes_per_day or host_bytes"
+
+
+class _Record(NamedTuple):
+    key: int
+    source: memoryview
+    kind: Kind
+    order: WriteOrder
 
 
 class LocalDisk:
@@ -47,8 +68,7 @@ class LocalDisk:
     After `close` all calls raise StoreClosedError; a key in use or a wrong length is the caller's error (ValueError).
 
     Args:
-        inline_bytes: encoded records up to this length live in LMDB, longer ones in extents; None: all of up to 1 GiB
-            do.
+        inline_bytes: records up to this length live in LMDB, longer ones in extents; None: all of up to 1 GiB do.
         executor: runs the jobs; not shut down before `close` has returned.
         num_at_once: how many records of each direction are at the device, encoded or decoded at once, at most.
         session: part of every checksum: a record of another session is refused. A home with names has its own.
@@ -83,67 +103,75 @@ class LocalDisk:
                 raise ConfigError(option, num_bytes, "give 0 or more bytes")
         self._allowance = None if limit is None else WriteAllowance(limit, monotonic())
         self.scratch_bytes = 2 * num_at_once * SCRATCH_BYTES
+        self._inline_bytes = inline_bytes
+        self._has_checksums = checksum
         self._executor = executor
         self._closed_because: str | None = None
         self._written_bytes = self._read_bytes = 0
-        self._policy = CodecPolicy(fixed, num_at_once)
+        self._policy = policy = CodecPolicy(fixed, num_at_once)
+        self._write_turns = ScratchPool(num_at_once, partial(policy.clock.timed, "write"))
+        self._read_turns = ScratchPool(num_at_once, partial(policy.clock.timed, "read"))
         self._home = UnnamedHome(self._directory, session) if home is None else home
         with translated("open", str(self._directory), "nothing was stored"):
             self._mode = detect_io_mode(self._home.directory)
             # Not where somebody has put an executor of their own before the store's: each transfer is theirs to see.
             uses_native = isinstance(executor, IoThreads) and is_native()
-            self._native = NativeTransfers(num_at_once, self._policy.note_speed) if uses_native else None
+            self._native = NativeTransfers(num_at_once, policy.note_speed) if uses_native else None
             try:
-                self._shelf = RecordShelf(
-                    self._home,
-                    self._mode,
-                    self._policy,
-                    executor,
-                    self._native,
-                    disk_bytes=disk_bytes,
-                    inline_bytes=inline_bytes,
-                    num_at_once=num_at_once,
-                    has_checksums=checksum,
-                )
+                self._open_home(disk_bytes)
             except BaseException:
                 if self._native is not None:
                     self._native.stop()
                     self._native.close()  # no thread has started yet
                 raise
-        self.session, self.leases = self._shelf.session, self._shelf.leases
+
+    def _open_home(self, disk_bytes: int) -> None:
+        """Take up what it has kept."""
+        found = self._home.open(disk_bytes, self._mode)
+        self.session, self.leases = found.session, found.leases
+        self._index, self._locations = found.index, found.locations
+        self._budget = DiskBudget(round_up(disk_bytes), found.index.map_bytes)
+        value_bytes = sum(each.taken_bytes for each in found.locations.values() if each.segment is None)
+        segment_bytes = sum(segment.num_bytes for segment in found.segments)
+        self._budget.take_up(segment_bytes, value_bytes, found.index.allocated_bytes)
+        self._space = ExtentSpace(self._home, self._budget, self._mode, self._executor)
+        self._space.take_up(found.segments, found.spans)
+        has_extents = self._home.outlives
+        self._entries = IndexEntries(found.index, self._executor, self._space, self._budget, has_extents=has_extents)
 
     async def write(self, key: int, source: memoryview, kind: Kind) -> Stored:
         self._check_open()
-        if key in self._shelf.locations:
+        if key in self._locations:
             raise ValueError(f"key {key} is in use")
         return await to_the_end(self._write(key, source, kind), undo=partial(self.discard, (key,)))
 
     async def read(self, key: int, destination: memoryview) -> Loaded:
         self._check_open()
-        location = self._shelf.locations[key]
+        location = self._locations[key]
         if len(destination) != location.logical_bytes:
             raise ValueError(f"record {key} has {location.logical_bytes} bytes, not {len(destination)}")
-        loaded = await to_the_end(self._shelf.read(key, destination))
+        loaded = await to_the_end(self._read(key, location, destination))
         self._read_bytes += loaded.read_bytes
         return loaded
 
     def confirms(self, key: int, memory: memoryview) -> bool:
-        return self._shelf.confirms(key, memory)
+        location = self._locations.get(key)
+        return location is not None and is_record(location, record_seed(self.session, key), memory)
 
     async def discard(self, keys: Sequence[int]) -> None:
         self._check_open()
-        locations = {key: self._shelf.locations[key] for key in keys}
+        locations = {key: self._locations[key] for key in keys}
         for key in locations:
-            del self._shelf.locations[key]
-        await to_the_end(self._shelf.entries.delete(locations))
+            del self._locations[key]
+        await to_the_end(self._entries.delete(locations))
 
     def usage(self) -> DiskUsage:
-        disk_bytes, budget_bytes = self._shelf.space.usage()
+        disk_bytes, budget_bytes = self._space.usage()
         return DiskUsage(
             disk_bytes=disk_bytes,
-            allocated_bytes=self._shelf.budget.segment_bytes + self._shelf.index.allocated_bytes,
+            allocated_bytes=self._budget.segment_bytes + self._index.allocated_bytes,
             budget_bytes=budget_bytes,
-            num_records=len(self._shelf.locations),
+            num_records=len(self._locations),
             io_mode=self._mode.description,
             write_allowance_bytes=None if self._allowance is None else self._allowance.left_bytes(monotonic()),
         )
@@ -156,28 +184,28 @@ class LocalDisk:
     def damaged_indexes(self) -> Mapping[str, Exception]:
         """By directory, the damage that a change has found in the index: after it, changes may fail, but records in
         extents can be read."""
-        damage = self._shelf.index.damage
+        damage = self._index.damage
         return {} if damage is None else {str(self._directory): damage}
 
     @property
     def is_empty(self) -> bool:
         """Whether it holds no record, and its index has refused no deletion that is still to be done."""
-        return not (self._shelf.locations or self._shelf.entries.has_undeleted)
+        return not (self._locations or self._entries.has_undeleted)
 
     def found_locations(self) -> dict[int, Location]:
         """A copy of where each record lies, by key."""
-        return dict(self._shelf.locations)
+        return dict(self._locations)
 
     async def put_lease(self, number: int, blob: bytes) -> None:
         """Keep a few bytes under a number; returns when they are committed. On StoreFullError, StorageIOError and
         StoreClosedError, what was there still is."""
         self._check_open()
-        await to_the_end(self._shelf.entries.put_lease(number, blob))
+        await to_the_end(self._entries.put_lease(number, blob))
 
     async def delete_lease(self, number: int) -> None:
         """Returns when it is committed; where the index refuses, it is tried again with the next discard or write."""
         self._check_open()
-        await to_the_end(self._shelf.entries.delete_lease(number))
+        await to_the_end(self._entries.delete_lease(number))
 
     async def close(self, *, keep: bool = False) -> None:
         """As `DiskTier.close`. `keep`: leave named files for the next process, unless the index is damaged."""
@@ -190,23 +218,38 @@ class LocalDisk:
 
     def descriptors(self) -> list[int]:
         """Every descriptor that keeps space on disk, LMDB's own included."""
-        return [file.fileno() for file in self._shelf.space.files()] + self._shelf.index.descriptors()
+        return [file.fileno() for file in self._space.files()] + self._index.descriptors()
 
     def abandon_after_fork(self) -> None:
         self._closed_because = "it belongs to the process that this one was forked from"
-        let_go_of({self._shelf.index.inode, *self._shelf.space.inodes})
-        let_go_of(self._home.inodes)
+        let_go_of({self._index.inode, *self._space.inodes, *self._home.inodes})
         if self._native is not None:
             self._native.abandon_after_fork()
+
+    def _check_open(self) -> None:
+        if self._closed_because is not None:
+            raise StoreClosedError(str(self._directory), self._closed_because)
+
+    async def _close(self, keep: bool) -> None:
+        await self._entries.settle()
+        self._locations.clear()
+        if self._native is not None:
+            self._native.stop()
+            await run_job(self._executor, self._native.close)
+        await self._space.close(keep=keep)
+        await run_job(self._executor, self._index.close)
+        await run_job(self._executor, partial(self._home.close, keep=keep))
+
+    # --- one record. These must not be cancelled: they own extents and buffers until their jobs have ended --------
 
     async def _write(self, key: int, source: memoryview, kind: Kind) -> Stored:
         """The allowance must have room for the whole record as if it were not encoded."""
         allowance, num_bytes = self._allowance, len(source)
         if allowance is not None and not allowance.take(num_bytes, now := monotonic()):
             reason = allowance.refusal(num_bytes, now)
-            raise StoreFullError(num_bytes, *self._shelf.space.usage(), reason=reason, advice=_ADVICE_ON_ALLOWANCE)
+            raise StoreFullError(num_bytes, *self._space.usage(), reason=reason, advice=_ADVICE_ON_ALLOWANCE)
         try:
-            stored = await self._shelf.write(key, source, kind)
+            stored = await self._store(key, source, kind)
         except StoreFullError as error:
             if allowance is not None:
                 allowance.give_back(num_bytes)
@@ -219,16 +262,137 @@ class LocalDisk:
         self._written_bytes += stored.stored_bytes
         return stored
 
-    def _check_open(self) -> None:
-        if self._closed_because is not None:
-            raise StoreClosedError(str(self._directory), self._closed_because)
+    async def _store(self, key: int, source: memoryview, kind: Kind) -> Stored:
+        if self._entries.has_undeleted:
+            await self._entries.delete({})
+        num_bytes = len(source)
+        is_space_short = self._space.usage()[0] + num_bytes > self._budget.limit_bytes // 8 * 7
+        kind = self._policy.kind_of(kind, source)
+        order = self._policy.order(kind, num_bytes, self._seed_of(key), is_space_short=is_space_short)
+        record = _Record(key, source, kind, order)
+        if num_bytes > (_LONGEST_VALUE_BYTES if self._inline_bytes is None else self._inline_bytes):
+            return await self._store_in_extent(record)
+        charge_bytes = value_charge_bytes(num_bytes)
+        has_other_home = self._inline_bytes is not None and num_bytes > 0
+        while not self._budget.add_value(charge_bytes, has_other_home=has_other_home):
+            if has_other_home:  # it does not wait for room in the index
+                return await self._store_in_extent(record)
+            self._space.free_budget_for(charge_bytes)
+            if not await self._space.wait_for_news():
+                raise StoreFullError(num_bytes, *self._space.usage(), advice=_ADVICE_ON_INDEX)
+        return await self._store_as_value(record, charge_bytes)
 
-    async def _close(self, keep: bool) -> None:
-        await self._shelf.entries.settle()
-        self._shelf.locations.clear()
-        if self._native is not None:
-            self._native.stop()
-            await run_job(self._executor, self._native.close)
-        await self._shelf.space.close(keep=keep)
-        await run_job(self._executor, self._shelf.index.close)
-        await run_job(self._executor, partial(self._home.close, keep=keep))
+    async def _store_as_value(self, record: _Record, charge_bytes: int) -> Stored:
+        """`charge_bytes` were charged for its full length; what encoding saves is given back."""
+        order, job = record.order, (None, record.source, record.order, self._write_turns)
+        try:
+            if order.codec == NO_CODEC and not order.probe and len(record.source) <= _QUICK_BYTES:
+                written = write_record(*job)
+            else:
+                written = await run_job(self._executor, write_record, *job)
+        except BaseException:
+            self._budget.remove_value(charge_bytes)
+            raise
+        self._budget.remove_value(charge_bytes - value_charge_bytes(written.encoded_bytes))
+        return await self._enter(record, written, None)
+
+    async def _store_in_extent(self, record: _Record) -> Stored:
+        with self._write_errors(record, "a new segment"):
+            extent = await self._space.take(len(record.source))
+        self._space.promise()  # encoding gives a tail back
+        try:
+            written, outcome = await self._fill(record, extent)
+        except BaseException:
+            self._space.give_back(extent)
+            raise
+        finally:
+            self._space.settle_promise()
+        return await self._enter(record, written, self._space.trim(extent, written.encoded_bytes), outcome)
+
+    async def _fill(self, record: _Record, extent: Extent) -> tuple[Written, Outcome | None]:
+        """Write the record; with the outcome of entering it in the index, if that was tried."""
+        descriptor = self._space.descriptor(extent.segment)
+        place = FileRange(descriptor, extent.offset, extent.num_bytes, ALIGNMENT_BYTES)
+        with self._write_errors(record, f"segment {extent.segment} at offset {extent.offset}"):
+            if self._native is not None and self._native.can_write(record.order, len(record.source)):
+                return await self._native.write(place, record.source, record.order), None
+            return await run_job(self._executor, self._fill_and_enter, record, place, extent)
+
+    def _fill_and_enter(self, record: _Record, place: FileRange, extent: Extent) -> tuple[Written, Outcome | None]:
+        """A job: write the record, and enter it in the index at once."""
+        written = write_record(place, record.source, record.order, self._write_turns)
+        location = _location_of(record, written, extent.trimmed(written.encoded_bytes))
+        if not self._entries.is_for(location):
+            return written, None
+        return written, self._entries.commit_now(Put(record.key, location, None))
+
+    async def _enter(
+        self, record: _Record, written: Written, extent: Extent | None, outcome: Outcome | None = None
+    ) -> Stored:
+        """Commit a record to the index, if it belongs there and its job has not done so; after that it exists. If that
+        fails, the space that it took is free again."""
+        location = _location_of(record, written, extent)
+        if self._entries.is_for(location):
+            try:
+                outcome = await self._entries.put(Put(record.key, location, written.value), outcome)
+                with self._write_errors(record, "the index"):
+                    if outcome.error is not None:
+                        raise outcome.error
+            except BaseException:
+                self._entries.free(location)
+                raise
+            if extent is None:
+                location = msgspec.structs.replace(location, offset=outcome.value_offset)
+        self._locations[record.key] = location
+        kind = self._policy.learn_written(record.kind, len(record.source), record.order, written)
+        checksum = written.checksum if written.codec == NO_CODEC else None
+        times = written.write_seconds, written.cpu_seconds
+        return Stored(location.taken_bytes, str(written.codec), kind, checksum, *times)
+
+    def _seed_of(self, key: int) -> int | None:
+        return record_seed(self.session, key) if self._has_checksums else None
+
+    async def _read(self, key: int, location: Location, destination: memoryview) -> Loaded:
+        seed = self._seed_of(key)
+        if location.offset is None:
+            receive = partial(
+                decode_small_value, location=location, seed=seed, destination=destination, pool=self._read_turns
+            )
+            outcome = await self._entries.submit(Fetch(key, receive))
+            with translated("read", "the index", _STILL_ON_DISK, key=key):
+                if outcome.error is not None:
+                    raise outcome.error
+            return Loaded(location.encoded_bytes)
+        if location.segment is None:
+            where = "the index's file"
+            place = FileRange(self._index.file.fileno(), location.offset, location.encoded_bytes, 1)
+        else:
+            where, descriptor = f"segment {location.segment}", self._space.descriptor(location.segment)
+            place = FileRange(descriptor, location.offset, location.taken_bytes, ALIGNMENT_BYTES)
+        with translated("read", f"{where} at offset {place.offset}", _STILL_ON_DISK, key=key):
+            if self._native is not None and self._native.can_read(location, destination):
+                loaded = await self._native.read(place, location, seed, destination)
+            else:
+                arguments = place, location, seed, destination, self._read_turns
+                loaded = await run_job(self._executor, read_record, *arguments)
+        self._policy.learn_read(location.logical_bytes, loaded)
+        return loaded
+
+    def _write_errors(self, record: _Record, place: str) -> AbstractContextManager[None]:
+        num_bytes, usage = len(record.source), self._space.usage()
+        return translated("write", place, _STILL_IN_MEMORY, key=record.key, num_bytes=num_bytes, usage=usage)
+
+
+def _location_of(record: _Record, written: Written, extent: Extent | None) -> Location:
+    return Location(
+        segment=None if extent is None else extent.segment,
+        offset=None if extent is None else extent.offset,
+        taken_bytes=value_charge_bytes(written.encoded_bytes) if extent is None else extent.num_bytes,
+        encoded_bytes=written.encoded_bytes,
+        logical_bytes=len(record.source),
+        codec=written.codec.family,
+        level=written.codec.level,
+        itemsize_bytes=record.order.itemsize_bytes,
+        head_bytes=written.head_bytes,
+        checksum=written.checksum,
+    )

@@ -1,5 +1,5 @@
 """Plain values: where a record lies, the checksum that shows that it is the right one, the orders for the jobs that
-write and read it, and their reports."""
+write and read it, and how a write went."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 import xxhash
 
 from .codec.choice import Sample
-from .codec.codec import Codec
+from .codec.codec import NO_CODEC, Codec
 
 
 class Location(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -43,19 +43,16 @@ def record_seed(session: int, key: int) -> int:
     return xxhash.xxh3_64_intdigest(struct.pack("<QQ", session, key))
 
 
-def encoded_seed(seed: int, codec: str, itemsize_bytes: int, logical_bytes: int) -> int:
-    """The seed of an encoded record's checksum: bytes that would be decoded in another way are refused too."""
+def encoded_seed(seed: int | None, codec: str, itemsize_bytes: int, logical_bytes: int) -> int | None:
+    """The seed of a record's checksum by its codec: bytes that would be decoded in another way are refused too."""
+    if seed is None or codec == NO_CODEC.family:
+        return seed
     return xxhash.xxh3_64_intdigest(struct.pack("<QQQ", seed, itemsize_bytes, logical_bytes) + codec.encode())
 
 
 def record_checksum(record: memoryview, seed: int) -> int:
     """The checksum of a whole record as it is on disk. Releases the interpreter's lock (xxhash does from 4.0 on)."""
     return xxhash.xxh3_64_intdigest(record, seed)
-
-
-def record_hasher(seed: int) -> xxhash.xxh3_64:
-    """The same checksum for a record that comes in pieces."""
-    return xxhash.xxh3_64(seed=seed)
 
 
 class FileRange(NamedTuple):
@@ -68,36 +65,17 @@ class FileRange(NamedTuple):
     alignment_bytes: int
 
 
-class WriteOrder(NamedTuple):
-    """How to write a record. `codec`: how to encode it, as long as that shrinks it. `itemsize_bytes`: the byte planes'
-    stride. `seed`: of the checksum; None: make none. `probe`: also try the candidates of "auto" on a sample.
-    `worst_ratio`: the bytes are stored as they are if the ratio is above this."""
-
-    codec: Codec
-    itemsize_bytes: int
-    seed: int | None
-    probe: bool
-    worst_ratio: float = 1.0
-
-
 class Written(NamedTuple):
-    """How a write went. `value`: the encoded bytes, where they were small enough for the index (nothing was written
-    then). `cpu_seconds`: of this thread, without the probe. `write_seconds`: in the device. `lane_seconds`: of an
-    encoded record, from its first byte to its last, waits for a core included; else None."""
+    """How a write went. `value`: the bytes, if they are for the index, and nothing was written. `cpu_seconds`: of this
+    thread, without the probe. `write_seconds`: in the device. `lane_seconds`: of an encoded record that was written,
+    from its first byte to its last, waits for a core included; else None."""
 
     codec: Codec
     encoded_bytes: int
     head_bytes: int
     checksum: int | None
-    value: bytes | memoryview | None
+    value: memoryview | None
     cpu_seconds: float
     write_seconds: float
     samples: tuple[Sample, ...]
     lane_seconds: float | None = None
-
-
-class ReadReport(NamedTuple):
-    """How a read went: seconds spent in the device, and CPU seconds of this thread for everything."""
-
-    read_seconds: float
-    cpu_seconds: float

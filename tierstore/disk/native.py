@@ -12,12 +12,13 @@ from typing import Any, NamedTuple
 from ..base.defaults import NUM_BESIDE_DEVICE
 from ..base.threads import NICE
 from .allocator import ALIGNMENT_BYTES, round_up
+from .codec.choice import WriteOrder
 from .codec.codec import NO_CODEC
 from .codec.load import Direction
 from .linux import address_of
-from .location import FileRange, Location, ReadReport, WriteOrder, Written
-from .raw_records import RawLayout, lay_out, split_at
-from .records import DoesNotFitError, check_head, verify
+from .location import FileRange, Location, Written
+from .records import RawLayout, check_head, lay_out, split_at, verify
+from .tier import Loaded
 
 try:
     from tierstore_native import Pool
@@ -68,20 +69,18 @@ class NativeTransfers:
         return (address_of(destination) + location.head_bytes) % ALIGNMENT_BYTES == 0
 
     async def write(self, place: FileRange, source: memoryview, order: WriteOrder) -> Written:
-        if round_up(len(source)) > place.num_bytes:
-            raise DoesNotFitError
         layout = lay_out(address_of(source), len(source), ALIGNMENT_BYTES)
         ended = await self._transfer("write", place, source, layout, order.seed)
         checksum = None if order.seed is None else ended.checksum
         times = ended.cpu_seconds, ended.transfer_seconds
         return Written(NO_CODEC, len(source), layout.head_bytes, checksum, None, *times, ())
 
-    async def read(self, place: FileRange, location: Location, seed: int | None, destination: memoryview) -> ReadReport:
+    async def read(self, place: FileRange, location: Location, seed: int | None, destination: memoryview) -> Loaded:
         check_head(location, place)
         layout = split_at(location.head_bytes, len(destination), ALIGNMENT_BYTES)
         ended = await self._transfer("read", place, destination, layout, seed)
         verify(location, seed, ended.checksum)
-        return ReadReport(ended.transfer_seconds, ended.cpu_seconds)
+        return Loaded(place.num_bytes, ended.transfer_seconds, ended.cpu_seconds)
 
     async def _transfer(
         self, direction: Direction, place: FileRange, memory: memoryview, layout: RawLayout, seed: int | None

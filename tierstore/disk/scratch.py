@@ -5,18 +5,14 @@ from __future__ import annotations
 import mmap
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from functools import partial
 from queue import SimpleQueue
 
 from .codec.family import BLOCK_BYTES, Workspace
-from .codec.load import TransferClock
 
 SCRATCH_BYTES = 2 * 2**20
 """Working memory of one job."""
 
 _SIDE_BYTES = 16 * 2**10
-
-Timed = Callable[[int], AbstractContextManager[object]]
 
 
 class Scratch:
@@ -38,16 +34,11 @@ class ScratchPool:
     job that has read gives its turn back before it verifies the bytes, so the next job is at the device without a gap.
     `timed`: makes a context that times an unencoded transfer of that length."""
 
-    def __init__(self, num_turns: int, timed: Timed = nullcontext) -> None:
+    def __init__(self, num_turns: int, timed: Callable[[int], AbstractContextManager[object]] = nullcontext) -> None:
         self.timed = timed
-        self._num_turns = num_turns
         self._idle: SimpleQueue[Scratch | None] = SimpleQueue()
         for _ in range(num_turns):
             self._idle.put(None)  # made when it is needed first
-
-    @property
-    def num_lent(self) -> int:
-        return self._num_turns - self._idle.qsize()
 
     @contextmanager
     def lend(self) -> Iterator[Scratch]:
@@ -58,16 +49,3 @@ class ScratchPool:
             yield scratch
         finally:
             self._idle.put(scratch)
-
-
-class ScratchTurns:
-    """The turns of each direction, counted apart: a read never waits behind writes. `clock` times the transfers."""
-
-    def __init__(self, num_each: int, clock: TransferClock | None = None) -> None:
-        self.writes = ScratchPool(num_each, nullcontext if clock is None else partial(clock.timed, "write"))
-        self.reads = ScratchPool(num_each, nullcontext if clock is None else partial(clock.timed, "read"))
-
-    @property
-    def num_taken(self) -> int:
-        """How many jobs share the disk now."""
-        return self.writes.num_lent + self.reads.num_lent

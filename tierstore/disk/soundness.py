@@ -1,5 +1,5 @@
-"""Decides which records in the index of an earlier process can be right. Pure. The others are forgotten; one that only
-looks right is found out by its checksum when it is read."""
+"""Decides whether the records in the index of an earlier process can be right. Pure. A record that only looks right is
+found out by its checksum when it is read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from .allocator import ALIGNMENT_BYTES, round_up
 from .budget import value_charge_bytes
 from .codec.codec import NO_CODEC
-from .codec.family import FAMILIES
+from .codec.family import FAMILIES, DamagedBytesError
 from .location import Location
 
 _MOST_ITEMSIZE_BYTES = 1024  # as in the protocol's `Write`; decoding makes a pass for each byte of it
@@ -18,30 +18,22 @@ Spans = dict[int, dict[int, int]]
 """The ranges in use, by the number of their segment: offset -> length. Segments without records are left out."""
 
 
-def drop_unsound(locations: dict[int, Location], segment_bytes: Mapping[int, int]) -> tuple[Spans, list[int]]:
-    """Remove from `locations` all records that cannot be right; returns the ranges of the others, and the keys removed.
-    Records that overlap are all removed: nobody knows which of them was written last. `segment_bytes`: the length of
-    each segment file that is there, by number."""
-    unsound = {key for key, location in locations.items() if not _could_be_right(location, segment_bytes)}
-    extents = sorted(
-        (location.segment, location.offset, key)
-        for key, location in locations.items()
-        if key not in unsound and location.segment is not None and location.offset is not None
-    )
-    last_segment, end, owner = -1, 0, 0
-    for segment, offset, key in extents:
-        if segment == last_segment and offset < end:
-            unsound.update((key, owner))
-        key_end = offset + locations[key].taken_bytes
-        if segment != last_segment or key_end > end:
-            last_segment, end, owner = segment, key_end, key
-    for key in unsound:
-        del locations[key]
+def spans_of(locations: Mapping[int, Location], segment_bytes: Mapping[int, int]) -> Spans:
+    """The ranges of all records. DamagedBytesError: one of them cannot be right, or two overlap. `segment_bytes`: the
+    length of each segment file that is there, by number."""
+    extents = []
+    for key, location in locations.items():
+        if not _could_be_right(location, segment_bytes):
+            raise DamagedBytesError(f"a place of record {key} that there is", str(location))
+        if location.segment is not None and location.offset is not None:
+            extents.append((location.segment, location.offset, location.taken_bytes))
     spans: Spans = {}
-    for segment, offset, key in extents:
-        if key not in unsound:
-            spans.setdefault(segment, {})[offset] = locations[key].taken_bytes
-    return spans, sorted(unsound)
+    for segment, offset, num_bytes in sorted(extents):
+        of_segment = spans.setdefault(segment, {})
+        if of_segment and offset < (end := sum(next(reversed(of_segment.items())))):
+            raise DamagedBytesError(f"records of segment {segment} that do not overlap", f"{offset} before {end}")
+        of_segment[offset] = num_bytes
+    return spans
 
 
 def _could_be_right(location: Location, segment_bytes: Mapping[int, int]) -> bool:

@@ -55,7 +55,7 @@ class TierStore:
             If four of the largest tensors that have to move need more, the default takes up to a quarter of
             `host_bytes` too; `stats()` counts that part as `host_bytes`. `stats().staging_bytes` adds the 16 MiB of
             working memory of the I/O jobs of each drive (see `io_depth`), so that it is 128 MiB by default.
-        inline_bytes: encoded values up to this size live in LMDB itself, larger ones in extents; None: all in LMDB.
+        inline_bytes: records up to this size live in LMDB itself, larger ones in extents; None: all in LMDB.
         checksum: verify what is read against what was written.
         io_depth: how many records are at a drive at once in each direction, from 1 to 64. Four keep most drives busy;
             drives with a long latency need more. Each has 2 MiB of working memory, counted in `stats().staging_bytes`.

@@ -41,12 +41,16 @@ _NEWEST_WEIGHT = 0.25
 _MOST_WAY_GROWTH = 2.0  # by one record
 
 
-class Choice(NamedTuple):
-    """How to write a record: as in `WriteOrder`."""
+class WriteOrder(NamedTuple):
+    """How to write a record. `codec`: how to encode it, as long as that shrinks it. `itemsize_bytes`: the byte planes'
+    stride. `seed`: of the checksum; None: make none. `probe`: also try the candidates of "auto" on a sample.
+    `worst_ratio`: the bytes are stored as they are if the ratio is above this."""
 
     codec: Codec
-    worst_ratio: float
-    probe: bool
+    itemsize_bytes: int
+    seed: int | None = None
+    probe: bool = False
+    worst_ratio: float = _WORST_RATIO
 
 
 class Load(NamedTuple):
@@ -121,18 +125,20 @@ class CodecChooser:
         self._speeds: dict[str, float] = {}  # bytes per second, by direction
         self._classes: dict[tuple[Kind, int], _Class] = {}
 
-    def choose(self, kind: Kind, num_bytes: int, load: Load, *, is_space_short: bool) -> Choice:
+    def choose(self, kind: Kind, num_bytes: int, load: Load, *, is_space_short: bool) -> WriteOrder:
         """Decide on the next record. Where space is short, the best ratio wins whatever it costs."""
+        raw = WriteOrder(NO_CODEC, max(1, kind.itemsize_bytes))
         if num_bytes < SMALLEST_PROBED_BYTES and not is_space_short:
-            return Choice(NO_CODEC, _WORST_RATIO, probe=False)
+            return raw
         found = self._class_of(kind, num_bytes)
-        probe = found.is_probe_due(num_bytes)
+        raw = raw._replace(probe=found.is_probe_due(num_bytes))
         if is_space_short:
-            return Choice(_smallest(found, kind), _WORST_RATIO, probe)
+            return raw._replace(codec=_smallest(found, kind))
         found.codec = self._cheapest(found, load)
         if found.codec == NO_CODEC or self._is_trial(found, load):
-            return Choice(NO_CODEC, _WORST_RATIO, probe)
-        return Choice(found.codec, min(_WORST_RATIO, (1 + found.figures[found.codec].ratio) / 2), probe)
+            return raw
+        worst_ratio = min(_WORST_RATIO, (1 + found.figures[found.codec].ratio) / 2)
+        return raw._replace(codec=found.codec, worst_ratio=worst_ratio)
 
     def learn_samples(self, kind: Kind, num_bytes: int, samples: Iterable[Sample]) -> None:
         found = self._class_of(kind, num_bytes)

@@ -6,9 +6,9 @@ import time
 from collections.abc import Mapping
 
 from ...base.config import available_cores
-from ..location import ReadReport, WriteOrder, Written
-from ..tier import Kind
-from .choice import SMALLEST_PROBED_BYTES, UNKNOWN_LOAD, CodecChooser
+from ..location import Written
+from ..tier import Kind, Loaded
+from .choice import SMALLEST_PROBED_BYTES, UNKNOWN_LOAD, CodecChooser, WriteOrder
 from .codec import NO_CODEC, Codec
 from .load import Direction, LoadMeter, TransferClock, read_machine
 from .probing import content_of
@@ -23,12 +23,12 @@ _METER_EVERY_SECONDS = 0.1
 
 class CodecPolicy:
     """A fixed codec (None: "auto"), or the choice of one per kind of record. Lives on one loop; never blocks. `clock`
-    times each transfer of unencoded bytes; None: the codec is fixed, so no speed is needed."""
+    times each transfer of unencoded bytes."""
 
     def __init__(self, fixed: Codec | None, num_at_once: int) -> None:
         self._fixed = fixed
         self._chooser = CodecChooser(num_lanes=num_at_once)
-        self.clock = None if fixed is not None else TransferClock()
+        self.clock = TransferClock()
         self._meter = LoadMeter(available_cores(), read_machine())
         self._metered_at = time.perf_counter()
         self._load = UNKNOWN_LOAD
@@ -36,8 +36,7 @@ class CodecPolicy:
 
     def note_speed(self, direction: Direction, speed: float) -> None:
         """A speed that somebody else has found as `clock` does."""
-        if self.clock is not None:
-            self.clock.new_speeds.append((direction, speed))
+        self.clock.new_speeds.append((direction, speed))
 
     def kind_of(self, kind: Kind, source: memoryview) -> Kind:
         """The record's kind; with the result of a look at its bytes, if the codec may depend on it."""
@@ -46,24 +45,22 @@ class CodecPolicy:
         return kind._replace(content=content_of(source, kind))
 
     def order(self, kind: Kind, num_bytes: int, seed: int | None, *, is_space_short: bool) -> WriteOrder:
-        itemsize_bytes = max(1, kind.itemsize_bytes)
         if self._fixed is not None:
-            return WriteOrder(self._fixed, itemsize_bytes, seed, probe=False)
+            return WriteOrder(self._fixed, max(1, kind.itemsize_bytes), seed)
         now = time.perf_counter()
         if now - self._metered_at >= _METER_EVERY_SECONDS:
             self._metered_at = now
             self._load = self._meter.update(read_machine())
-        choice = self._chooser.choose(kind, num_bytes, self._load, is_space_short=is_space_short)
-        return WriteOrder(choice.codec, itemsize_bytes, seed, choice.probe, choice.worst_ratio)
+        order = self._chooser.choose(kind, num_bytes, self._load, is_space_short=is_space_short)
+        return order._replace(seed=seed)
 
     def learn_written(self, kind: Kind, num_bytes: int, order: WriteOrder, written: Written) -> str:
         """Take in how a write went; returns the kind's name in `choices`."""
-        if self.clock is not None:
-            self._learn_job(self.clock, written.cpu_seconds, num_bytes, 0)
-            if written.samples:
-                self._chooser.learn_samples(kind, num_bytes, written.samples)
-            if order.codec != NO_CODEC:
-                self._chooser.learn_written(kind, num_bytes, order.codec, written.encoded_bytes, written.lane_seconds)
+        self._learn_job(written.cpu_seconds, num_bytes, 0)
+        if written.samples:
+            self._chooser.learn_samples(kind, num_bytes, written.samples)
+        if self._fixed is None and order.codec != NO_CODEC:
+            self._chooser.learn_written(kind, num_bytes, order.codec, written.encoded_bytes, written.lane_seconds)
         name = f"{kind.dtype} {kind.origin}".strip()[:_LONGEST_NAME] or "unknown"
         if kind.content:
             name += f", {kind.content}"
@@ -74,15 +71,14 @@ class CodecPolicy:
         counts[codec] = counts.get(codec, 0) + 1
         return name
 
-    def learn_read(self, num_bytes: int, report: ReadReport) -> None:
-        if self.clock is not None:
-            self._learn_job(self.clock, report.cpu_seconds, 0, num_bytes)
+    def learn_read(self, num_bytes: int, loaded: Loaded) -> None:
+        self._learn_job(loaded.cpu_seconds or 0.0, 0, num_bytes)
 
     def choices(self) -> Mapping[str, Mapping[str, int]]:
         """How many records were stored with each codec, by kind; any thread."""
         return {kind: dict(counts) for kind, counts in list(self._counts.items())}
 
-    def _learn_job(self, clock: TransferClock, cpu_seconds: float, written_bytes: int, read_bytes: int) -> None:
-        while clock.new_speeds:
-            self._chooser.learn_speed(*clock.new_speeds.popleft())
+    def _learn_job(self, cpu_seconds: float, written_bytes: int, read_bytes: int) -> None:
+        while self.clock.new_speeds:
+            self._chooser.learn_speed(*self.clock.new_speeds.popleft())
         self._meter.count(cpu_seconds, self._chooser.disk_seconds(written_bytes, read_bytes))
