@@ -27,7 +27,7 @@ from tests.hooks.programs import SIDE, all_bits, assert_same_bits, forget_after_
 from tests.memory_plan.blocks import RECOMPUTE, Inner, Normed, planned, the_batch
 from tierstore import ModifiedInPlaceError, TierStore
 from tierstore.memory_plan.applied import PlannedCalls
-from tierstore.memory_plan.menu import Action, BlockTraits, HeldOutput
+from tierstore.memory_plan.decision import Action, BlockTraits, HeldOutput
 from tierstore.memory_plan.steps import with_calls
 
 IN_PLACE, BETWEEN = "modified by an inplace operation", "was changed between forward and backward"

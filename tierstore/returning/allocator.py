@@ -97,21 +97,17 @@ def _library_of_malloc(process: CDLL) -> tuple[str, CDLL]:
     """(name, library) of what serves `malloc`, by dladdr(3) on `posix_memalign`, which every allocator replaces with
     it: Debian's Python has an entry of its own for `malloc`, which dlsym(3) would find."""
     found = _DlInfo()
-    aligned = ctypes.cast(process.posix_memalign, c_void_p)
-    dladdr = getattr(process, "dladdr", None)
-    file = ""
-    if dladdr is not None:
-        dladdr.argtypes = (c_void_p, POINTER(_DlInfo))
-        if dladdr(aligned, ctypes.byref(found)) and found.file:
-            file = os.path.basename(os.fsdecode(found.file))
+    process.dladdr.argtypes = (c_void_p, POINTER(_DlInfo))
+    process.dladdr(ctypes.cast(process.posix_memalign, c_void_p), ctypes.byref(found))
+    path = os.fsdecode(found.file or b"the C library")
+    file = os.path.basename(path)
     for name in _RELEASES:
         if name in file:
-            return name, CDLL(os.fsdecode(found.file))
-    if "musl" in file or not hasattr(process, "gnu_get_libc_version"):
-        return "musl" if "musl" in file else file or "the C library", process
-    if file.startswith(("libc.so", "libc-")):
-        return "glibc", process
-    return file, process
+            return name, CDLL(path)
+    if "musl" in file:
+        return "musl", process
+    is_glibc = hasattr(process, "gnu_get_libc_version") and file.startswith(("libc.so", "libc-"))
+    return "glibc" if is_glibc else file, process
 
 
 def _release_of(name: str, library: CDLL) -> Callable[[], object] | None:
@@ -124,13 +120,12 @@ def _release_of(name: str, library: CDLL) -> Callable[[], object] | None:
 
 
 def _glibc_measure(library: CDLL) -> Callable[[], HeapUse] | None:
-    call: Any = getattr(library, "mallinfo2", None)
-    if call is None:
+    if not hasattr(library, "mallinfo2"):
         return None
-    call.restype = _MallInfo
+    library.mallinfo2.restype = _MallInfo
 
     def measure() -> HeapUse:
-        found = call()
+        found = library.mallinfo2()
         return HeapUse(found.uordblks + found.hblkhd, found.fordblks)
 
     return measure
