@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import nn
 
 from tests.cgroups import made_cgroup
@@ -49,8 +50,8 @@ def test_what_fits_is_left_alone(fitting: Fitting, store: TierStore) -> None:
 
 def test_blocks_that_are_never_recomputed_are_listed_by_reason(prices: Prices, store: TierStore) -> None:
     names = "blocks.1", "blocks.4"
-    traits = {name: prices.traits[name]._replace(differs="it has its reasons") for name in names}
-    told = " ".join(str(planned_by(prices._replace(traits={**prices.traits, **traits}), store)).split())
+    blocks = {name: replace(prices.blocks[name], differs="it has its reasons") for name in names}
+    told = " ".join(str(planned_by(prices._replace(blocks={**prices.blocks, **blocks}), store)).split())
     assert told.endswith("Never recomputed, as it has its reasons: blocks.1, blocks.4.")
 
 
@@ -134,7 +135,7 @@ def test_block_too_large_to_be_computed_again_within_the_limit_is_not(store: Tie
     trials = Trials(model, lambda: loss_of(model, rows=64), store, ResidentMeter(), 1)
     trials.guards_memory = False
     prices, _ = measure_prices(trials)
-    assert {traits.differs for traits in prices.traits.values()} == {"that takes more memory than the limit"}
+    assert {block.differs for block in prices.blocks.values()} == {"that takes more memory than the limit"}
     assert {*prices.uniform(Action("recompute")).actions.values()} == {Action("store")}
 
 

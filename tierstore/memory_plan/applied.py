@@ -32,15 +32,15 @@ from ..hooks.selective import holding_contexts
 from ..residency.torch_names import import_dynamo, tree_flatten, tree_unflatten
 from ..residency.uncompiled import uncompiled
 from .block_state import BlockState, TooMuchError
-from .decision import Action, BlockTraits, HeldOutput
+from .decision import Action, BlockPlan, HeldOutput
 
 
 class PlannedCalls:
-    """The calls of one block go through this. `scope` takes what is stored. `recompute_seconds`: that backward has
+    """The calls of one `block` go through this. `scope` takes what is stored. `recompute_seconds`: that backward has
     spent computing the block again, so far. `is_over`: calls do nothing more than without a plan."""
 
-    def __init__(self, action: Action, traits: BlockTraits, scope: ModuleScope | None) -> None:
-        self.action, self._traits, self._scope = action, traits, scope
+    def __init__(self, action: Action, block: BlockPlan, scope: ModuleScope | None) -> None:
+        self.action, self._block, self._scope = action, block, scope
         self.recompute_seconds = 0.0
         self.is_over = False
         import_dynamo()  # as `checkpoint` does in its first call, whose frames a cycle in that import would keep alive
@@ -94,10 +94,10 @@ class PlannedCalls:
         if parametrize._cache_enabled and any(map(parametrize.is_parametrized, module.modules())):
             return None
         try:
-            state = BlockState(module, arguments, self._traits.buffers)
+            state = BlockState(module, arguments, self._block.buffers)
         except TooMuchError:
             return None
-        if state.evaluates != self._traits.evaluates or _has_other_statistics(module, self._traits.buffers):
+        if state.evaluates != self._block.evaluates or _has_other_statistics(module, self._block.buffers):
             return None
         return _Again(self, module, state)
 

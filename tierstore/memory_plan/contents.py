@@ -9,12 +9,13 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import replace
 from rich.console import Console
 from rich.table import Table
 
 from ..base.config import format_bytes
 from ..errors import ConfigError
-from .decision import Action, BlockTraits, HeldOutput, Kind, Option, Prices
+from .decision import Action, BlockPlan, Kind, Option, Prices
 from .prices import TriedDecision
 
 if TYPE_CHECKING:
@@ -30,41 +31,6 @@ class Predicted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     peak_bytes: int
     step_seconds: float
-
-
-class BlockPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is done with one block: a module by its name in `named_modules`, and its class.
-
-    Attributes:
-        action: "keep", "store" or "recompute".
-        stores: of "recompute": the block's inputs and held outputs go to the store.
-        held: of "recompute": operators whose outputs are held, as (number of the call, operator).
-        buffers: its buffers that forward changes.
-        evaluates: its modules that were in evaluation mode, by their names in it. Called in another mode, the block is
-            not computed again.
-        saved_bytes, kept_bytes, stored_bytes: what autograd saves in it, and what of that stays in memory until
-            backward or goes to the store.
-        differs: why it must not be computed again; "": it may be.
-    """
-
-    name: str
-    module: str
-    action: Kind
-    stores: bool = False
-    held: tuple[HeldOutput, ...] = ()
-    buffers: tuple[str, ...] = ()
-    evaluates: tuple[str, ...] = ()
-    saved_bytes: int = 0
-    kept_bytes: int = 0
-    stored_bytes: int = 0
-    differs: str = ""
-
-    @property
-    def traits(self) -> BlockTraits:
-        return BlockTraits(self.buffers, self.evaluates)
-
-    def as_action(self) -> Action:
-        return Action(self.action, self.held, self.stores)
 
 
 class Contents(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -108,20 +74,15 @@ def contents_of(choice: TriedDecision, prices: Prices, limit_bytes: int, reserve
 
 
 def _block(name: str, option: Option, prices: Prices) -> BlockPlan:
-    kept = next(other.kept for other in prices.options[name] if other.action == Action("keep"))
-    action, traits = option.action, prices.traits[name]
-    return BlockPlan(
-        name,
-        traits.module,
-        action.kind,
-        action.stores,
-        action.held,
-        traits.buffers,
-        traits.evaluates,
-        sum(kept.values()),
-        sum(option.kept.values()),
-        sum(option.stored.values()),
-        traits.differs,
+    saved = next(other.kept for other in prices.options[name] if other.action == Action("keep"))
+    return replace(
+        prices.blocks[name],
+        action=option.action.kind,
+        stores=option.action.stores,
+        held=option.action.held,
+        saved_bytes=sum(saved.values()),
+        kept_bytes=sum(option.kept.values()),
+        stored_bytes=sum(option.stored.values()),
     )
 
 

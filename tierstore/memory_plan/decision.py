@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import highspy
+import msgspec
 
 from .call_tree import union
 from .recording import RecordedCall
@@ -64,14 +65,35 @@ class Action(NamedTuple):
         return self.kind + held + (" in the store" if held and self.stores else ", store inputs" * self.stores)
 
 
-class BlockTraits(NamedTuple):
-    """Names of buffers that forward changes, and of modules that were in evaluation mode; the class of the module; and
-    why it must not be computed again ("": it may be)."""
+class BlockPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is done with one block: a module by its name in `named_modules`, and its class.
 
+    Attributes:
+        action: "keep", "store" or "recompute".
+        stores: of "recompute": the block's inputs and held outputs go to the store.
+        held: of "recompute": operators whose outputs are held, as (number of the call, operator).
+        buffers: its buffers that forward changes.
+        evaluates: its modules that were in evaluation mode, by their names in it. Called in another mode, the block is
+            not computed again.
+        saved_bytes, kept_bytes, stored_bytes: what autograd saves in it, and what of that stays in memory until
+            backward or goes to the store.
+        differs: why it must not be computed again; "": it may be.
+    """
+
+    name: str
+    module: str
+    action: Kind = "keep"
+    stores: bool = False
+    held: tuple[HeldOutput, ...] = ()
     buffers: tuple[str, ...] = ()
     evaluates: tuple[str, ...] = ()
-    module: str = ""
+    saved_bytes: int = 0
+    kept_bytes: int = 0
+    stored_bytes: int = 0
     differs: str = ""
+
+    def as_action(self) -> Action:
+        return Action(self.action, self.held, self.stores)
 
 
 @dataclass(frozen=True)
@@ -192,13 +214,14 @@ class Decision:
 
 class Prices(NamedTuple):
     """All that a decision needs to know, but the limit. `spared_bytes`: how much less the store needs if its staging
-    window is narrow. Smaller tensors than `min_bytes` are not stored. `num_calls`: of the model in a step."""
+    window is narrow. `blocks`: what is known of each, whatever is decided. Smaller tensors than `min_bytes` are not
+    stored. `num_calls`: of the model in a step."""
 
     options: Mapping[str, Sequence[Option]]
     moments: Sequence[Moment]
     costs: StepCosts
     spared_bytes: int = 0
-    traits: Mapping[str, BlockTraits] = {}
+    blocks: Mapping[str, BlockPlan] = {}
     min_bytes: int = 0
     num_calls: int = 1
 

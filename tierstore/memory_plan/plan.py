@@ -102,7 +102,7 @@ class MemoryPlan:
             raise ConfigError("store", None, "the plan stores something: give an open TierStore")
         meter = meter_of(model)
         scope = None if store is None else ModuleScope(store, min_bytes=self._contents.min_bytes)
-        calls = {block.name: PlannedCalls(block.as_action(), block.traits, scope) for block in self.blocks}
+        calls = {block.name: PlannedCalls(block.as_action(), block, scope) for block in self.blocks}
         self._end()  # where the model that it was applied to is gone
         self._watch = StepWatch(self._contents, meter, store)
         self._applied_to = weakref.ref(model)

@@ -29,7 +29,7 @@ from ..hooks.offload import tiered_offload
 from ..store.tier_store import TierStore
 from .applied import PlannedCalls
 from .call_tree import CallTree, Storages, union
-from .decision import NARROW_BYTES, Action, BlockTraits, Decision, Moment, Prices, StepCosts, options_of, with_margin
+from .decision import NARROW_BYTES, Action, BlockPlan, Decision, Moment, Prices, StepCosts, options_of, with_margin
 from .meter import LimitReachedError, MemoryGuard, Meter
 from .recording import TOO_LARGE, BlockRecording, RecordedCall
 from .steps import MeasuredStep, Steps, StepTimeline, check_is_plain
@@ -71,7 +71,7 @@ class Trials:
         self.guards_memory = meter.is_of_host and not are_several()  # ranks have to take the same number of steps
         self.bytes_of_store = store.staging_bytes + _SCRATCH_BYTES
         self.spared_bytes = max(0, store.staging_bytes - NARROW_BYTES) if meter.is_of_host else 0
-        self.traits: Mapping[str, BlockTraits] = {}
+        self.blocks: Mapping[str, BlockPlan] = {}
         self.min_bytes = 1
         self.again_seconds: dict[str, float] = {}
 
@@ -129,7 +129,7 @@ class Trials:
     def _calls_of(self, actions: Mapping[str, Action], prefetch: str) -> dict[str, PlannedCalls]:
         scope = ModuleScope(self.store, min_bytes=self.min_bytes, prefetch=prefetch)
         return {
-            name: PlannedCalls(action, self.traits[name], scope if action.uses_store else None)
+            name: PlannedCalls(action, self.blocks[name], scope if action.uses_store else None)
             for name, action in actions.items()
         }
 
@@ -166,24 +166,28 @@ def measure_prices(trials: Trials) -> tuple[Prices, list[TriedDecision]]:
         raise ConfigError("model", type(model).__name__, what)
     calls = {name: several for name in names if (several := [call for call in recording.calls if call.name == name])}
     trials.min_bytes = _min_bytes(recording)
-    trials.traits = {name: _traits(model.get_submodule(name), several) for name, several in calls.items()}
+    trials.blocks = {name: _block(name, model, several) for name, several in calls.items()}
     moments = _moments(trials, calls)
     prices = Prices(
         {},
         moments,
         StepCosts(0.0, 0.0, trials.bytes_of_store),
         trials.spared_bytes,
-        {name: _traits(model.get_submodule(name), several) for name, several in calls.items()},
+        {name: _block(name, model, several) for name, several in calls.items()},
         trials.min_bytes,
         max(1, tree.num_calls),
     )
     return _with_times(trials, prices, calls, recording.rest.keys())
 
 
-def _traits(module: nn.Module, calls: Sequence[RecordedCall]) -> BlockTraits:
-    buffers = sorted({buffer for call in calls for buffer in call.buffers})
-    differs = next((call.differs for call in calls if call.differs), "")
-    return BlockTraits(tuple(buffers), tuple(calls[0].evaluates), type(module).__name__, differs)
+def _block(name: str, model: nn.Module, calls: Sequence[RecordedCall]) -> BlockPlan:
+    return BlockPlan(
+        name,
+        type(model.get_submodule(name)).__name__,
+        buffers=tuple(sorted({buffer for call in calls for buffer in call.buffers})),
+        evaluates=tuple(calls[0].evaluates),
+        differs=next((call.differs for call in calls if call.differs), ""),
+    )
 
 
 def _with_times(

@@ -32,8 +32,8 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _MOST_MMAP_THRESHOLD = 32 * 2**20  # malloc.h and malloc/malloc.c, DEFAULT_MMAP_THRESHOLD_MAX, on 64 bits
 _WRITABLE_MEMORY = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) rw-p 0+ 00:00 0 *(\[heap\])?$", re.MULTILINE)
 """Private anonymous memory in /proc/self/maps (proc(5))."""
-_libc = CDLL(None, use_errno=True)
-_libc.madvise.argtypes = (c_void_p, c_size_t, c_int)
+libc = CDLL(None, use_errno=True)
+libc.madvise.argtypes = (c_void_p, c_size_t, c_int)
 
 
 class HeapUse(NamedTuple):
@@ -142,7 +142,7 @@ def _advise_glibc_heaps(huge: bool) -> None:
     for found in _WRITABLE_MEMORY.finditer(maps):
         start, end = int(found[1], 16), int(found[2], 16)
         if end - start > _HUGE_PAGE_BYTES and (found[3] or not start % _ARENA_BYTES):
-            _libc.madvise(start, end - start, advice)
+            libc.madvise(start, end - start, advice)
 
 
 def _have_glibc_keep_freed(library: CDLL, keeps: bool) -> None:
