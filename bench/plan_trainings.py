@@ -116,7 +116,6 @@ def _promised(store: TierStore) -> Figures:
     return {
         "predicted_bytes": told["predicted_peak_bytes"],
         "predicted_seconds": told["predicted_step_seconds"],
-        "corrections": told["num_corrections"],
     }
 
 

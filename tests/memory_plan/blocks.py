@@ -17,7 +17,7 @@ from tierstore.hooks.in_place import around_calls_of
 from tierstore.hooks.module import ModuleScope
 from tierstore.memory_plan.applied import PlannedCalls
 from tierstore.memory_plan.call_tree import Storages
-from tierstore.memory_plan.menu import Action, BlockTraits, HeldOutput, options_of
+from tierstore.memory_plan.decision import Action, BlockPlan, HeldOutput, options_of
 from tierstore.memory_plan.recording import BlockRecording, RecordedCall
 from tierstore.memory_plan.steps import with_calls
 
@@ -201,7 +201,7 @@ def actions_of(calls: Sequence[RecordedCall], *, each_output: bool = False) -> l
 
 def planned(names: Sequence[str], action: Action, buffers: Sequence[str], store: TierStore) -> dict[str, PlannedCalls]:
     scope = ModuleScope(store, min_bytes=0)
-    return {name: PlannedCalls(action, BlockTraits(buffers), scope) for name in names}
+    return {name: PlannedCalls(action, BlockPlan("", "", buffers=tuple(buffers)), scope) for name in names}
 
 
 def with_action(

@@ -52,8 +52,8 @@ def fitting(tmp_path_factory: pytest.TempPathFactory) -> Fitting:
 
 @pytest.fixture(scope="session")
 def prices(fitting: Fitting) -> Prices:
-    assert fitting.plan._planned is not None
-    return fitting.plan._planned.prices
+    assert fitting.plan._prices is not None
+    return fitting.plan._prices
 
 
 @pytest.fixture

@@ -8,12 +8,10 @@ import torch
 from torch import nn
 
 from tierstore import MemoryPlan, TierStore, plan_memory
-from tierstore.memory_plan.choice import TriedDecision
 from tierstore.memory_plan.contents import contents_of
-from tierstore.memory_plan.decision import Decision, Prices
-from tierstore.memory_plan.menu import Action
+from tierstore.memory_plan.decision import Action, Decision, Prices
 from tierstore.memory_plan.meter import ResidentMeter
-from tierstore.memory_plan.plan import Planned
+from tierstore.memory_plan.prices import TriedDecision
 
 WIDTH, ROWS, NUM_BLOCKS = 256, 2048, 6
 
@@ -60,4 +58,4 @@ def planned_by(
     """A plan by prices that were measured before; it keeps everything, if it is not told otherwise."""
     choice = TriedDecision.untried(decision or prices.uniform(Action("keep")))
     contents = contents_of(choice, prices, limit_bytes or far_above(), 0, ResidentMeter.unit)
-    return MemoryPlan(contents, Planned(prices, store))
+    return MemoryPlan(contents, prices, store)

@@ -34,7 +34,7 @@ from tests.memory_plan.blocks import (
 )
 from tests.waiting import until
 from tierstore import TierStore, keep_resident, tiered_offload
-from tierstore.memory_plan.menu import Action, HeldOutput
+from tierstore.memory_plan.decision import Action, HeldOutput
 
 NAMES = ["blocks.0", "blocks.1"]
 STATISTICS = ["norm.num_batches_tracked", "norm.running_mean", "norm.running_var"]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tierstore.memory_plan.choice import Chooser, TriedDecision
-from tierstore.memory_plan.decision import NARROW_BYTES, Decision, Moment, Prices, StepCosts
-from tierstore.memory_plan.menu import Action, Option
+from tierstore.memory_plan.decision import NARROW_BYTES, Action, Decision, Moment, Option, Prices, StepCosts
+from tierstore.memory_plan.plan_memory import Chooser
+from tierstore.memory_plan.prices import TriedDecision
 from tierstore.memory_plan.steps import MeasuredStep
 
 MIB = 2**20
@@ -26,21 +26,20 @@ ONE_BLOCK = of_a_block(KEPT, STORED, Option(RECOMPUTE, {}, {}, 0.2))
 
 
 @pytest.mark.parametrize(
-    ("store_mib", "is_narrow"),
-    [(34, False), (40, True), (60, None)],
+    ("store_mib", "peak_mib"),
+    [(34, 94), (40, 84), (60, None)],
     ids=["has room", "has room for a narrow window", "has no room"],
 )
-def test_window_is_narrowed_only_if_nothing_else_fits(store_mib: int, is_narrow: bool | None) -> None:
+def test_window_is_narrowed_only_if_nothing_else_fits(store_mib: int, peak_mib: int | None) -> None:
     """A margin is 16 MiB, and a narrow window spares 16 MiB."""
-    prices = of_a_block(KEPT, STORED, peak_mib=60, costs=StepCosts(1.0, 0.0, store_mib * MIB, 16 * MIB))
-    chooser = Chooser(prices, 110 * MIB)
+    prices = of_a_block(KEPT, STORED, peak_mib=60, costs=StepCosts(1.0, 0.0, store_mib * MIB))
+    chooser = Chooser(prices._replace(spared_bytes=16 * MIB), 110 * MIB)
     decision = chooser.decide()
-    assert (None if decision is None else decision.is_narrow) == is_narrow
-    if is_narrow:
-        assert decision is not None
-        assert decision.peak_bytes == (60 + store_mib - 16) * MIB
-        assert decision.staging_bytes == NARROW_BYTES
-        assert chooser.decide(0.9) is None, "a part of the limit is only tried if there is room"
+    assert (None if decision is None else decision.peak_bytes // MIB) == peak_mib
+    if decision is not None:
+        is_narrow = peak_mib != 60 + store_mib
+        assert decision.staging_bytes == (NARROW_BYTES if is_narrow else None)
+        assert (chooser.decide(0.9) is None) or not is_narrow, "a part of the limit is only tried if there is room"
 
 
 def of_many_blocks() -> Prices:

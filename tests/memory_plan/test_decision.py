@@ -7,8 +7,7 @@ import random
 
 import pytest
 
-from tierstore.memory_plan.decision import Decision, Moment, Prices, StepCosts
-from tierstore.memory_plan.menu import Action, HeldOutput, Option
+from tierstore.memory_plan.decision import NARROW_BYTES, Action, Decision, HeldOutput, Moment, Option, Prices, StepCosts
 
 MIB = 2**20
 GAP = 2e-3
@@ -38,8 +37,8 @@ def random_prices(rng: random.Random) -> Prices:
     backward = reversed(range(len(called)))
     moments += [moment(rng, frozenset(called[:number]), called[number]) for number in backward]
     store_bytes = rng.randint(0, 32) * MIB
-    costs = StepCosts(1 + rng.random(), rng.random() / (64 * MIB), store_bytes, store_bytes // 2)
-    return Prices(options, moments, costs)
+    costs = StepCosts(1 + rng.random(), rng.random() / (64 * MIB), store_bytes)
+    return Prices(options, moments, costs, spared_bytes=store_bytes // 2)
 
 
 def option(action: Action, kept: list[int], stored: list[int], sizes: dict[int, int], seconds: float = 0.0) -> Option:
@@ -50,7 +49,7 @@ def moment(rng: random.Random, holders: frozenset[str], block: str) -> Moment:
     return Moment(rng.randint(0, 64) * MIB, holders, block, rng.randint(0, 64) * MIB)
 
 
-def all_decisions(prices: Prices, *, is_narrow: bool = False) -> list[Decision]:
+def all_decisions(prices: Prices) -> list[Decision]:
     """Counted here by themselves: which storages there are at each moment, and which are stored."""
     found, costs = [], prices.costs
     for chosen in itertools.product(*prices.options.values()):
@@ -61,7 +60,7 @@ def all_decisions(prices: Prices, *, is_narrow: bool = False) -> list[Decision]:
             kept = {name: size for holder in at.holders for name, size in by_name[holder].kept.items()}
             is_storing = at.block is not None and by_name[at.block].action.kind == "store"
             peak_bytes = max(peak_bytes, sum(kept.values()) + (at.stored_bytes if is_storing else at.bytes))
-        peak_bytes += costs.store_bytes - is_narrow * costs.spared_bytes if stored else 0
+        peak_bytes += costs.store_bytes if stored else 0
         added_seconds = sum(one.seconds for one in chosen) + costs.store_seconds * sum(stored.values())
         found.append(Decision(by_name, peak_bytes, costs.step_seconds + added_seconds, sum(stored.values())))
     return found
@@ -82,9 +81,9 @@ def test_the_fastest_choice_within_every_limit_and_that_of_the_least_peak(seed: 
         assert found.peak_bytes <= limit_bytes
         assert found.step_seconds <= best_seconds * (1 + GAP)
         assert found == prices.decision_of(found.chosen)
-    for is_narrow in (False, True):
-        least_bytes = min(decision.peak_bytes for decision in all_decisions(prices, is_narrow=is_narrow))
-        found = prices.decide(None, is_narrow=is_narrow)
+    for each in (prices, prices.narrow()):
+        least_bytes = min(decision.peak_bytes for decision in all_decisions(each))
+        found = each.decide(None)
         assert found is not None
         assert found.peak_bytes <= least_bytes * (1 + GAP)
 
@@ -92,9 +91,12 @@ def test_the_fastest_choice_within_every_limit_and_that_of_the_least_peak(seed: 
 @pytest.mark.parametrize("is_narrow", [False, True])
 @pytest.mark.parametrize("seed", range(10))
 def test_what_a_decision_costs(seed: int, is_narrow: bool) -> None:
-    prices = random_prices(random.Random(seed))
-    for expected in all_decisions(prices, is_narrow=is_narrow):
-        found = prices.decision_of(expected.chosen, is_narrow=is_narrow)
-        assert found.is_narrow == (is_narrow and found.stored_bytes > 0 and prices.costs.spared_bytes > 0)
+    wide = random_prices(random.Random(seed))
+    prices = wide.narrow() if is_narrow else wide
+    assert wide.costs.store_bytes - prices.costs.store_bytes == is_narrow * wide.spared_bytes
+    for expected in all_decisions(prices):
+        found = prices.decision_of(expected.chosen)
+        is_said = is_narrow and found.stored_bytes > 0 and wide.spared_bytes > 0
+        assert found.staging_bytes == (NARROW_BYTES if is_said else None)
         assert (found.peak_bytes, found.stored_bytes) == (expected.peak_bytes, expected.stored_bytes)
         assert found.step_seconds == pytest.approx(expected.step_seconds)

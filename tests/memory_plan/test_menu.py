@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tierstore.memory_plan.menu import Action, HeldOutput, Option, options_of
+from tierstore.memory_plan.decision import Action, HeldOutput, Option, options_of
 from tierstore.memory_plan.recording import Operator, RecordedCall
 
 MIN_BYTES = 10

@@ -17,9 +17,8 @@ from tierstore import ConfigError, MemoryPlan, TierStore, offload_module
 
 NAMES = ["blocks.0", "blocks.1"]
 _HEAD = """
-format = 1
+format = 2
 limit_bytes = 100000000000
-reserve_bytes = 0
 min_bytes = 1
 tier = "memory"
 [predicted]

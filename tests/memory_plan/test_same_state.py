@@ -27,7 +27,7 @@ from tests.hooks.programs import SIDE, all_bits, assert_same_bits, forget_after_
 from tests.memory_plan.blocks import RECOMPUTE, Inner, Normed, planned, the_batch
 from tierstore import ModifiedInPlaceError, TierStore
 from tierstore.memory_plan.applied import PlannedCalls
-from tierstore.memory_plan.menu import Action, BlockTraits, HeldOutput
+from tierstore.memory_plan.decision import Action, BlockPlan, HeldOutput
 from tierstore.memory_plan.steps import with_calls
 
 IN_PLACE, BETWEEN = "modified by an inplace operation", "was changed between forward and backward"
@@ -108,7 +108,7 @@ def run_both(make: Callable[[], nn.Module], take: Take, calls: Callable[[], Plan
 def calls_of(action: Action, store: TierStore, *buffers: str, evaluates: tuple[str, ...] = ()) -> Any:
     def make() -> PlannedCalls:
         calls = planned(["block"], action, buffers, store)["block"]
-        set_existing(calls, _traits=BlockTraits(buffers, evaluates))
+        set_existing(calls, _block=BlockPlan("", "", buffers=buffers, evaluates=evaluates))
         return calls
 
     return make

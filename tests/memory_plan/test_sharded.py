@@ -14,7 +14,7 @@ refused: True
 keep: same bits, 0 handles
 store: same bits, 0 handles
 recompute: same bits, 0 handles
-recompute, stored: same bits, 0 handles
+recompute, store inputs: same bits, 0 handles
 stored: True
 calls of the model in a step: 2
 saved by each block: 114688 bytes

@@ -16,7 +16,7 @@ from tests.hooks.programs import SIDE, all_bits, forget_after_error, grads
 from tests.memory_plan.blocks import KEEP, RECOMPUTE, Chain, Mlp, Normed, planned, step, the_batch
 from tierstore import ConfigError, TierStore
 from tierstore.hooks.in_place import around_calls_of
-from tierstore.memory_plan.menu import Action
+from tierstore.memory_plan.decision import Action
 from tierstore.memory_plan.meter import ResidentMeter
 from tierstore.memory_plan.steps import Steps, StepTimeline
 
@@ -205,7 +205,8 @@ def test_timeline_calls_with_gradients_in_order_and_peaks_of_each(store: TierSto
         return step(model) + step(model)
 
     around = {name: timeline.around(name, calls) for name, calls in planned(NAMES, RECOMPUTE, [], store).items()}
-    Steps(model, run, meter).take(around, timeline=timeline)
+    with timeline:
+        Steps(model, run, meter).take(around)
     assert (timeline.names, timeline.order, timeline.first_bytes) == (NAMES * 2, [3, 2, 1, 0], 99)
     assert timeline.forward_bytes == {0: 109, 1: 119, 2: 129, 3: 139}
     assert timeline.backward_bytes == {3: 149, 2: 159, 1: 169, 0: 179}
@@ -236,8 +237,8 @@ def test_timeline_leaves_no_hooks_on_what_a_block_returns(store: TierStore, fail
         return (result + leaf + shared).sum()  # type: ignore[no-any-return]
 
     around = {"": timeline.around("", planned([""], KEEP, [], store)[""])}
-    with pytest.raises(KeyboardInterrupt) if fails else nullcontext():
-        Steps(model, run, ResidentMeter()).take(around, timeline=timeline)
+    with pytest.raises(KeyboardInterrupt) if fails else nullcontext(), timeline:
+        Steps(model, run, ResidentMeter()).take(around)
     if fails:
         forget_after_error()
     assert begun == [1]

@@ -19,7 +19,7 @@ from tierstore.testing import Bandwidth, Fails, FaultPlan, Faults, Late, Latency
 from tierstore.testing.faults import Drawn
 
 ALL_FAULTS = FaultPlan.of(
-    Rule("write", Latency(0.25, "uniform"), probability=0.5),
+    Rule("write", Latency(0.25, "exponential"), probability=0.5),
     Rule(("read", "write"), Bandwidth(1e6)),
     Rule("discard", Fails(errno.ENOSPC), occurrences=(2, 3)),
     Rule("read", Late(3)),

@@ -6,7 +6,7 @@ import os
 import platform
 import signal
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -114,23 +114,23 @@ class DemoResult:
             if one is not None and other is not None:
                 table.add_row(name, text(one), text(other), f"{other / one:.2f}" if one else "")
         table.add_section()
-        for name, figure in self._of_the_store():
-            table.add_row(name, "", figure)
-        return table
-
-    def _of_the_store(self) -> Iterator[tuple[str, str]]:
         stats = self.stored.stats or {}
-        yield "host memory: budget", format_bytes(self.host_bytes)
-        yield "host memory: most held at once", format_bytes(stats["host_bytes_peak"])
-        yield "saved tensors: left in place, each save", format_bytes(sum(stats["kept_bytes"].values()))
-        yield "saved tensors: handed to the store", format_bytes(stats["packed_bytes"])
-        yield "spilled to disk", format_bytes(stats["spilled_bytes"])
-        yield "written on disk for that", format_bytes(stats["written_bytes"])
-        yield "restored", format_bytes(stats["restored_bytes"])
+        sizes = {
+            "host memory: budget": self.host_bytes,
+            "host memory: most held at once": stats["host_bytes_peak"],
+            "saved tensors: left in place, each save": sum(stats["kept_bytes"].values()),
+            "saved tensors: handed to the store": stats["packed_bytes"],
+            "spilled to disk": stats["spilled_bytes"],
+            "written on disk for that": stats["written_bytes"],
+            "restored": stats["restored_bytes"],
+        }
+        for name, num_bytes in sizes.items():
+            table.add_row(name, "", format_bytes(num_bytes))
         prefetched = (str(stats[f"prefetch_{how}"]) for how in ("hits", "late", "misses"))
-        yield "prefetch: in time / late / missed", " / ".join(prefetched)
+        table.add_row("prefetch: in time / late / missed", "", " / ".join(prefetched))
         for cause, seconds in stats["stall_seconds"].items():
-            yield f"stall: {cause}", f"{seconds:.2f} s"
+            table.add_row(f"stall: {cause}", "", f"{seconds:.2f} s")
+        return table
 
 
 _COMPARED: Sequence[tuple[str, Callable[[RunReport], float | None], Callable[[Any], str]]] = (

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
 except ImportError:
@@ -51,8 +49,7 @@ class TierStoreCallback(Callback):  # type: ignore[misc]
         store_options: Mapping[str, Any] | None = None,
         **offload_options: Any,
     ) -> None:
-        self._plan = TrainingPlan(where, store_options, offload_options, limit)
-        self._limit = limit
+        self._plan, self._limit = TrainingPlan(where, store_options, offload_options, limit), limit
         self._training: Training | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -69,7 +66,7 @@ class TierStoreCallback(Callback):  # type: ignore[misc]
                 lambda: step(*args, **kwargs),
                 model=pl_module,
                 optimizers=trainer.optimizers,
-                loss_of=_loss_of,
+                loss_of=lambda computed: computed["loss"] if isinstance(computed, Mapping) else computed,
                 prints_plan=trainer.is_global_zero,
             )
 
@@ -96,9 +93,3 @@ class TierStoreCallback(Callback):  # type: ignore[misc]
         if training is not None:
             trainer.strategy.__dict__.pop("training_step", None)
             training.close(ended_by)
-
-
-def _loss_of(computed: Any) -> torch.Tensor | None:
-    """The loss of a `training_step`; None: it skips the batch."""
-    loss: torch.Tensor | None = computed["loss"] if isinstance(computed, Mapping) else computed
-    return loss

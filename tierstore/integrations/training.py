@@ -37,7 +37,6 @@ _LOGGED = (
     "resident_gib",
     "plan_predicted_peak_gib",
     "plan_measured_peak_gib",
-    "plan_num_corrections",
 )
 
 Where = TierStore | str | os.PathLike[str] | Mapping[str, Any]
@@ -74,41 +73,30 @@ class TrainingPlan:
         if not isinstance(store_options, Mapping | None):
             raise ConfigTypeError("store_options", store_options, "give a mapping of arguments of TierStore, or None")
         if isinstance(where, TierStore) and store_options:
-            raise ConfigError(
-                "store_options", dict(store_options), "the store is open already: give its options where it is opened"
-            )
+            what = "the store is open already: give its options where it is opened"
+            raise ConfigError("store_options", dict(store_options), what)
         if not isinstance(where, TierStore | str | os.PathLike | Mapping):
             raise ConfigTypeError(
                 "where", where, "give a directory, a daemon's socket, a TOML file or an open TierStore"
             )
-        if isinstance(where, str | os.PathLike) and _kind_of(where) == "directory":
+        if _kind_of(where) == "directory":
             check_directory(where)
-        self._where = where
-        self._store_options = dict(store_options or {})
-        self._offload_options = dict(offload_options)
-        self._limit = limit
+        self._where, self._limit = where, limit
+        self._store_options, self._offload_options = dict(store_options or {}), dict(offload_options)
 
     def begin(self) -> Training:
         """Open the store, unless it is open, and make the scope. Raises what `TierStore` and `tiered_offload` raise."""
-        where, options = self._where, self._store_options
-        if isinstance(where, TierStore):
-            return Training(where, tiered_offload(where, **self._offload_options), closes=False, limit=self._limit)
-        kind = "file" if isinstance(where, Mapping) else _kind_of(where)
-        if kind == "file":
-            store = TierStore.from_config(where, **options)
-        elif kind == "socket":
-            store = TierStore.connect(where, **options)  # type: ignore[arg-type]
-        else:
-            store = TierStore(where, **options)  # type: ignore[arg-type]
+        where: Any = self._where
+        kind, options = _kind_of(where), self._offload_options
+        store = where if kind == "store" else _OPENS[kind](where, **self._store_options)
         try:
-            if kind == "file":
-                scope = tiered_offload.from_config(store, where, **self._offload_options)
-            else:
-                scope = tiered_offload(store, **self._offload_options)
-            return Training(store, scope, closes=True, limit=self._limit)
+            is_file = kind == "file"
+            scope = tiered_offload.from_config(store, where, **options) if is_file else tiered_offload(store, **options)
         except BaseException:
-            store.close()
+            if kind != "store":
+                store.close()
             raise
+        return Training(store, scope, closes=kind != "store", limit=self._limit)
 
 
 class _NoLossError(Exception):
@@ -122,10 +110,8 @@ class Training:
     def __init__(self, store: TierStore, scope: tiered_offload, *, closes: bool, limit: SizeLike | None = None) -> None:
         self.store = store
         self.plan: MemoryPlan | None = None
-        self._scope = scope
-        self._limit = limit
+        self._scope, self._closes, self._limit = scope, closes, limit
         self._planned: nn.Module | None = None
-        self._closes = closes
         self._last = store.stats()
 
     def __enter__(self) -> Self:
@@ -197,15 +183,22 @@ def _loss(found: torch.Tensor | None) -> torch.Tensor:
     return found
 
 
-def _kind_of(path: str | os.PathLike[str]) -> str:
-    suffix = Path(path).suffix
-    if suffix == ".toml":
+_OPENS: Mapping[str, Callable[..., TierStore]] = {
+    "file": TierStore.from_config,
+    "socket": TierStore.connect,
+    "directory": TierStore,
+}
+
+
+def _kind_of(where: Where) -> str:
+    if isinstance(where, TierStore):
+        return "store"
+    if isinstance(where, Mapping) or Path(where).suffix == ".toml":
         return "file"
-    try:
-        is_socket = stat.S_ISSOCK(os.stat(path).st_mode)
-    except OSError:
-        is_socket = False
-    return "socket" if is_socket or suffix == ".sock" else "directory"
+    with suppress(OSError):
+        if stat.S_ISSOCK(os.stat(where).st_mode):
+            return "socket"
+    return "socket" if Path(where).suffix == ".sock" else "directory"
 
 
 def missing_state_bytes(optimizer: torch.optim.Optimizer) -> int:

@@ -57,9 +57,8 @@ def offload_trainer(
     if not isinstance(trainer, Trainer):
         raise ConfigTypeError("trainer", trainer, "give a transformers.Trainer, or a trainer of a subclass")
     if hasattr(trainer, _OFFLOADING):
-        raise ConfigError(
-            "trainer", type(trainer).__name__, "it is offloaded already: make a new one for other options"
-        )
+        what = "it is offloaded already: make a new one for other options"
+        raise ConfigError("trainer", type(trainer).__name__, what)
     _refuse_own_offloading(trainer)
     offloading = _Offloading(trainer, TrainingPlan(where, store_options, offload_options, limit))
     setattr(trainer, _OFFLOADING, offloading)
@@ -71,27 +70,22 @@ def offload_trainer(
 def _refuse_own_offloading(trainer: Trainer) -> None:
     arguments = trainer.args
     if getattr(arguments, "activation_offloading", False):  # TRL
-        raise ConfigError(
-            "activation_offloading",
-            True,
-            "turn it off: the trainer would move the tensors that the store needs",
-        )
+        what = "turn it off: the trainer would move the tensors that the store needs"
+        raise ConfigError("activation_offloading", True, what)
     for name in ("activation_checkpointing_kwargs", "gradient_checkpointing_kwargs"):
         options = getattr(arguments, name, None)
         if isinstance(options, Mapping) and options.get("offload"):
             raise ConfigError(name, options, 'remove "offload": its hooks would be inside those of the store')
     if arguments.n_gpu > 1:
-        raise ConfigError(
-            "n_gpu", arguments.n_gpu, "start it with torchrun: DataParallel runs forward on threads without hooks"
-        )
+        what = "start it with torchrun: DataParallel runs forward on threads without hooks"
+        raise ConfigError("n_gpu", arguments.n_gpu, what)
 
 
 class _Offloading:
     """What is called in place of three methods of a trainer."""
 
     def __init__(self, trainer: Trainer, plan: TrainingPlan) -> None:
-        self._trainer = trainer
-        self._plan = plan
+        self._trainer, self._plan = trainer, plan
         self._training: Training | None = None
         self._train, self._compute_loss, self._log = trainer.train, trainer.compute_loss, trainer.log
 
@@ -111,11 +105,12 @@ class _Offloading:
         """Evaluation saves nothing."""
         if self._training is None or not torch.is_grad_enabled():
             return self._compute_loss(model, *args, **kwargs)
+        optimizer = self._trainer.optimizer
         return self._training.run(
             lambda: self._compute_loss(model, *args, **kwargs),
             model=model,
-            optimizers=[] if self._trainer.optimizer is None else [_plain(self._trainer.optimizer)],
-            loss_of=_loss_of,
+            optimizers=[] if optimizer is None else [getattr(optimizer, "optimizer", optimizer)],
+            loss_of=lambda computed: computed[0] if isinstance(computed, tuple) else computed,
             prints_plan=self._trainer.is_world_process_zero(),
         )
 
@@ -124,13 +119,3 @@ class _Offloading:
         if self._training is not None and "loss" in logs:
             logs |= self._training.metrics()
         self._log(logs, *args, **kwargs)
-
-
-def _loss_of(computed: Any) -> torch.Tensor:
-    loss: torch.Tensor = computed[0] if isinstance(computed, tuple) else computed
-    return loss
-
-
-def _plain(optimizer: Any) -> torch.optim.Optimizer:
-    plain: torch.optim.Optimizer = getattr(optimizer, "optimizer", optimizer)
-    return plain

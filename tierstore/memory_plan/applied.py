@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from itertools import count
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -31,19 +32,17 @@ from ..hooks.selective import holding_contexts
 from ..residency.torch_names import import_dynamo, tree_flatten, tree_unflatten
 from ..residency.uncompiled import uncompiled
 from .block_state import BlockState, TooMuchError
-from .menu import Action, BlockTraits, HeldOutput
+from .decision import Action, BlockPlan, HeldOutput
 
 
 class PlannedCalls:
-    """The calls of one block go through this. `scope` takes what is stored. `recompute_seconds`: that backward has
+    """The calls of one `block` go through this. `scope` takes what is stored. `recompute_seconds`: that backward has
     spent computing the block again, so far. `is_over`: calls do nothing more than without a plan."""
 
-    def __init__(self, action: Action, traits: BlockTraits, scope: ModuleScope | None) -> None:
-        self.action = action
+    def __init__(self, action: Action, block: BlockPlan, scope: ModuleScope | None) -> None:
+        self.action, self._block, self._scope = action, block, scope
         self.recompute_seconds = 0.0
         self.is_over = False
-        self._traits = traits
-        self._scope = scope
         import_dynamo()  # as `checkpoint` does in its first call, whose frames a cycle in that import would keep alive
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
@@ -54,13 +53,13 @@ class PlannedCalls:
         return self
 
     def run(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self.is_over or self.action.kind == "keep" or not torch.is_grad_enabled():
-            return call(*args, **kwargs)
-        if self.action.kind == "store":
-            return self._run_stored(call, args, kwargs)
-        if is_in_checkpoint():
-            return call(*args, **kwargs)
-        return self._run_checkpointed(call, args, kwargs)
+        kind = self.action.kind
+        if not self.is_over and torch.is_grad_enabled():
+            if kind == "store":
+                return self._run_stored(call, args, kwargs)
+            if kind == "recompute" and not is_in_checkpoint():
+                return self._run_checkpointed(call, args, kwargs)
+        return call(*args, **kwargs)
 
     def _run_stored(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return call(*args, **kwargs) if self._scope is None else self._scope.run(call, args, kwargs)
@@ -95,10 +94,10 @@ class PlannedCalls:
         if parametrize._cache_enabled and any(map(parametrize.is_parametrized, module.modules())):
             return None
         try:
-            state = BlockState(module, arguments, self._traits.buffers)
+            state = BlockState(module, arguments, self._block.buffers)
         except TooMuchError:
             return None
-        if state.evaluates != tuple(self._traits.evaluates) or _has_other_statistics(module, self._traits.buffers):
+        if state.evaluates != self._block.evaluates or _has_other_statistics(module, self._block.buffers):
             return None
         return _Again(self, module, state)
 
@@ -152,10 +151,8 @@ class _HeldOperators:
     """The policy of one forward of a block: it names operators by their place."""
 
     def __init__(self, held: Sequence[HeldOutput]) -> None:
-        self._names = dict(held)
-        self._num_calls = 0
+        self._names, self._places = dict(held), count()
 
     def __call__(self, context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        index, self._num_calls = self._num_calls, self._num_calls + 1
-        is_held = self._names.get(index) == str(operator)  # where forward takes another way, it is computed again
+        is_held = self._names.get(next(self._places)) == str(operator)  # if forward takes another way, it is not
         return CheckpointPolicy.MUST_CPU_OFFLOAD if is_held else CheckpointPolicy.PREFER_RECOMPUTE

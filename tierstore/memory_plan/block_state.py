@@ -13,7 +13,6 @@ Globals, closures and what lies behind extensions written in C are not looked at
 
 from __future__ import annotations
 
-import functools
 import io
 import logging
 import pickle
@@ -23,6 +22,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,7 +44,7 @@ _WATCHED = ("_parameters", "_buffers")
 _MOST_VALUES = 8000
 _MOST_ARRAY_BYTES = 2**24
 _ATOMS = frozenset({bool, int, float, str, bytes, type(None)})
-_BY_PARTS = (complex, functools.partial, types.MethodType)
+_BY_PARTS = (complex, partial, types.MethodType)
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque, Mapping)
 _OPAQUE = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, logging.Logger)
 _OPAQUE_PACKAGES = ("torch", "numpy", "tierstore")
@@ -64,30 +64,28 @@ def devices_of(*values: Any) -> set[torch.device]:
 def remembered(devices: Iterable[torch.device], generators: Iterable[Any] = ()) -> Callable[[], None]:
     """A call that puts generators back to what they are now: those of Python, of NumPy, of torch on devices, and
     objects."""
-    found: list[tuple[Callable[[], Any], Callable[[Any], object]]] = [
-        (random.getstate, random.setstate),
-        (np.random.get_state, np.random.set_state),
+    calls: list[Callable[[], object]] = [
+        partial(random.setstate, random.getstate()),
+        partial(np.random.set_state, np.random.get_state()),
     ]
     for device in devices:
         if device.type == "cpu":
-            found.append((torch.get_rng_state, torch.set_rng_state))
+            calls.append(partial(torch.set_rng_state, torch.get_rng_state()))
         elif device.type != "meta":
             of_device = torch.get_device_module(device)
-            set_ = functools.partial(of_device.set_rng_state, device=device)
-            found.append((functools.partial(of_device.get_rng_state, device), set_))
+            calls.append(partial(of_device.set_rng_state, of_device.get_rng_state(device), device))
     for generator in generators:
         if isinstance(generator, random.Random):
-            found.append((generator.getstate, generator.setstate))
+            calls.append(partial(generator.setstate, generator.getstate()))
         elif isinstance(generator, np.random.Generator):
             bits = generator.bit_generator
-            found.append((functools.partial(getattr, bits, "state"), functools.partial(setattr, bits, "state")))
+            calls.append(partial(setattr, bits, "state", bits.state))
         else:
-            found.append((generator.get_state, generator.set_state))
-    states = [(set_, get()) for get, set_ in found]
+            calls.append(partial(generator.set_state, generator.get_state()))
 
     def restore() -> None:
-        for set_, state in states:
-            set_(state)
+        for call in calls:
+            call()
 
     return restore
 
@@ -114,19 +112,20 @@ class _Version(NamedTuple):
         storage = None if found is None else StorageWeakRef(found[0])  # type: ignore[no-untyped-call]
         return cls(tensor, tensor._version, storage)
 
-    def check(self) -> None:
-        """Raises ModifiedInPlaceError if it was changed in place, ValueError if it has another storage now."""
+    def changed(self, name: object) -> ModifiedInPlaceError | str | None:
         if self.version is not None:
-            check_unchanged(self.tensor, self.version)
-        if self.storage is not None and self.tensor.untyped_storage()._cdata != self.storage.cdata:
-            raise ValueError("its data was exchanged")
+            try:
+                check_unchanged(self.tensor, self.version)
+            except ModifiedInPlaceError as error:
+                return error
+        is_same = self.storage is None or self.tensor.untyped_storage()._cdata == self.storage.cdata
+        return None if is_same else f"the data of {name}"
 
 
 class _Looks(pickle.Pickler):
     """Writes values, and all that they refer to, as bytes that nobody reads: they are the same again if nothing has
     changed. Of tensors, functions, locks, files and whatever else cannot be looked into only the identity is in them.
-    Also lists the tensors, by the names of the values, and the modules (without their members) and generators that were
-    found."""
+    Also lists the tensors that were found, by the names of the values, the modules and the generators."""
 
     def __init__(self) -> None:
         self._written = io.BytesIO()
@@ -219,7 +218,7 @@ def _checksum(array: np.ndarray[Any, Any]) -> int:
 
 
 class _Member(NamedTuple):
-    """A module of the block, its name there, its `__dict__` as it was (torch's own containers in it are copies), and
+    """A module of the block, its name there, its `__dict__` as it was, with copies of torch's own containers, and
     whether somebody else exchanges its parameters."""
 
     module: nn.Module
@@ -247,12 +246,8 @@ class BlockState:
         self._own_buffers = {name: copied(module.get_buffer(name)) for name in own_buffers}
         self._own = {id(module.get_buffer(name)) for name in own_buffers}
         self._looks = self._look()
-        self._flags = [
-            (parameter, parameter.requires_grad)
-            for member in self._members
-            for parameter in member.attributes["_parameters"].values()
-            if parameter is not None
-        ]
+        parameters = (value for member in self._members for value in member.attributes["_parameters"].values())
+        self._flags = [(parameter, parameter.requires_grad) for parameter in parameters if parameter is not None]
         self._devices = devices_of(module, arguments)
         self._restore_generators = remembered(self._devices, self._looks.generators)
 
@@ -283,13 +278,9 @@ class BlockState:
         for name, told in self._looks.told.items():
             if now.told.get(name) != told:
                 return f"{name}"
-            try:
-                for version in self._looks.tensors.get(name, ()):
-                    version.check()
-            except ModifiedInPlaceError as error:
-                return error
-            except ValueError:
-                return f"the data of {name}"
+            for version in self._looks.tensors.get(name, ()):
+                if (changed := version.changed(name)) is not None:
+                    return changed
         return None
 
     @contextmanager
@@ -319,20 +310,19 @@ class BlockState:
         return attributes
 
     def _look(self) -> _Looks:
-        looks = _Looks()
-        found, seen = list(self._module.named_modules()), set[nn.Module]()
+        looks, seen = _Looks(), set[nn.Module]()
+        found = list(self._module.named_modules())
         while found:
             path, module = found.pop(0)
             if module in seen:
                 continue
-            seen.add(module)
             if isinstance(module, torch.jit.ScriptModule):
                 raise TooMuchError("a ScriptModule in it cannot be watched")
-            member = _Member(module, path, _with_copies(vars(module)), is_managed(module))
-            self._members.append(member)
-            num_modules = len(looks.modules)
-            self._look_at(member, looks)
-            found += [(f"{path}.{type(other).__name__}", other) for other in looks.modules[num_modules:]]
+            seen.add(module)
+            self._members.append(_Member(module, path, _with_copies(vars(module)), is_managed(module)))
+            self._look_at(self._members[-1], looks)
+            found += [(f"{path}.{type(other).__name__}", other) for other in looks.modules]
+            looks.modules.clear()
         looks.at("an argument", self._arguments)
         return looks
 
@@ -348,12 +338,11 @@ class BlockState:
 
 @torch.no_grad()
 def copied(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy without a graph."""
+    """Without a graph."""
     return tensor.clone()
 
 
 def _with_copies(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """With copies of torch's own containers."""
     return {
         name: value.copy() if name in OF_TORCH and isinstance(value, (dict, set)) else value
         for name, value in attributes.items()

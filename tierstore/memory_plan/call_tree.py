@@ -1,13 +1,12 @@
-"""Which module saves which storages: the calls of one forward, as a tree; and which modules are the blocks of a plan.
+"""Which module saves which storages in one forward; and which modules are the blocks of a plan.
 
 Storages are named by the address of their implementation. A weak reference to each is held, so that no address is used
-again while the tree lives.
+again while the names are in use.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,9 +19,9 @@ from ..residency.layout import storage_of
 from ..residency.torch_names import tree_leaves
 
 _MOST_SHARE = 1 / 8
-"""A call that saves more of all bytes than this is taken apart, where that is possible."""
+"""A module that saves more of all bytes than this is taken apart, where that is possible."""
 _COVERED = 0.8
-"""The share of a call's saved bytes that the calls inside it must have saved, if it is to be taken apart."""
+"""The share of a module's saved bytes that its members must have saved, if it is to be taken apart."""
 
 
 class Storages:
@@ -55,29 +54,16 @@ class Storages:
 
 def storages_among(values: Any, storages: Storages) -> dict[int, int]:
     """Of the tensors in nested `values`, with sizes."""
+    names = [storages.name_of(leaf) for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+    return {name: storages.nbytes[name] for name in names if name is not None}
+
+
+def union(parts: Iterable[Mapping[int, int]]) -> dict[int, int]:
+    """All storages of several mappings, each once."""
     found: dict[int, int] = {}
-    for leaf in tree_leaves(values):
-        if isinstance(leaf, torch.Tensor):
-            name = storages.name_of(leaf)
-            if name is not None:
-                found[name] = storages.nbytes[name]
+    for part in parts:
+        found |= part
     return found
-
-
-@dataclass(eq=False)
-class CallNode:
-    """One call of a module. `saved`: storages that autograd saved in it, but not in the `calls` inside it."""
-
-    name: str
-    is_leaf: bool
-    saved: dict[int, int] = field(default_factory=dict)
-    calls: list[CallNode] = field(default_factory=list)
-
-    def all_saved(self) -> dict[int, int]:
-        found = dict(self.saved)
-        for call in self.calls:
-            found |= call.all_saved()
-        return found
 
 
 class Through(NamedTuple):
@@ -88,77 +74,76 @@ class Through(NamedTuple):
 
 class CallTree:
     """Watches the calls of a model's modules that go through `around`: those of modules that have members, and of the
-    members of the model itself. `root` stands for all of forward, the loss included. `num_calls`: how often the model
-    itself was called, with gradients."""
+    members of the model itself. `num_calls`: how often the model itself was called, with gradients."""
 
     def __init__(self, model: nn.Module, storages: Storages) -> None:
-        self.root = CallNode("", is_leaf=False)
         self.num_calls = 0
-        self._open = [self.root]
+        self._saved: dict[str | None, dict[int, int]] = {None: {}}
+        self._open: list[str | None] = [None]
         self._storages = storages
         members = set(model.children())
         self.around: dict[str, Around] = {
-            name: Through(partial(self._run, name, not any(module.children())))
+            name: Through(partial(self._run, name))
             for name, module in model.named_modules()
-            if can_be_called(module) and (any(module.children()) or module in members)
+            # containers like `ModuleList` have no forward of their own
+            if getattr(module.forward, "__func__", None) is not nn.Module.forward
+            and (any(module.children()) or module in members)
         }
 
     def saw(self, tensor: torch.Tensor) -> bool:
         """Note a saved tensor. For the `select` of a scope: True, so that it is stored."""
-        name = self._storages.name_of(tensor)
-        if name is not None:
-            self._open[-1].saved[name] = self._storages.nbytes[name]
+        self._saved[self._open[-1]] |= storages_among(tensor, self._storages)
         return True
 
-    def _run(self, name: str, is_leaf: bool, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        node = CallNode(name, is_leaf)
-        if self._open[-1] is self.root and not name and torch.is_grad_enabled():
-            self.num_calls += 1
-        self._open[-1].calls.append(node)
-        self._open.append(node)
+    def blocks(self) -> list[str]:
+        return blocks_of(self._saved)
+
+    def _run(self, name: str, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        self.num_calls += not name and len(self._open) == 1 and torch.is_grad_enabled()
+        self._saved.setdefault(name, {})
+        self._open.append(name)
         try:
             return call(*args, **kwargs)
         finally:
             self._open.pop()
 
 
-def can_be_called(module: nn.Module) -> bool:
-    """Whether the module has a forward of its own, which containers like `ModuleList` have not."""
-    return getattr(module.forward, "__func__", None) is not nn.Module.forward
-
-
-def blocks_of(root: CallNode) -> list[str]:
+def blocks_of(saved: Mapping[str | None, Mapping[int, int]]) -> list[str]:
     """The names of the modules that a plan decides on, in the order of their first calls.
 
-    A call is taken apart if it saves more than an eighth of everything and the modules inside it save most of that.
-    Leaves are worth a decision only if the model itself consists of them. A module with one member that saves all is
-    taken apart only if the member is. What no block saves stays where it is.
+    A module is taken apart if it saves more than an eighth of everything and its members save most of that. One of
+    whose members one saves all is taken apart only if the member is. What no block saves stays where it is.
+
+    Args:
+        saved: for each module that was called, in the order of first calls, the storages that autograd saved in it but
+            in none of its members, with sizes. None: those outside of all modules.
     """
-    whole_bytes = sum(root.all_saved().values())
-    names: dict[str, None] = {}
-    for call in root.calls:
-        names |= dict.fromkeys(part.name for part in _parts(call, whole_bytes, is_model=True))
-    return [name for name in names if not any(_is_inside(name, other) for other in names)]
+    members: dict[str | None, list[str]] = {name: [] for name in saved}
+    for name in saved:
+        if name is not None:
+            members[_caller_of(name, saved)].append(name)
+
+    def all_saved(name: str | None) -> dict[int, int]:
+        return union([saved[name], *map(all_saved, members[name])])
+
+    def parts(name: str) -> list[str]:
+        num_bytes = sum(all_saved(name).values())
+        if num_bytes == 0:
+            return []
+        covered_bytes = sum(union(map(all_saved, members[name])).values())
+        if num_bytes <= _MOST_SHARE * whole_bytes or covered_bytes < _COVERED * num_bytes:
+            return [name]
+        found = [part for member in members[name] for part in parts(member)]
+        return [name] if len(found) == 1 and found[0] in members[name] else found
+
+    whole_bytes = sum(all_saved(None).values())
+    return [part for member in members[None] for part in parts(member)]
 
 
-def _parts(call: CallNode, whole_bytes: int, *, is_model: bool) -> list[CallNode]:
-    saved = call.all_saved()
-    if not saved:
-        return []
-    inside = [inner for inner in call.calls if is_model or not inner.is_leaf]
-    if sum(saved.values()) <= _MOST_SHARE * whole_bytes or _covered(inside, saved) < _COVERED:
-        return [call]
-    parts = [part for inner in call.calls for part in _parts(inner, whole_bytes, is_model=False)]
-    return [call] if len(parts) == 1 and parts[0] in call.calls else parts
-
-
-def _is_inside(name: str, other: str) -> bool:
-    """Whether a module is a member of another one; both may be blocks if one was called by different callers."""
-    return name != other and (not other or name.startswith(f"{other}."))
-
-
-def _covered(calls: list[CallNode], saved: dict[int, int]) -> float:
-    inside: dict[int, int] = {}
-    for call in calls:
-        inside |= call.all_saved()
-    return sum(inside.values()) / max(sum(saved.values()), 1)
+def _caller_of(name: str, called: Mapping[str | None, object]) -> str | None:
+    """The innermost module around this one that was called; None: there is none."""
+    while name:
+        name = name.rpartition(".")[0]
+        if name in called:
+            return name
+    return None

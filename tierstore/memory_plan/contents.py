@@ -1,14 +1,29 @@
-"""What a plan consists of, as a file has it."""
+"""What a plan consists of, as a file has it; and its table and its picture."""
 
 from __future__ import annotations
 
+import io
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from itertools import groupby
+from typing import TYPE_CHECKING
+
 import msgspec
+from msgspec.structs import replace
+from rich.console import Console
+from rich.table import Table
 
-from .choice import TriedDecision
-from .decision import Prices
-from .menu import Action, BlockTraits, HeldOutput, Option
+from ..base.config import format_bytes
+from ..errors import ConfigError
+from .decision import Action, BlockPlan, Kind, Option, Prices
+from .prices import TriedDecision
 
-FORMAT = 1
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FORMAT = 2
+_WIDTH = 80
+_NUM_POINTS = 9
 
 
 class Predicted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -18,50 +33,12 @@ class Predicted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     step_seconds: float
 
 
-class BlockPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is done with one block: a module by its name in `named_modules`, and its class.
-
-    Attributes:
-        action: "keep", "store" or "recompute".
-        stores: of "recompute": the block's inputs and held outputs go to the store.
-        held: of "recompute": operators whose outputs are held, as (number of the call, operator).
-        buffers: its buffers that forward changes.
-        evaluates: its modules that were in evaluation mode, by their names in it. Called in another mode, the block is
-            not computed again.
-        saved_bytes, kept_bytes, stored_bytes: what autograd saves in it, and what of that stays in memory until
-            backward or goes to the store.
-        differs: why it must not be computed again; "": it may be.
-    """
-
-    name: str
-    module: str
-    action: str
-    stores: bool = False
-    held: tuple[tuple[int, str], ...] = ()
-    buffers: tuple[str, ...] = ()
-    evaluates: tuple[str, ...] = ()
-    saved_bytes: int = 0
-    kept_bytes: int = 0
-    stored_bytes: int = 0
-    differs: str = ""
-
-    @property
-    def traits(self) -> BlockTraits:
-        return BlockTraits(self.buffers, self.evaluates)
-
-    def as_action(self) -> Action:
-        held = tuple(HeldOutput(number, name) for number, name in self.held)
-        return Action(self.action, held, self.stores)  # type: ignore[arg-type]
-
-
 class Contents(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A plan as a file has it. `reserve_bytes`: of the limit, for what the program takes later. `min_bytes`: smaller
-    tensors are not stored. `tier`: what is limited, in words. `num_calls`: how often a step calls the model.
-    `staging_bytes`: of the store's window meanwhile; 0: as it was opened."""
+    """A plan as a file has it. `min_bytes`: smaller tensors are not stored. `tier`: what is limited, in words.
+    `num_calls`: of the model in a step. `staging_bytes`: of the store's window meanwhile; 0: as it was opened."""
 
     format: int
     limit_bytes: int
-    reserve_bytes: int
     min_bytes: int
     tier: str
     predicted: Predicted
@@ -77,12 +54,15 @@ class Contents(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def contents_of(choice: TriedDecision, prices: Prices, limit_bytes: int, reserve_bytes: int, tier: str) -> Contents:
     """The contents of the plan of a choice."""
-    singly = {"keep everything": "keep", "store everything": "store", "recompute every block": "recompute"}
-    strategies = {name: prices.uniform(Action(kind)) for name, kind in singly.items()}  # type: ignore[arg-type]
+    singly: dict[str, Kind] = {
+        "keep everything": "keep",
+        "store everything": "store",
+        "recompute every block": "recompute",
+    }
+    strategies = {name: prices.uniform(Action(kind)) for name, kind in singly.items()}
     return Contents(
         FORMAT,
         limit_bytes,
-        reserve_bytes,
         prices.min_bytes,
         tier,
         Predicted(choice.measured.peak_bytes + reserve_bytes, choice.measured.seconds),
@@ -94,18 +74,108 @@ def contents_of(choice: TriedDecision, prices: Prices, limit_bytes: int, reserve
 
 
 def _block(name: str, option: Option, prices: Prices) -> BlockPlan:
-    kept = next(other.kept for other in prices.options[name] if other.action == Action("keep"))
-    action, traits = option.action, prices.traits[name]
-    return BlockPlan(
-        name,
-        prices.kinds[name],
-        action.kind,
-        action.stores,
-        tuple((output.number, output.name) for output in action.held),
-        tuple(traits.buffers),
-        tuple(traits.evaluates),
-        sum(kept.values()),
-        sum(option.kept.values()),
-        sum(option.stored.values()),
-        prices.differs.get(name, ""),
+    saved = next(other.kept for other in prices.options[name] if other.action == Action("keep"))
+    return replace(
+        prices.blocks[name],
+        action=option.action.kind,
+        stores=option.action.stores,
+        held=option.action.held,
+        saved_bytes=sum(saved.values()),
+        kept_bytes=sum(option.kept.values()),
+        stored_bytes=sum(option.stored.values()),
     )
+
+
+def plan_text(contents: Contents) -> str:
+    """The plan in at most 80 columns."""
+    parts: list[str | Table] = [f"Plan for {format_bytes(contents.limit_bytes)} of {contents.tier}"]
+    if contents.is_needed:
+        parts += ["", _strategies(contents), "", _blocks(contents.blocks)]
+    else:
+        parts += ["It fits: nothing to do.", "", _strategies(contents)]
+    out = io.StringIO()
+    console = Console(file=out, width=_WIDTH, color_system=None, markup=False, highlight=False)
+    console.print(*parts, *_remarks(contents), sep="\n")
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+
+
+def _remarks(contents: Contents) -> Iterator[str]:
+    if contents.staging_bytes:
+        yield f"The store moves at most {format_bytes(contents.staging_bytes)} at a time meanwhile."
+    names: dict[str, list[str]] = {}
+    for block in contents.blocks:
+        if block.differs:
+            names.setdefault(block.differs, []).append(block.name or "the model")
+    for reason, several in names.items():
+        yield f"Never recomputed, as {reason}: {', '.join(several)}."
+
+
+def _table(left: Sequence[str], right: Sequence[str]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for heading in left:
+        table.add_column(heading, overflow="fold")
+    for heading in right:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
+
+
+def _strategies(contents: Contents) -> Table:
+    table = _table([""], ["peak", "step", "fits"])
+    for name, predicted in {"this plan": contents.predicted, **contents.strategies}.items():
+        cells = format_bytes(predicted.peak_bytes), f"{predicted.step_seconds:.3g} s"
+        table.add_row(name, *cells, "yes" if predicted.peak_bytes <= contents.limit_bytes else "no")
+    return table
+
+
+def _blocks(blocks: Sequence[BlockPlan]) -> Table:
+    table = _table(["block", "module", "what is done"], ["saves", "keeps", "stores"])
+    for _, group in groupby(blocks, key=lambda block: (block.module, block.as_action())):
+        alike = list(group)
+        first, last = alike[0], alike[-1]
+        name = (first.name or "(the model)") if first is last else f"{first.name} … {last.name}"
+        sizes = (
+            sum(block.saved_bytes for block in alike),
+            sum(block.kept_bytes for block in alike),
+            sum(block.stored_bytes for block in alike),
+        )
+        table.add_row(
+            name, first.module, str(first.as_action()), *(format_bytes(size) if size else "-" for size in sizes)
+        )
+    return table
+
+
+def draw_plan(contents: Contents, prices: Prices) -> Figure:
+    """See `MemoryPlan.plot`."""
+    if find_spec("matplotlib") is None:
+        raise ConfigError("plot", "a figure", "matplotlib is not installed (pip install matplotlib)")
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    axes = figure.add_subplot()
+    points = _curve(contents, prices)
+    (curve,) = axes.plot([x for x, _ in points], [y for _, y in points], marker=".", label="plan, by its limit")
+    right = max(contents.limit_bytes, *(each.peak_bytes for each in contents.strategies.values())) / 2**30 * 1.05
+    for name, predicted in contents.strategies.items():  # the same step within any limit that it fits into
+        axes.plot([predicted.peak_bytes / 2**30, right], [predicted.step_seconds] * 2, "o-", markevery=[0], label=name)
+    own = contents.predicted
+    axes.plot([own.peak_bytes / 2**30], [own.step_seconds], "D", color=curve.get_color(), label="this plan")
+    axes.axvline(contents.limit_bytes / 2**30, color="grey", linestyle=":", label="limit")
+    axes.set_xlabel(f"limit: {contents.tier} (GiB)")
+    axes.set_ylabel("step (seconds)")
+    axes.set_ylim(bottom=0)
+    axes.legend(frameon=False)
+    return figure
+
+
+def _curve(contents: Contents, prices: Prices) -> list[tuple[float, float]]:
+    least = prices.narrow().decide(None)
+    if least is None:
+        return []
+    most_bytes = contents.strategies["keep everything"].peak_bytes
+    points = []
+    for place in range(_NUM_POINTS):
+        limit_bytes = least.peak_bytes + (most_bytes - least.peak_bytes) * place // (_NUM_POINTS - 1)
+        decision = prices.decide(limit_bytes) or prices.narrow().decide(limit_bytes)
+        if decision is not None:
+            points.append((limit_bytes / 2**30, decision.step_seconds))
+    return points

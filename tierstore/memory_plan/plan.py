@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 from torch import nn
@@ -17,10 +17,10 @@ from ..hooks.in_place import Around, around_calls_of, call_plainly, check_callab
 from ..hooks.module import ModuleScope
 from ..store.tier_store import TierStore
 from .applied import PlannedCalls
-from .contents import FORMAT, BlockPlan, Contents
+from .contents import FORMAT, Contents, draw_plan, plan_text
 from .decision import Prices
 from .meter import meter_of
-from .views import draw_plan, plan_text
+from .steps import check_is_plain
 from .watch import StepWatch
 
 if TYPE_CHECKING:
@@ -29,13 +29,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Planned(NamedTuple):
-    """What only the process that has planned knows. `decision_seconds`: that the solver has taken."""
-
-    prices: Prices
-    store: TierStore
-    num_steps: int = 0
-    decision_seconds: float = 0.0
+def _nothing() -> None:
+    return None
 
 
 class MemoryPlan:
@@ -56,16 +51,21 @@ class MemoryPlan:
         num_steps, decision_seconds: how many steps planning has taken, and the solver's time; 0 for a plan from a file.
     """
 
-    def __init__(self, contents: Contents, planned: Planned | None) -> None:
-        self.limit_bytes, self.tier = contents.limit_bytes, contents.tier
+    def __init__(
+        self,
+        contents: Contents,
+        prices: Prices | None = None,
+        store: TierStore | None = None,
+        num_steps: int = 0,
+        decision_seconds: float = 0.0,
+    ) -> None:
+        self.limit_bytes, self.tier, self.blocks = contents.limit_bytes, contents.tier, contents.blocks
         self.predicted, self.strategies = contents.predicted, contents.strategies
-        self.blocks: Sequence[BlockPlan] = contents.blocks
-        self.staging_bytes = contents.staging_bytes or None
-        self.is_needed = contents.is_needed
-        self.num_steps, self.decision_seconds = (planned.num_steps, planned.decision_seconds) if planned else (0, 0.0)
-        self._contents, self._planned = contents, planned
+        self.staging_bytes, self.is_needed = contents.staging_bytes or None, contents.is_needed
+        self.num_steps, self.decision_seconds = num_steps, decision_seconds
+        self._contents, self._prices, self._store = contents, prices, store
         self._watch: StepWatch | None = None
-        self._applied_to: weakref.ref[nn.Module] | None = None
+        self._applied_to: Callable[[], nn.Module | None] = _nothing  # that it is applied to
         self._made: weakref.WeakSet[Around] = weakref.WeakSet()  # also those that only copies of the model have
 
     # --- in place --------------------------------------------------------------------------------------------------
@@ -90,19 +90,19 @@ class MemoryPlan:
                 plan is applied already; or there is no store.
             StoreClosedError: the store is closed. The model is as it was.
         """
-        if self._applied_to is not None and self._applied_to() is not None:
+        if self._applied_to() is not None:
             raise ConfigError("model", type(model).__name__, "the plan is applied already: remove it first")
         modules = self._modules_of(model)
-        store = store if store is not None else self._planned.store if self._planned is not None else None
-        if store is not None and not isinstance(store, TierStore):
-            raise ConfigTypeError("store", store, "give an open TierStore")
-        if store is None and any(block.as_action().uses_store for block in self.blocks):
-            raise ConfigError("store", None, "the plan stores something: give an open TierStore")
+        store = self._store if store is None else store
         if store is not None:
+            if not isinstance(store, TierStore):
+                raise ConfigTypeError("store", store, "give an open TierStore")
             store.residency.check_open()
+        elif any(block.as_action().uses_store for block in self.blocks):
+            raise ConfigError("store", None, "the plan stores something: give an open TierStore")
         meter = meter_of(model)
         scope = None if store is None else ModuleScope(store, min_bytes=self._contents.min_bytes)
-        calls = {block.name: PlannedCalls(block.as_action(), block.traits, scope) for block in self.blocks}
+        calls = {block.name: PlannedCalls(block.as_action(), block, scope) for block in self.blocks}
         self._end()  # where the model that it was applied to is gone
         self._watch = StepWatch(self._contents, meter, store)
         self._applied_to = weakref.ref(model)
@@ -138,12 +138,10 @@ class MemoryPlan:
                 applied.
         """
         check_callable(model)
-        members = list(model.modules())
-        carrying = [module for module in members if around_calls_of(module) in self._made]
-        applied_to = None if self._applied_to is None else self._applied_to()
-        if applied_to in members:
+        carrying = [module for module in model.modules() if around_calls_of(module) in self._made]
+        if self._applied_to() in set(model.modules()):
             self._end()
-        elif applied_to is not None and not carrying:
+        elif self._applied_to() is not None and not carrying:
             raise ConfigError("model", type(model).__name__, "the plan is applied to another model: give that")
         for module in carrying:
             call_plainly(module)
@@ -153,14 +151,13 @@ class MemoryPlan:
         for around in list(self._made):
             if isinstance(around, PlannedCalls):
                 around.is_over = True  # backward of what was computed before is not changed by that
-        watch, self._watch, self._applied_to = self._watch, None, None
+        watch, self._watch, self._applied_to = self._watch, None, _nothing
         if watch is not None:
             watch.end()
 
     def _modules_of(self, model: nn.Module) -> dict[str, nn.Module]:
         check_callable(model)
-        if around_calls_of(model) is not None:
-            raise ConfigError("model", type(model).__name__, "it is offloaded or planned already: undo that")
+        check_is_plain("", model)
         modules = dict(model.named_modules())
         for block in self.blocks:
             module = modules.get(block.name)
@@ -168,8 +165,7 @@ class MemoryPlan:
                 other = "" if module is None else f", not a {type(module).__name__}"
                 what = f"the plan is for a model with a {block.module} of that name{other}"
                 raise ConfigError("model", block.name, what)
-            if around_calls_of(module) is not None:
-                raise ConfigError("model", block.name, "it is offloaded or planned already: undo that")
+            check_is_plain(block.name, module)
         return modules
 
     # --- in a file -------------------------------------------------------------------------------------------------
@@ -189,7 +185,7 @@ class MemoryPlan:
         contents = typed(read_toml(Path(path), "path"), Contents, str(path))
         if contents.format != FORMAT:
             raise ConfigError(f"{path}: format", contents.format, f"this release reads format {FORMAT}")
-        return cls(contents, None)
+        return cls(contents)
 
     # --- for people ------------------------------------------------------------------------------------------------
 
@@ -212,9 +208,9 @@ class MemoryPlan:
             ConfigError: matplotlib is not installed, or the plan was loaded from a file, which has no prices.
             OSError: the file cannot be written.
         """
-        if self._planned is None:
+        if self._prices is None:
             raise ConfigError("plot", "a plan from a file", "it has no prices: draw the plan that plan_memory returns")
-        figure = draw_plan(self._contents, self._planned.prices)
+        figure = draw_plan(self._contents, self._prices)
         if file is not None:
             figure.savefig(file)
         return figure

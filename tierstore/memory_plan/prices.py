@@ -6,8 +6,8 @@
 4. the latter, twice, undisturbed: how long it takes to compute each block again;
 5. everything is stored, twice: what the store's work costs.
 
-The first two end before an operator that takes more than the limit (`guard.py`). What follows is done only if the steps
-before show that it fits. A block that could not be computed again within the limit, whatever else is done, is not.
+The first two end before an operator that takes more than the limit. What follows is done only if the steps before show
+that it fits. A block that could not be computed again within the limit, whatever else is done, is not.
 """
 
 from __future__ import annotations
@@ -16,36 +16,47 @@ import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Self
+from typing import NamedTuple, Self
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from ..errors import ConfigError
-from ..hooks.in_place import Around, around_calls_of
+from ..hooks.in_place import Around
 from ..hooks.module import ModuleScope
 from ..hooks.offload import PrefetchOrder, tiered_offload
 from ..store.tier_store import TierStore
 from .applied import PlannedCalls
-from .call_tree import CallTree, Storages, blocks_of
-from .decision import NARROW_BYTES, Decision, Moment, Prices, StepCosts, with_margin
-from .guard import LimitReachedError, MemoryGuard
-from .menu import Action, BlockTraits, options_of
-from .meter import Meter
+from .call_tree import CallTree, Storages, union
+from .decision import NARROW_BYTES, Action, BlockPlan, Decision, Moment, Prices, StepCosts, options_of, with_margin
+from .meter import LimitReachedError, MemoryGuard, Meter
 from .recording import TOO_LARGE, BlockRecording, RecordedCall
-from .steps import MeasuredStep, Steps, StepTimeline
+from .steps import MeasuredStep, Steps, StepTimeline, check_is_plain
 
 _STORE, _RECOMPUTE = Action("store"), Action("recompute", stores=True)
-_MIB = 2**20
-_MIN_BYTES = (_MIB, 2**18, 2**16, 2**14)
+_MIN_BYTES = (2**20, 2**18, 2**16, 2**14)
 _MOST_SMALL = 0.03
 """The share of all saved bytes that may stay because they are in small tensors."""
-_SCRATCH_BYTES = 16 * _MIB
+_SCRATCH_BYTES = 16 * 2**20
 _USUAL_SECONDS, _LEAST_SECONDS = 0.4 / 2**30, 0.05 / 2**30
 """What a byte in the store costs if that cannot be measured, and the least that is believed: it takes CPU time."""
 _LEAST_DIFFERENCE = 0.2
 """Two steps tell what the store costs if they differ by this share of the bytes."""
+
+
+Calls = Mapping[str, Sequence[RecordedCall]]
+
+
+class TriedDecision(NamedTuple):
+    """A decision, and what its trial measured."""
+
+    decision: Decision
+    measured: MeasuredStep
+
+    @classmethod
+    def untried(cls, decision: Decision) -> Self:
+        return cls(decision, MeasuredStep(decision.step_seconds, decision.peak_bytes))
 
 
 class Trials:
@@ -58,9 +69,9 @@ class Trials:
         self.model, self.store, self.meter, self.limit_bytes = model, store, meter, limit_bytes
         self.steps = Steps(model, run, meter)
         self.guards_memory = meter.is_of_host and not are_several()  # ranks have to take the same number of steps
-        self.spared_bytes = max(0, store.staging_bytes - NARROW_BYTES) if meter.is_of_host else 0
         self.bytes_of_store = store.staging_bytes + _SCRATCH_BYTES
-        self.traits: Mapping[str, BlockTraits] = {}
+        self.spared_bytes = max(0, store.staging_bytes - NARROW_BYTES) if meter.is_of_host else 0
+        self.blocks: Mapping[str, BlockPlan] = {}
         self.min_bytes = 1
         self.again_seconds: dict[str, float] = {}
 
@@ -93,7 +104,8 @@ class Trials:
         timeline = StepTimeline(self.meter, self.tidy, lambda: slab.mapped_bytes if self.meter.is_of_host else 0)
         around = {name: timeline.around(name, calls) for name, calls in self._calls_of(actions, "none").items()}
         self.tidy()
-        self.steps.take(around, timeline=timeline)
+        with timeline:
+            self.steps.take(around)
         return timeline
 
     def take(self, decision: Decision, num_steps: int) -> MeasuredStep:
@@ -104,9 +116,10 @@ class Trials:
         steps = []
         calls = self._calls_of(decision.actions, "learned")
         for _ in range(num_steps):
-            seconds_before = {name: each.recompute_seconds for name, each in calls.items()}
+            for each in calls.values():
+                each.recompute_seconds = 0.0
             steps.append(self.steps.take(calls))
-            self.again_seconds = {name: each.recompute_seconds - seconds_before[name] for name, each in calls.items()}
+        self.again_seconds = {name: each.recompute_seconds for name, each in calls.items()}
         return MeasuredStep(
             statistics.median(step.seconds for step in steps[1:]),
             max(step.peak_bytes for step in steps),
@@ -116,7 +129,7 @@ class Trials:
     def _calls_of(self, actions: Mapping[str, Action], prefetch: PrefetchOrder) -> dict[str, PlannedCalls]:
         scope = ModuleScope(self.store, min_bytes=self.min_bytes, prefetch=prefetch)
         return {
-            name: PlannedCalls(action, self.traits[name], scope if action.uses_store else None)
+            name: PlannedCalls(action, self.blocks[name], scope if action.uses_store else None)
             for name, action in actions.items()
         }
 
@@ -129,11 +142,7 @@ def are_several() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
-Calls = Mapping[str, Sequence[RecordedCall]]
-Measured = list[tuple[Decision, MeasuredStep]]
-
-
-def measure_prices(trials: Trials) -> tuple[Prices, Measured]:
+def measure_prices(trials: Trials) -> tuple[Prices, list[TriedDecision]]:
     """Find out the prices, within the limit. Also returns the decisions that were measured on the way.
 
     Raises:
@@ -143,11 +152,10 @@ def measure_prices(trials: Trials) -> tuple[Prices, Measured]:
     """
     model = trials.model
     for name, module in model.named_modules():
-        if around_calls_of(module) is not None:
-            raise ConfigError("model", name or type(model).__name__, "it is offloaded or planned already: undo that")
+        check_is_plain(name, module)
     tree = CallTree(model, Storages(model))
     trials.look(tree.around, tree.saw, has_backward=True)
-    names = blocks_of(tree.root)
+    names = tree.blocks()
     if not names:
         raise ConfigError("model", type(model).__name__, "its modules save no tensors that could be moved")
     recording = BlockRecording(Storages(model), trials.tidy)
@@ -158,24 +166,33 @@ def measure_prices(trials: Trials) -> tuple[Prices, Measured]:
         raise ConfigError("model", type(model).__name__, what)
     calls = {name: several for name in names if (several := [call for call in recording.calls if call.name == name])}
     trials.min_bytes = _min_bytes(recording)
-    trials.traits = {
-        name: BlockTraits(sorted({buffer for call in several for buffer in call.buffers}), several[0].evaluates)
-        for name, several in calls.items()
-    }
+    trials.blocks = {name: _block(name, model, several) for name, several in calls.items()}
+    moments = _moments(trials, calls)
     prices = Prices(
         {},
-        _moments(trials, calls),
-        StepCosts(0.0, 0.0, trials.bytes_of_store, trials.spared_bytes),
-        {name: type(model.get_submodule(name)).__name__ for name in calls},
-        trials.traits,
-        {name: call.differs for name, several in calls.items() for call in several if call.differs},
+        moments,
+        StepCosts(0.0, 0.0, trials.bytes_of_store),
+        trials.spared_bytes,
+        {name: _block(name, model, several) for name, several in calls.items()},
         trials.min_bytes,
         max(1, tree.num_calls),
     )
     return _with_times(trials, prices, calls, recording.rest.keys())
 
 
-def _with_times(trials: Trials, prices: Prices, calls: Calls, rest: Collection[int]) -> tuple[Prices, Measured]:
+def _block(name: str, model: nn.Module, calls: Sequence[RecordedCall]) -> BlockPlan:
+    return BlockPlan(
+        name,
+        type(model.get_submodule(name)).__name__,
+        buffers=tuple(sorted({buffer for call in calls for buffer in call.buffers})),
+        evaluates=tuple(calls[0].evaluates),
+        differs=next((call.differs for call in calls if call.differs), ""),
+    )
+
+
+def _with_times(
+    trials: Trials, prices: Prices, calls: Calls, rest: Collection[int]
+) -> tuple[Prices, list[TriedDecision]]:
     """Add the times, and the options, whose order depends on them. A strategy that does not fit is not measured.
     Storages in `rest` are kept outside of blocks."""
 
@@ -187,41 +204,33 @@ def _with_times(trials: Trials, prices: Prices, calls: Calls, rest: Collection[i
 
     again_seconds = {name: sum(call.seconds for call in several) for name, several in calls.items()}
     untimed = with_options(again_seconds)
-    least = untimed.decide(None, is_narrow=True)
+    least = untimed.narrow().decide(None)
     if trials.guards_memory and least is not None and with_margin(least.peak_bytes) > trials.limit_bytes:
         raise LimitReachedError(least.peak_bytes)
-    steps: dict[Action, tuple[bool, MeasuredStep]] = {}
+    taken: dict[Action, TriedDecision] = {}
     for action in (_RECOMPUTE, _STORE):
-        decision = _within(trials, untimed, action)
-        if decision is not None:
-            steps[action] = decision.is_narrow, trials.take(decision, 2)
+        ways = [prices.uniform(action) for prices in (untimed, untimed.narrow())]
+        if trials.guards_memory:
+            ways = [decision for decision in ways if with_margin(decision.peak_bytes) <= trials.limit_bytes]
+        if ways:
+            taken[action] = TriedDecision(ways[0], trials.take(ways[0], 2))
             if action == _RECOMPUTE:
                 again_seconds = trials.again_seconds
     timed = with_options(again_seconds)
-    measured = {action: step for action, (_, step) in steps.items()}
-    timed = timed._replace(costs=_costs(timed, measured, sum(again_seconds.values())))
-    return timed, [(timed.uniform(action, is_narrow=is_narrow), step) for action, (is_narrow, step) in steps.items()]
-
-
-def _within(trials: Trials, prices: Prices, action: Action) -> Decision | None:
-    """A single strategy that fits within the limit, narrow only if that has to be; None: it does not fit."""
-    ways = [prices.uniform(action, is_narrow=is_narrow) for is_narrow in (False, True)]
-    if not trials.guards_memory:
-        return ways[0]
-    return next((decision for decision in ways if with_margin(decision.peak_bytes) <= trials.limit_bytes), None)
+    steps = {action: each.measured for action, each in taken.items()}
+    return timed._replace(costs=_costs(timed, steps, sum(again_seconds.values()))), list(taken.values())
 
 
 def _costs(prices: Prices, steps: Mapping[Action, MeasuredStep], again_seconds: float) -> StepCosts:
     all_bytes, inputs_bytes = (prices.uniform(action).stored_bytes for action in (_STORE, _RECOMPUTE))
-    per_byte, base_seconds = _USUAL_SECONDS, None
-    if _RECOMPUTE in steps:
-        base_seconds = steps[_RECOMPUTE].seconds - again_seconds
-    if _STORE in steps and base_seconds is not None and all_bytes - inputs_bytes > _LEAST_DIFFERENCE * all_bytes:
-        per_byte = max((steps[_STORE].seconds - base_seconds) / (all_bytes - inputs_bytes), _LEAST_SECONDS)
-    if _STORE in steps:
-        step_seconds = steps[_STORE].seconds - per_byte * all_bytes
-    elif base_seconds is not None:
-        step_seconds = base_seconds - per_byte * inputs_bytes
+    stored, recomputed, per_byte = steps.get(_STORE), steps.get(_RECOMPUTE), _USUAL_SECONDS
+    if stored is not None and recomputed is not None and all_bytes - inputs_bytes > _LEAST_DIFFERENCE * all_bytes:
+        added_seconds = stored.seconds - (recomputed.seconds - again_seconds)
+        per_byte = max(added_seconds / (all_bytes - inputs_bytes), _LEAST_SECONDS)
+    if stored is not None:
+        step_seconds = stored.seconds - per_byte * all_bytes
+    elif recomputed is not None:
+        step_seconds = recomputed.seconds - again_seconds - per_byte * inputs_bytes
     else:
         step_seconds = 3 * again_seconds  # backward computes twice as much as forward
     return replace(prices.costs, step_seconds=step_seconds, store_seconds=per_byte)
@@ -229,14 +238,11 @@ def _costs(prices: Prices, steps: Mapping[Action, MeasuredStep], again_seconds: 
 
 def _min_bytes(recording: BlockRecording) -> int:
     """The largest limit under which little stays for being small."""
-    sizes: dict[int, int] = {}
-    for call in recording.calls:
-        sizes |= call.saved
-    whole_bytes = sum(sizes.values())
+    sizes = union(call.saved for call in recording.calls).values()
     for min_bytes in _MIN_BYTES:
-        if sum(nbytes for nbytes in sizes.values() if nbytes < min_bytes) <= _MOST_SMALL * whole_bytes:
-            return min_bytes
-    return _MIN_BYTES[-1]
+        if sum(nbytes for nbytes in sizes if nbytes < min_bytes) <= _MOST_SMALL * sum(sizes):
+            break
+    return min_bytes
 
 
 def _moments(trials: Trials, calls: Calls) -> list[Moment]:
@@ -245,8 +251,9 @@ def _moments(trials: Trials, calls: Calls) -> list[Moment]:
     stored = trials.timeline(dict.fromkeys(calls, _STORE))
     saved_bytes = {name: max(sum(call.saved.values()) for call in several) for name, several in calls.items()}
     _refuse_large(calls, stored, saved_bytes, trials.limit_bytes)
-    differing = {name for name, several in calls.items() if any(call.differs for call in several)}
-    recomputed = trials.timeline({name: _STORE if name in differing else _RECOMPUTE for name in calls})
+    recomputed = trials.timeline(
+        {name: _STORE if any(call.differs for call in several) else _RECOMPUTE for name, several in calls.items()}
+    )
     least_bytes = trials.bytes_of_store - trials.spared_bytes
     _refuse_large(calls, recomputed, dict.fromkeys(calls, least_bytes), trials.limit_bytes)
     names = recomputed.names
@@ -254,10 +261,8 @@ def _moments(trials: Trials, calls: Calls) -> list[Moment]:
     for number, name in enumerate(names):
         holders = frozenset(names[: number + 1])
         moments.append(Moment(recomputed.forward_bytes[number], holders, name, stored.forward_bytes[number]))
-    pending = set(range(len(names)))
-    for number in recomputed.order:
-        pending.discard(number)
-        holders = frozenset(names[other] for other in pending)
+    for place, number in enumerate(recomputed.order):
+        holders = frozenset(name for other, name in enumerate(names) if other not in recomputed.order[: place + 1])
         stored_bytes = stored.backward_bytes.get(number, recomputed.backward_bytes[number])
         moments.append(Moment(recomputed.backward_bytes[number], holders, names[number], stored_bytes))
     return moments
@@ -266,7 +271,6 @@ def _moments(trials: Trials, calls: Calls) -> list[Moment]:
 def _refuse_large(calls: Calls, timeline: StepTimeline, more_bytes: Mapping[str, int], limit_bytes: int) -> None:
     """Say of blocks that they are too large. `more_bytes`: memory that they take in backward beside what was seen."""
     for number, seen_bytes in timeline.backward_bytes.items():
-        several = calls[name := timeline.names[number]]
-        if seen_bytes + more_bytes[name] > limit_bytes:
-            for call in several:
-                call.differs = call.differs or TOO_LARGE
+        name = timeline.names[number]
+        for call in calls[name] if seen_bytes + more_bytes[name] > limit_bytes else ():
+            call.differs = call.differs or TOO_LARGE

@@ -7,7 +7,7 @@ autograd saves in both, and both results, are compared by checksums. A block tha
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,7 +26,7 @@ from ..residency.layout import memory_at
 from ..residency.torch_names import TorchDispatchMode, storage_address, top_hooks, tree_leaves
 from .block_state import BlockState, TooMuchError, copied, devices_of, is_managed
 from .call_tree import Storages, Through, storages_among
-from .guard import LimitReachedError
+from .meter import LimitReachedError
 
 TOO_LARGE = "that takes more memory than the limit"
 _COMMUNICATING = {"c10d", "_c10d_functional", "_c10d_functional_autograd", "c10d_functional"}
@@ -49,8 +49,7 @@ class Operator(NamedTuple):
 @dataclass
 class RecordedCall:
     """One call of a block: storages of its arguments and those that autograd saved, with sizes; operators that have to
-    be computed again; why it must not be ("": it may be); names of buffers that forward changes, and of modules in
-    evaluation mode."""
+    be computed again; why it must not be; buffers that forward changes, and modules in evaluation mode."""
 
     name: str
     inputs: dict[int, int]
@@ -88,16 +87,15 @@ class BlockRecording:
 
     def saw(self, tensor: torch.Tensor) -> bool:
         """For the `select` of a scope: True, so that it is stored."""
-        name = None if self._is_inside else self._storages.name_of(tensor)
-        if name is not None:
-            self.rest[name] = self._storages.nbytes[name]
+        if not self._is_inside:
+            self.rest |= storages_among(tensor, self._storages)
         return True
 
     def end(self) -> None:
         """Say of calls whose arguments are changed in place after them that they are."""
         for call, counters, versions in self._arguments:
-            if not call.differs and _versions_of(counters) != versions:
-                call.differs = "its arguments are changed after the call"
+            if _versions_of(counters) != versions:
+                call.differs = call.differs or "its arguments are changed after the call"
         self._arguments.clear()
 
     def _run(self, name: str, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -132,15 +130,12 @@ class BlockRecording:
         # Operators may not tell that they change buffers.
         recorded.buffers = [name for name, old in buffers.items() if not torch.equal(module.get_buffer(name), old)]
         checksums = first.checksums_with(result)
-        if state is None:
-            return result
-        recorded.evaluates = state.evaluates
-        if _versions_of((args, kwargs)) != versions:
-            recorded.differs = "its forward changes its arguments"
-        elif state.changed() is not None:
-            recorded.differs = "its forward changes its module, or an argument, in place"
-        else:
-            recorded.differs = self._call_again(lambda: call(*args, **kwargs), module, state, checksums)
+        if state is not None:
+            recorded.evaluates = state.evaluates
+            if _versions_of((args, kwargs)) != versions or state.changed() is not None:
+                recorded.differs = "its forward changes its module, or its arguments, in place"
+            else:
+                recorded.differs = self._call_again(lambda: call(*args, **kwargs), module, state, checksums)
         return result
 
     def _call_again(
@@ -190,9 +185,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """A tensor is saved. What stays alive anyway does not count, nor parameters that FSDP frees after forward."""
         if stays_alive(tensor if tensor._base is None else tensor._base):
             return
-        name = self._names.name_of(tensor)
-        if name is not None and name not in self._buffers:
-            self.saved[name] = self._names.nbytes[name]
+        found = storages_among(tensor, self._names)
+        if found and not found.keys() & self._buffers.keys():
+            self.saved |= found
             self._is_noting = True
             self._checksums.append(_checksum(tensor))
             self._is_noting = False
@@ -219,31 +214,29 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         inputs = storages_among((args, kwargs), self._names)
         outputs = storages_among(output, self._names)
         if func._schema.is_mutable:
-            self._forbid(set(outputs) | set(_changed(func, args, kwargs, self._names)))
-        is_new = not (outputs.keys() & inputs.keys())
+            self._forbid(outputs.keys() | storages_among(_written(func, args, kwargs or {}), self._names).keys())
+        is_new = bool(outputs) and not outputs.keys() & inputs.keys()
         is_random = torch.Tag.nondeterministic_seeded in func.tags
-        is_fixed = not func._schema.is_mutable and not is_random and str(func) != "aten._to_copy.default"
-        can_be_held = bool(outputs) and is_new and is_fixed
+        can_be_held = is_new and not (func._schema.is_mutable or is_random or str(func) == "aten._to_copy.default")
         self._operators.append(Operator(str(func), seconds, outputs, can_be_held))
         return output
 
     def needed(self, result: Any) -> list[Operator]:
         """The operators until autograd has saved everything. The block's results stay the caller's to change."""
-        self._forbid(set(storages_among(result, self._names).keys() - self.saved.keys()))
+        self._forbid(storages_among(result, self._names).keys() - self.saved.keys())
         return self._operators[: self._num_needed]
 
-    def _forbid(self, changed: set[int]) -> None:
+    def _forbid(self, changed: Set[int]) -> None:
         for index, operator in enumerate(self._operators):
             if operator.can_be_held and operator.outputs.keys() & changed:
                 self._operators[index] = operator._replace(can_be_held=False)
 
 
-def _changed(func: Any, args: Any, kwargs: Any, names: Storages) -> dict[int, int]:
-    written = []
-    for position, argument in enumerate(func._schema.arguments):
-        if argument.is_write:
-            written.append(args[position] if position < len(args) else (kwargs or {}).get(argument.name))
-    return storages_among(written, names)
+def _written(func: Any, args: Any, kwargs: Any) -> list[Any]:
+    written = [each.is_write for each in func._schema.arguments]
+    names = [each.name for each in func._schema.arguments]
+    given = [*args, *(kwargs.get(name) for name in names[len(args) :])]
+    return [value for value, is_written in zip(given, written, strict=True) if is_written]
 
 
 def _checksum(tensor: torch.Tensor) -> object:

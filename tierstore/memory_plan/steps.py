@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from ..errors import ConfigError, ConfigTypeError
-from ..hooks.in_place import Around, call_plainly, put_around_calls
+from ..hooks.in_place import Around, around_calls_of, call_plainly, put_around_calls
 from ..residency.torch_names import tree_leaves
 from .block_state import GENERATORS, OF_TORCH, copied, devices_of, remembered
 from .call_tree import Through
@@ -43,12 +43,11 @@ class Steps:
         around: Mapping[str, Around],
         *,
         scope: AbstractContextManager[Any] | None = None,
-        timeline: StepTimeline | None = None,
         has_backward: bool = True,
     ) -> MeasuredStep:
         """Take a step, with the calls of modules through `around` and forward inside `scope`, and measure it. Raises
         ConfigError: `run` computes no loss; or something is called after each gradient of a leaf that it reaches."""
-        with self._left_as_found() as gradients, with_calls(self._model, around), timeline or nullcontext():
+        with self._left_as_found() as take_gradients, with_calls(self._model, around):
             self.num_taken += 1
             self._meter.reset()
             began = time.perf_counter()
@@ -56,27 +55,31 @@ class Steps:
                 loss = _loss_of(self._run())
             if has_backward:
                 looked = time.perf_counter()
-                gradients.take(_leaves_of(loss))
+                take_gradients(_leaves_of(loss))
                 began += time.perf_counter() - looked
                 loss.backward()  # type: ignore[no-untyped-call]
             peak_bytes = self._meter.peak()  # waits for the device
-            seconds = time.perf_counter() - began
-            if timeline is not None:
-                timeline.end()
-            del loss
-        return MeasuredStep(seconds, peak_bytes)
+            return MeasuredStep(time.perf_counter() - began, peak_bytes)
 
     @contextmanager
-    def _left_as_found(self) -> Iterator[_Gradients]:
-        gradients = _Gradients()
+    def _left_as_found(self) -> Iterator[Callable[[Iterable[torch.Tensor]], None]]:
+        """Gives what takes away gradients, of the model's parameters already, until all is put back."""
         own = [value for member in self._model.modules() for value in vars(member).values()]
         restore = remembered(devices_of(self._model), [value for value in own if isinstance(value, GENERATORS)])
+        taken: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
+
+        def take(leaves: Iterable[torch.Tensor]) -> None:
+            for leaf in leaves:
+                taken.setdefault(id(leaf), (leaf, leaf.grad))
+                leaf.grad = None
+
         try:
-            gradients.take(self._model.parameters())
-            yield gradients
+            take(self._model.parameters())
+            yield take
         finally:
             restore()
-            gradients.put_back()
+            for leaf, gradient in taken.values():
+                leaf.grad = gradient
             for put_back in self._put_back:
                 put_back()
 
@@ -103,21 +106,6 @@ def _put_back_of(module: nn.Module) -> Callable[[], None]:
     return put_back
 
 
-class _Gradients:
-    def __init__(self) -> None:
-        self._taken: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
-
-    def take(self, leaves: Iterable[torch.Tensor]) -> None:
-        for leaf in leaves:
-            if id(leaf) not in self._taken:
-                self._taken[id(leaf)] = leaf, leaf.grad
-                leaf.grad = None
-
-    def put_back(self) -> None:
-        for leaf, gradient in self._taken.values():
-            leaf.grad = gradient
-
-
 def _leaves_of(loss: torch.Tensor) -> list[torch.Tensor]:
     """What backward gives gradients to, as far as no reentrant checkpoint hides it: of the model, other modules, and
     inputs."""
@@ -139,12 +127,10 @@ def _leaves_of(loss: torch.Tensor) -> list[torch.Tensor]:
 
 def _refuse_hooks(option: str, name: str, leaf: torch.Tensor) -> None:
     if leaf._post_accumulate_grad_hooks:
-        raise ConfigError(
-            option,
-            name,
-            "it has hooks that are called after each gradient, and may step an optimizer: planning takes steps that "
-            "must change no weight. Plan before register_post_accumulate_grad_hook",
+        what = (
+            "it has hooks that are called after each gradient, and may step an optimizer: planning must train nothing"
         )
+        raise ConfigError(option, name, f"{what}. Plan before register_post_accumulate_grad_hook")
 
 
 @contextmanager
@@ -160,6 +146,12 @@ def with_calls(model: nn.Module, around: Mapping[str, Around]) -> Iterator[None]
             call_plainly(module)
 
 
+def check_is_plain(name: str, module: nn.Module) -> None:
+    """Raise ConfigError: the module, of that name in a model, is offloaded or planned."""
+    if around_calls_of(module) is not None:
+        raise ConfigError("model", name or type(module).__name__, "it is offloaded or planned already: undo that")
+
+
 def _loss_of(value: object) -> torch.Tensor:
     what = "give a function that computes the loss: a tensor of one element that has a gradient"
     if not isinstance(value, torch.Tensor):
@@ -171,7 +163,7 @@ def _loss_of(value: object) -> torch.Tensor:
 
 class StepTimeline:
     """The most memory in each call of a block, forward and backward, by the call's number; `names` of the blocks
-    called; and the `order` in which their backward began. `first_bytes`: before the first call.
+    called; and the `order` in which their backward began. `first_bytes`: before the first call. Entered for a step.
 
     A moment lasts from the beginning of a call to the beginning of the next one. Backward of a call begins when the
     gradient of one of its results is known; a leaf does not tell of that. Where a moment ends, `tidy` is called, so
@@ -191,9 +183,11 @@ class StepTimeline:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, error: object, *_: object) -> None:
         for hook in self._hooks:
             hook.remove()
+        if error is None:
+            self._next({}, 0)
 
     def around(self, name: str, through: Around) -> Around:
         inside: list[str] = []
@@ -209,9 +203,7 @@ class StepTimeline:
                 result = through.run(call, args, kwargs)
             finally:
                 inside.clear()
-            for leaf in tree_leaves(result):
-                if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
-                    self._hooks.append(leaf.register_hook(lambda _: self._begin_backward(number)))  # type: ignore[no-untyped-call]
+            self._hooks += hooks_on(result, lambda _: self._begin_backward(number))
             return result
 
         return Through(run)
@@ -222,9 +214,6 @@ class StepTimeline:
             self.backward_bytes[number] = 0
             self._next(self.backward_bytes, number)
 
-    def end(self) -> None:
-        self._next({}, 0)
-
     def _next(self, moment: dict[int, int], number: int) -> None:
         peak_bytes = self._meter.peak() - self._not_counted()
         if self._now is None:
@@ -234,3 +223,10 @@ class StepTimeline:
         self._tidy()
         self._meter.reset()
         self._now = moment, number
+
+
+def hooks_on(result: Any, call: Callable[[object], None]) -> Iterator[RemovableHandle]:
+    """Have `call` called with the gradient of each tensor in a result; not of leaves."""
+    for leaf in tree_leaves(result):
+        if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
+            yield leaf.register_hook(call)  # type: ignore[no-untyped-call]

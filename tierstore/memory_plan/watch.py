@@ -1,8 +1,7 @@
-"""Compares the steps of a training with what was predicted."""
+"""Measures the steps of a training under a plan."""
 
 from __future__ import annotations
 
-import statistics
 import time
 import warnings
 import weakref
@@ -16,12 +15,12 @@ from torch.utils.hooks import RemovableHandle
 from ..base.config import format_bytes
 from ..errors import TierStoreWarning
 from ..hooks.in_place import Around
-from ..residency.torch_names import current_backward, tree_leaves
+from ..residency.torch_names import current_backward
 from ..returning.advice import stacklevel_of_user
 from ..store.tier_store import TierStore
-from .contents import Contents, Predicted
+from .contents import Contents
 from .meter import Meter
-from .steps import MeasuredStep
+from .steps import MeasuredStep, hooks_on
 
 T = TypeVar("T")
 
@@ -29,29 +28,22 @@ _NUM_WATCHED = 3
 """Steps measured at first, beside the very first one, in which the store still learns its order."""
 _EVERY = 50
 """Later, one step in so many is measured."""
-_MOST_CORRECTIONS = 3
-_PEAK_MISS, _TIME_MISS = 0.03, 0.05
-"""A prediction that has missed by more than these shares is replaced by what was measured."""
 
 
 class StepWatch:
-    """Measures steps of a model to which a plan is applied, tells the store, and warns if they exceed the limit.
+    """Measures steps of a model to which a plan is applied, tells the store, and warns if one exceeds the limit.
 
     A step begins with the first forward after a backward. It lasts to the end of its last backward, which is known when
-    the next forward begins. Steps that call the model more or less often than the planned one are not compared: those
-    of an evaluation with gradients, or of another loss. Nor are those whose result has no tensor to wait for.
+    the next forward begins. Steps that call the model more or less often than the planned one do not count: those of an
+    evaluation with gradients, or of another loss. Nor do those whose result has no tensor to wait for.
     """
 
     def __init__(self, contents: Contents, meter: Meter, store: TierStore | None) -> None:
         self._contents, self._meter, self._store = contents, meter, store
-        self._predicted = contents.predicted
         self._num_steps = 0
-        self._num_corrections = 0
-        self._has_warned = False
-        self._measured: list[MeasuredStep] = []
+        self._has_warned = self._is_inside = False
         self._now: _Running | None = None
-        self._is_inside = False
-        self._tell(None)
+        self._tell({})
 
     def around(self, through: Around | None) -> Around:
         return _WatchedCalls(self, through)
@@ -88,11 +80,8 @@ class StepWatch:
     def _begin(self) -> None:
         now = self._now
         if now is not None and now.measured is not None and now.num_calls == self._contents.num_calls:
-            self._measured.append(now.measured)
-            self._tell(now.measured)
+            self._note(now.measured)
         self._drop()
-        if len(self._measured) == _NUM_WATCHED:
-            self._compare()
         self._num_steps += 1
         is_measured = 1 < self._num_steps <= 1 + _NUM_WATCHED or self._num_steps % _EVERY == 0
         self._now = _Running(self._meter if is_measured and self._meter.can_reset else None)
@@ -102,47 +91,33 @@ class StepWatch:
         if now is not None:
             now.stop()
 
-    def _compare(self) -> None:
-        predicted, limit_bytes = self._predicted, self._contents.limit_bytes
-        found = Predicted(
-            max(measured.peak_bytes for measured in self._measured),
-            statistics.median_low(measured.seconds for measured in self._measured),
-        )
-        self._measured.clear()
-        is_missed = (
-            abs(found.step_seconds / predicted.step_seconds - 1) > _TIME_MISS
-            or abs(found.peak_bytes / predicted.peak_bytes - 1) > _PEAK_MISS
-        )
-        if is_missed and self._num_corrections < _MOST_CORRECTIONS:
-            self._num_corrections += 1
-            self._predicted = found
-            self._tell(MeasuredStep(found.step_seconds, found.peak_bytes))
-        if found.peak_bytes > limit_bytes and not self._has_warned:
+    def _note(self, measured: MeasuredStep) -> None:
+        self._tell({"measured_peak_bytes": measured.peak_bytes, "measured_step_seconds": measured.seconds})
+        limit_bytes = self._contents.limit_bytes
+        if measured.peak_bytes > limit_bytes and not self._has_warned:
             self._has_warned = True
             warnings.warn(
-                f"a step took {format_bytes(found.peak_bytes)}, more than the memory plan's limit of "
+                f"a step took {format_bytes(measured.peak_bytes)}, more than the memory plan's limit of "
                 f"{format_bytes(limit_bytes)}: plan again, with `reserve` for what the program takes beside the model",
                 TierStoreWarning,
                 stacklevel=stacklevel_of_user(),
             )
 
-    def _tell(self, measured: MeasuredStep | None) -> None:
-        if self._store is None:
-            return
-        figures = {
-            "limit_bytes": self._contents.limit_bytes,
-            "predicted_peak_bytes": self._predicted.peak_bytes,
-            "predicted_step_seconds": self._predicted.step_seconds,
-            "num_corrections": self._num_corrections,
-        }
-        if measured is not None:
-            figures |= {"measured_peak_bytes": measured.peak_bytes, "measured_step_seconds": measured.seconds}
-        self._store.plans.tell(self, figures)
+    def _tell(self, measured: dict[str, float]) -> None:
+        if self._store is not None:
+            predicted = self._contents.predicted
+            figures = {
+                "limit_bytes": self._contents.limit_bytes,
+                "predicted_peak_bytes": predicted.peak_bytes,
+                "predicted_step_seconds": predicted.step_seconds,
+            }
+            self._store.plans.tell(self, figures | measured)
 
 
 class _Running:
+    """A step. Meters of one process share the peak, so what another step has measured since `_last` says nothing."""
+
     _last: ClassVar[weakref.ref[_Running] | None] = None
-    """Who has reset the peak last. Meters of one process share it, so what an earlier step measures says nothing."""
 
     def __init__(self, meter: Meter | None) -> None:
         self.num_calls = 0
@@ -157,9 +132,7 @@ class _Running:
         self._began = time.perf_counter()
 
     def watch_backward(self, result: object) -> None:
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
-                self._hooks.append(leaf.register_hook(self._queue))  # type: ignore[no-untyped-call]
+        self._hooks += hooks_on(result, self._queue)
 
     def stop(self) -> None:
         while self._hooks:
@@ -179,6 +152,8 @@ class _Running:
 
 
 class _WatchedCalls:
+    """Calls of the model. A copy of it follows the plan (`through`), but is not watched."""
+
     def __init__(self, watch: StepWatch, through: Around | None) -> None:
         self._watch, self._through = watch, through
 
@@ -186,13 +161,10 @@ class _WatchedCalls:
         return type(None), ()
 
     def __deepcopy__(self, memo: dict[int, object]) -> Around | None:
-        """A copy of the model follows the plan, but is not watched."""
         return self._through
 
     def run(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         through = self._through
-
-        def compute() -> Any:
-            return call(*args, **kwargs) if through is None else through.run(call, args, kwargs)
-
-        return self._watch.run(compute, num_calls=1)
+        if through is None:
+            return self._watch.run(lambda: call(*args, **kwargs), num_calls=1)
+        return self._watch.run(lambda: through.run(call, args, kwargs), num_calls=1)

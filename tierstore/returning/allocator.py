@@ -32,8 +32,8 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _MOST_MMAP_THRESHOLD = 32 * 2**20  # malloc.h and malloc/malloc.c, DEFAULT_MMAP_THRESHOLD_MAX, on 64 bits
 _WRITABLE_MEMORY = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) rw-p 0+ 00:00 0 *(\[heap\])?$", re.MULTILINE)
 """Private anonymous memory in /proc/self/maps (proc(5))."""
-_libc = CDLL(None, use_errno=True)
-_libc.madvise.argtypes = (c_void_p, c_size_t, c_int)
+libc = CDLL(None, use_errno=True)
+libc.madvise.argtypes = (c_void_p, c_size_t, c_int)
 
 
 class HeapUse(NamedTuple):
@@ -97,21 +97,17 @@ def _library_of_malloc(process: CDLL) -> tuple[str, CDLL]:
     """(name, library) of what serves `malloc`, by dladdr(3) on `posix_memalign`, which every allocator replaces with
     it: Debian's Python has an entry of its own for `malloc`, which dlsym(3) would find."""
     found = _DlInfo()
-    aligned = ctypes.cast(process.posix_memalign, c_void_p)
-    dladdr = getattr(process, "dladdr", None)
-    file = ""
-    if dladdr is not None:
-        dladdr.argtypes = (c_void_p, POINTER(_DlInfo))
-        if dladdr(aligned, ctypes.byref(found)) and found.file:
-            file = os.path.basename(os.fsdecode(found.file))
+    process.dladdr.argtypes = (c_void_p, POINTER(_DlInfo))
+    process.dladdr(ctypes.cast(process.posix_memalign, c_void_p), ctypes.byref(found))
+    path = os.fsdecode(found.file or b"the C library")
+    file = os.path.basename(path)
     for name in _RELEASES:
         if name in file:
-            return name, CDLL(os.fsdecode(found.file))
-    if "musl" in file or not hasattr(process, "gnu_get_libc_version"):
-        return "musl" if "musl" in file else file or "the C library", process
-    if file.startswith(("libc.so", "libc-")):
-        return "glibc", process
-    return file, process
+            return name, CDLL(path)
+    if "musl" in file:
+        return "musl", process
+    is_glibc = hasattr(process, "gnu_get_libc_version") and file.startswith(("libc.so", "libc-"))
+    return "glibc" if is_glibc else file, process
 
 
 def _release_of(name: str, library: CDLL) -> Callable[[], object] | None:
@@ -124,13 +120,12 @@ def _release_of(name: str, library: CDLL) -> Callable[[], object] | None:
 
 
 def _glibc_measure(library: CDLL) -> Callable[[], HeapUse] | None:
-    call: Any = getattr(library, "mallinfo2", None)
-    if call is None:
+    if not hasattr(library, "mallinfo2"):
         return None
-    call.restype = _MallInfo
+    library.mallinfo2.restype = _MallInfo
 
     def measure() -> HeapUse:
-        found = call()
+        found = library.mallinfo2()
         return HeapUse(found.uordblks + found.hblkhd, found.fordblks)
 
     return measure
@@ -147,7 +142,7 @@ def _advise_glibc_heaps(huge: bool) -> None:
     for found in _WRITABLE_MEMORY.finditer(maps):
         start, end = int(found[1], 16), int(found[2], 16)
         if end - start > _HUGE_PAGE_BYTES and (found[3] or not start % _ARENA_BYTES):
-            _libc.madvise(start, end - start, advice)
+            libc.madvise(start, end - start, advice)
 
 
 def _have_glibc_keep_freed(library: CDLL, keeps: bool) -> None:

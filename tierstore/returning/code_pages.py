@@ -3,7 +3,6 @@ leaves some 70 MiB. They are mapped again where code runs. Linux alone."""
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 import re
@@ -11,6 +10,8 @@ from io import FileIO
 from pathlib import Path
 
 import numpy as np
+
+from .allocator import libc
 
 _CODE = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) r-xp [0-9a-f]+ \S+ [1-9]\d* +(/.*)$", re.MULTILINE)
 """Private mappings of files that can be run, in /proc/self/maps (proc(5))."""
@@ -22,17 +23,13 @@ def let_go_of_code(directory: Path) -> None:
     """Let go of all resident code of the libraries under a directory, which must never be unloaded, as Python's modules
     are not. Takes some milliseconds; any thread. Code that somebody has changed in memory, such as a debugger, stays.
     Where the system offers none of this, nothing happens."""
-    madvise = getattr(ctypes.CDLL(None), "madvise", None)
-    if madvise is None or not hasattr(mmap, "MADV_DONTNEED"):
-        return
-    madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
     try:
         maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
         with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
             for found in _CODE.finditer(maps):
                 start, end = int(found[1], 16), int(found[2], 16)
                 if found[3].startswith(f"{directory}{os.sep}") and _is_as_in_file(pagemap, start, end):
-                    madvise(start, end - start, mmap.MADV_DONTNEED)
+                    libc.madvise(start, end - start, mmap.MADV_DONTNEED)
     except OSError:
         return
 

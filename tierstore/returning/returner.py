@@ -44,19 +44,15 @@ class Returner:
     def __init__(self, mode: Mode, is_busy: Callable[[], bool], allocator: Allocator | None = None) -> None:
         self._allocator = allocator or allocator_of_process()
         self._mode = mode
-        self._is_busy = is_busy
-        self._policy = ReturnPolicy(mode)
+        self._is_busy, self._policy = is_busy, ReturnPolicy(mode)
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
         self._room: tuple[float, int, Room] | None = None  # when it was asked for, and what was resident then
         self._trouble: str | None = None  # why the last look saw nothing
         self._failure: str | None = None  # what has ended the thread
-        self.num_returns = 0
-        self.returned_bytes = 0
-        self.return_seconds = 0.0
-        self._has_told = False
+        self.num_returns, self.returned_bytes, self.return_seconds = 0, 0, 0.0
         self._limit_bytes: int | None = None
-        self._is_in_use = False
+        self._has_told = self._is_in_use = False
 
     def limit(self, nbytes: int | None) -> None:
         """Treat `nbytes` of resident memory as a limit of this process, beside those of the system; None: no more.
@@ -72,9 +68,11 @@ class Returner:
             return
         with _telling:
             is_limited = self._limit_bytes is not None
-            _note(_limited, self, is_limited)
-            if not _note(_keeping, self, is_limited or (self._is_in_use and self._mode == "auto")):
+            keeps = is_limited or (self._is_in_use and self._mode == "auto")
+            (_limited.add if is_limited else _limited.discard)(id(self))
+            if keeps is (id(self) in _keeping):
                 return
+            (_keeping.add if keeps else _keeping.discard)(id(self))
             if self._allocator.keep_freed is not None:
                 self._allocator.keep_freed(bool(_keeping))
                 _in_children[:] = [partial(self._allocator.keep_freed, False)]
@@ -144,29 +142,25 @@ class Returner:
                 if self._is_in_use is is_idle:
                     self._is_in_use = not is_idle
                     self._tell_allocator()
-                pause = _IDLE_SECONDS if is_idle else self._try_to_look()
+                pause = _IDLE_SECONDS if is_idle else self._look()
         except BaseException as error:  # noqa: BLE001 - told by `why_memory_stays`, on the thread that trains
             self._failure = f"its thread ended with {error!r}"
         finally:
             self._is_in_use = False
             self.limit(None)
 
-    def _try_to_look(self) -> float:
+    def _look(self) -> float:
+        """Return memory if that is due; gives the seconds until the next look."""
         try:
-            pause = self._look()
+            resident = resident_bytes()
+            room = self._room_at(resident)
+            if self._policy.is_due(time.monotonic(), resident, room):
+                self._return(resident)
+                room = self._room_at(resident_bytes(), at_most_seconds=0.0)
         except OSError as error:
             self._trouble = f"the memory in use cannot be read ({error})"
             return _IDLE_SECONDS
         self._trouble = None
-        return pause
-
-    def _look(self) -> float:
-        """Return memory if that is due; gives the seconds until the next look. Raises OSError: /proc cannot be read."""
-        resident = resident_bytes()
-        room = self._room_at(resident)
-        if self._policy.is_due(time.monotonic(), resident, room):
-            self._return(resident)
-            room = self._room_at(resident_bytes(), at_most_seconds=0.0)
         return self._policy.seconds_to_next_look(room)
 
     def _room_at(self, resident: int, at_most_seconds: float = _ROOM_LASTS_SECONDS) -> Room:
@@ -179,15 +173,13 @@ class Returner:
         return room if limit is None else tightest([room, Room(limit, max(limit - resident, 0))])
 
     def _return(self, decided_at_bytes: int) -> None:
-        release = self._allocator.release
-        if release is None:
-            return
         with _one_at_a_time:
             before, began = resident_bytes(), time.monotonic()
             if before < decided_at_bytes:  # another store's thread has done it meanwhile
                 self._policy.returned(began, 0.0, before)
                 return
-            release()
+            if self._allocator.release is not None:
+                self._allocator.release()
             if self._allocator.prefer_huge_pages is not None:
                 self._allocator.prefer_huge_pages(not _limited)
             ended, after = time.monotonic(), resident_bytes()
@@ -195,13 +187,6 @@ class Returner:
         self.returned_bytes += max(before - after, 0)
         self.return_seconds += ended - began
         self._policy.returned(ended, ended - began, after)
-
-
-def _note(noted: set[int], returner: Returner, belongs: bool) -> bool:
-    if (id(returner) in noted) == belongs:
-        return False
-    noted.symmetric_difference_update({id(returner)})
-    return True
 
 
 def _in_child() -> None:

@@ -106,8 +106,7 @@ class StoreStats:
         codec_choices: how often each codec was used, by kind of tensor: its dtype and, under "auto", what its bytes
             look like, such as "float32, many zeros". "bits" is a mask with a bit for each byte.
         memory_plan: figures of the `MemoryPlan` that uses the store; empty: none does. `limit_bytes`,
-            `predicted_peak_bytes`, `measured_peak_bytes`, `predicted_step_seconds`, `measured_step_seconds`, and
-            `num_corrections`, how often measured steps have replaced the prediction.
+            `predicted_peak_bytes`, `measured_peak_bytes`, `predicted_step_seconds`, `measured_step_seconds`.
     """
 
     live_handles: int
@@ -171,7 +170,7 @@ class StoreStats:
         `prefetch_hits`, `prefetch_late`, `prefetch_missed`. Held now: `device_gib`, `host_gib`, `staging_gib`,
         `lent_gib`, `disk_gib`, `live_handles`, and `resident_gib` where the system tells. The most at once:
         `host_peak_gib`, `disk_peak_gib`. Where a memory plan is applied: its figures (`memory_plan`), such as
-        `plan_measured_peak_gib` and `plan_num_corrections`.
+        `plan_measured_peak_gib`.
 
         Args:
             since: an earlier snapshot of the same store. Totals are then those since it; what is held now, and the

@@ -8,7 +8,7 @@ import time
 import weakref
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -27,13 +27,11 @@ class _Copied(threading.Event):
             raise TimeoutError("a simulated copy was never done: its engine has ended")
 
 
-class _Mark(NamedTuple):
-    seconds: float
-
-    def query(self) -> bool:
-        return True
-
-    def synchronize(self) -> None: ...
+class _Mark(_Copied):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds = time.perf_counter()
+        self.set()
 
 
 class SimulatedCopies:
@@ -90,7 +88,7 @@ class SimulatedCopies:
         pass  # work on a stream is done at once
 
     def mark(self, stream: Any) -> Marker:
-        return _Mark(time.perf_counter())
+        return _Mark()
 
     def seconds_between(self, earlier: Marker, later: Marker) -> float:
         if not isinstance(earlier, _Mark) or not isinstance(later, _Mark):
@@ -144,9 +142,7 @@ class FaultyCopies:
     """
 
     def __init__(self, copies: Copies, faults: Faults) -> None:
-        self._copies = copies
-        self._faults = faults
-        self._num_copies = 0
+        self._copies, self._faults, self._num_copies = copies, faults, 0
         self.device_of = copies.device_of
         self.current_stream = copies.current_stream
         self.share = copies.share
@@ -162,13 +158,11 @@ class FaultyCopies:
         self, source: torch.Tensor, device: torch.device, stream: Any, ready: Marker | None
     ) -> tuple[torch.Tensor, Marker]:
         drawn = self._begin("reload", source)
-        target, copied = self._copies.copy_in(source, device, stream, _real(ready))
+        target, copied = self._copies.copy_in(source, device, stream, None if ready is None else _real(ready))
         return target, self._delayed(copied, drawn)
 
     def wait(self, stream: Any, marker: Marker) -> None:
-        real = _real(marker)
-        if real is not None:
-            self._copies.wait(stream, real)
+        self._copies.wait(stream, _real(marker))
 
     def _begin(self, operation: Operation, source: torch.Tensor) -> Drawn:
         drawn = self._faults.draw(operation, source.numel())
@@ -203,5 +197,5 @@ class _LateMarker:
         self._was_waited_for = True
 
 
-def _real(marker: Marker | None) -> Marker | None:
+def _real(marker: Marker) -> Marker:
     return marker.real if isinstance(marker, _LateMarker) else marker

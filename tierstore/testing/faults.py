@@ -109,8 +109,6 @@ def _is_under(directory: str | None, descriptor: int | None) -> bool:
 
 
 def _seconds_of(latency: Latency, numbers: random.Random) -> float:
-    if latency.spread == "uniform":
-        return numbers.uniform(0, 2 * latency.seconds)
     if latency.spread == "exponential" and latency.seconds:
         return numbers.expovariate(1 / latency.seconds)
     return latency.seconds

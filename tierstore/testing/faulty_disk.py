@@ -27,9 +27,9 @@ class FaultyDisk:
     discard that fails breaks that contract: the user of the tier has to end."""
 
     def __init__(self, disk: DiskTier, faults: Faults) -> None:
-        self._disk = disk
-        self._faults = faults
-        self._order = _Completions()
+        self._disk, self._faults = disk, faults
+        self._num_running = self._num_done = 0
+        self._changed = asyncio.Condition()  # those two
         self.scratch_bytes = disk.scratch_bytes
         self.confirms, self.usage = disk.confirms, disk.usage
         self.codec_choices, self.abandon_after_fork = disk.codec_choices, disk.abandon_after_fork
@@ -63,50 +63,26 @@ class FaultyDisk:
         if drawn.error is not None:
             now = self._disk.usage()
             _fail(operation, drawn.error, data, num_bytes, (now.disk_bytes, now.budget_bytes))
-        self._order.begin()
+        self._num_running += 1
         ends_at = time.monotonic() + drawn.least_seconds
         try:
             return await call()
         finally:
             if drawn.least_seconds:
                 await asyncio.sleep(max(0.0, ends_at - time.monotonic()))
-            await self._order.end(drawn.num_others)
+            await self._end(drawn.num_others)
+
+    async def _end(self, num_others: int) -> None:
+        """An operation is done. Returns when it may be reported: at once, or after `num_others` other operations, or
+        when nothing runs any more, so that none waits for ever."""
+        self._num_running -= 1
+        self._num_done += 1
+        due = self._num_done + num_others
+        async with self._changed:
+            self._changed.notify_all()
+            await self._changed.wait_for(lambda: self._num_done >= due or not self._num_running)
 
 
 def _fail(operation: Operation, number: int, data: str, num_bytes: int = 0, usage: Usage = (0, 0)) -> NoReturn:
     with translated(operation, _PLACE, data, num_bytes=num_bytes, usage=usage):
         raise OSError(number, os.strerror(number))
-
-
-class _Held:
-    def __init__(self, num_others: int) -> None:
-        self.num_others = num_others
-        self.released = asyncio.Event()
-
-
-class _Completions:
-    """The order in which operations are reported done. When nothing runs, all are released, so none waits for ever."""
-
-    def __init__(self) -> None:
-        self._num_running = 0
-        self._held: list[_Held] = []
-
-    def begin(self) -> None:
-        self._num_running += 1
-
-    async def end(self, num_others: int) -> None:
-        """An operation is done. Returns when it may be reported: at once, or after `num_others` other operations."""
-        self._num_running -= 1
-        for held in self._held:
-            held.num_others -= 1
-        if num_others:
-            self._held.append(mine := _Held(num_others))
-        self._release()
-        if num_others:
-            await mine.released.wait()
-
-    def _release(self) -> None:
-        due = [held for held in self._held if not self._num_running or held.num_others <= 0]
-        self._held = [held for held in self._held if held not in due]
-        for held in reversed(due):
-            held.released.set()

@@ -22,11 +22,11 @@ _WITH_BYTES = _ALL - {"discard", "close", "fallocate"}
 
 
 class Latency(msgspec.Struct, frozen=True, tag=True):
-    """The operation begins later, by `seconds` in the mean. `spread`, drawn from the plan's seed: "fixed": always the
-    mean; "uniform": between 0 and twice the mean; "exponential": mostly less, sometimes much more."""
+    """The operation begins later, by `seconds` in the mean. `spread`: "fixed": always the mean; "exponential": mostly
+    less, sometimes much more, drawn from the plan's seed."""
 
     seconds: float
-    spread: Literal["fixed", "uniform", "exponential"] = "fixed"
+    spread: Literal["fixed", "exponential"] = "fixed"
 
 
 class Bandwidth(msgspec.Struct, frozen=True, tag=True):
@@ -46,7 +46,7 @@ class Fails(msgspec.Struct, frozen=True, tag=True):
 
 class Late(msgspec.Struct, frozen=True, tag=True):
     """The operation is done, but reported only after `num_others` others. The disk tier reports it earlier if no other
-    operation runs; the one held back last comes first. A copy's event also comes if somebody waits for it."""
+    operation runs. A copy's event also comes if somebody waits for it."""
 
     num_others: int = 1
 
