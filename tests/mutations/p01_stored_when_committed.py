@@ -30,11 +30,11 @@ MUTATIONS = {
     },
     "test_resumed_only_when_the_jobs_of_the_lost_connection_have_ended": {
         "the daemon answers when the write has returned": replace(
-            "Records.write",
-            "record = await self._store(session, message, memory)",
+            "Session.serve",
+            "record = await self._store(message, memory)",
             """
-            __import__("asyncio").ensure_future(self._store(session, message, memory))
-            record = Record(message.num_bytes, 1, "none", "", None)
+            __import__("asyncio").ensure_future(self._store(message, memory))
+            record = KeptRecord(message.num_bytes, 1, "none", "", None)
             """,
         ),
     },

@@ -35,7 +35,7 @@ MUTATIONS = {
     },
     "test_killed_client_is_cleaned_up_after_the_grace_period": {
         "what a lost client has stored is freed when its lease ends": replace(
-            "Registry._start_grace", "self.settings.grace_seconds", "1e6", inside="loop.call_later(...)"
+            "Registry._start_grace", "seconds", "1e6", inside="loop.call_later(...)"
         ),
     },
 }
