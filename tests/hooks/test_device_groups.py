@@ -64,6 +64,7 @@ def test_small_tensors_leave_and_come_back_in_groups(make_store: MakeStore, copi
         num_before = copies.num_out
         with tiered_offload(store, min_bytes=0):
             loss = sine_chain(leaf, _NUM)
+            assert inspect(store).device_window.resident.used_bytes <= 64 * _KIB, "a full group has left"
         store.flush()
         sizes = _group_sizes(store)
         assert sum(sizes) == store.stats().live_handles == _NUM - 1  # the leaf stays
@@ -91,12 +92,16 @@ def test_what_stays_is_in_no_group_and_what_leaves_by_the_plan_is(store: TierSto
     assert store.stats().device_bytes == 0
 
 
-def test_what_others_hold_waits_once_and_leaves_alone(store: TierStore) -> None:
+@pytest.mark.parametrize(("device_bytes", "num_booked"), [(0, 0), (64 * _KIB, 16)])
+def test_what_others_hold_waits_once_or_while_there_is_room_and_leaves_alone(
+    store: TierStore, device_bytes: int, num_booked: int
+) -> None:
     leaf = half_leaf()
-    with tiered_offload(store, min_bytes=0):
+    with tiered_offload(store, min_bytes=0, device_bytes=device_bytes):
         values = [leaf.sin()]
-        for _ in range(_NUM):
+        for number in range(_NUM):
             values.append(values[-1].sin())
+            assert number != 16 or sum(_group_sizes(store)) >= num_booked
         loss = values[-1].sum()
     assert set(_group_sizes(store)) == {1}
     assert store.stats().offloaded_bytes == 0
