@@ -41,11 +41,13 @@ class TierStoreError(Exception):
     What a class says of itself is made plain: it repeats paths, names and words of others, and somebody prints it.
     """
 
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        said: Callable[[BaseException], str] | None = vars(cls).get("__str__")
-        if said is not None:
-            cls.__str__ = lambda self: plain(said(self), kept="\n")  # type: ignore[method-assign]
+    _words = ""  # of the message; the fields fill it in
+
+    def __str__(self) -> str:
+        return plain(self._message(), kept="\n")
+
+    def _message(self) -> str:
+        return self._words.format(**vars(self)) or super().__str__()
 
     def __reduce__(self) -> tuple[Callable[..., TierStoreError], tuple[Any, ...]]:
         # Exceptions are pickled by their positional `args`. Ours are dataclasses, so they are pickled by their fields.
@@ -84,7 +86,7 @@ class ConfigError(TierStoreError, ValueError):
     given: object
     allowed: str
 
-    def __str__(self) -> str:
+    def _message(self) -> str:
         is_missing = self.given is None and not self.option.isidentifier()  # an argument may be given as None
         if is_missing:
             return f"{self.option} is missing: {self.allowed}"
@@ -109,8 +111,7 @@ class StoreClosedError(TierStoreError):
     store: str
     reason: str = "it was closed"
 
-    def __str__(self) -> str:
-        return f"the store at {self.store} cannot be used: {self.reason}; the tensors it held are freed"
+    _words = "the store at {store} cannot be used: {reason}; the tensors it held are freed"
 
 
 @dataclass(eq=False)
@@ -130,11 +131,10 @@ class StoreBusyError(TierStoreError):
     store: str
     place: str = "in the middle of another call of this thread"
 
-    def __str__(self) -> str:
-        return (
-            f"store {self.store}: a signal handler, a finalizer or a trace function called it {self.place}; "
-            "nothing was done. Set a flag in it instead, and call the store where your program checks the flag"
-        )
+    _words = (
+        "store {store}: a signal handler, a finalizer or a trace function called it {place}; "
+        "nothing was done. Set a flag in it instead, and call the store where your program checks the flag"
+    )
 
 
 @dataclass(eq=False)
@@ -159,13 +159,12 @@ class StoreFullError(TierStoreError, MemoryError):
     reason: str = "the disk budget is used up"
     advice: str = "raise disk_bytes or host_bytes"
 
-    def __str__(self) -> str:
-        return (
-            f"no room for {self.needed_bytes} bytes: {self.reason} "
-            f"(disk {self.disk_bytes} of {self.disk_budget_bytes} bytes, "
-            f"host {self.host_bytes} of {self.host_budget_bytes} bytes); "
-            f"the data is still in memory. Free a graph, or {self.advice}"
-        )
+    _words = (
+        "no room for {needed_bytes} bytes: {reason} "
+        "(disk {disk_bytes} of {disk_budget_bytes} bytes, "
+        "host {host_bytes} of {host_budget_bytes} bytes); "
+        "the data is still in memory. Free a graph, or {advice}"
+    )
 
 
 @dataclass(eq=False)
@@ -179,8 +178,7 @@ class QuotaExceededError(StoreFullError):
     advice: str = "raise host_bytes, or the daemon's --session-disk-bytes"
     session: str = ""
 
-    def __str__(self) -> str:
-        return f"session {self.session!r}: {super().__str__()}"
+    _words = f"session {{session!r}}: {StoreFullError._words}"
 
 
 @dataclass(eq=False)
@@ -199,11 +197,10 @@ class CorruptDataError(TierStoreError):
     expected: str
     found: str
 
-    def __str__(self) -> str:
-        return (
-            f"handle {self.key}: damaged data in {self.place}: expected {self.expected}, found {self.found}; "
-            "the saved tensor is lost, run the step again"
-        )
+    _words = (
+        "handle {key}: damaged data in {place}: expected {expected}, found {found}; "
+        "the saved tensor is lost, run the step again"
+    )
 
 
 @dataclass(eq=False)
@@ -222,8 +219,7 @@ class StorageIOError(TierStoreError):
     reason: str
     data: str = "the data is still in memory"
 
-    def __str__(self) -> str:
-        return f"{self.operation} failed at {self.place}: {self.reason}; {self.data}"
+    _words = "{operation} failed at {place}: {reason}; {data}"
 
 
 @dataclass(eq=False)
@@ -240,12 +236,11 @@ class ModifiedInPlaceError(TierStoreError, RuntimeError):
     saved_version: int
     current_version: int
 
-    def __str__(self) -> str:
-        return (
-            "one of the variables needed for gradient computation has been modified by an inplace operation: "
-            f"[{self.tensor}] is at version {self.current_version}; expected version {self.saved_version} instead. "
-            "The gradient was not computed"
-        )
+    _words = (
+        "one of the variables needed for gradient computation has been modified by an inplace operation: "
+        "[{tensor}] is at version {current_version}; expected version {saved_version} instead. "
+        "The gradient was not computed"
+    )
 
 
 @dataclass(eq=False)
@@ -264,7 +259,7 @@ class DaemonUnavailableError(TierStoreError):
     reason: str
     data: str = "data that it has acknowledged cannot be read until it is back; the rest is still in memory"
 
-    def __str__(self) -> str:
+    def _message(self) -> str:
         after = f" after {self.waited_seconds:.1f} s" if self.waited_seconds >= _SHORTEST_WAIT_SECONDS else ""
         where = f"; {self.data}" if self.data else ""
         return f"no daemon is available at {self.address}{after}: {self.reason}{where}"
@@ -282,8 +277,7 @@ class ProtocolError(TierStoreError):
     peer: str
     reason: str
 
-    def __str__(self) -> str:
-        return f"{self.peer} broke the protocol: {self.reason}; the connection was closed"
+    _words = "{peer} broke the protocol: {reason}; the connection was closed"
 
 
 @dataclass(eq=False)
@@ -300,7 +294,7 @@ class UnsupportedTorchError(TierStoreError, ImportError):
     missing: tuple[str, ...]
     tried: str
 
-    def __str__(self) -> str:
+    def _message(self) -> str:
         return (
             f"tierstore cannot run with torch {self.torch_version}, which has no {', '.join(self.missing)}; "
             f"it was tried with torch {self.tried}: install one of these, or a newer tierstore"

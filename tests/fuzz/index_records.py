@@ -18,13 +18,12 @@ from tests.fuzz.target import Target, raises
 from tierstore.daemon.sessions import KEY_BITS, Lease, kept_leases
 from tierstore.disk.budget import map_bytes_for, value_charge_bytes
 from tierstore.disk.codec.codec import DamagedBytesError
-from tierstore.disk.home import FOLDER_NAME, NamedHome
+from tierstore.disk.home import FOLDER_NAME, NamedHome, spans_of
 from tierstore.disk.index import Index
 from tierstore.disk.location import FileRange, Location, record_seed
 from tierstore.disk.records import decode_small_value, read_record
 from tierstore.disk.scratch import ScratchPool
 from tierstore.disk.segments import IoMode, close_segments
-from tierstore.disk.soundness import spans_of
 
 __all__ = ["TARGETS"]
 

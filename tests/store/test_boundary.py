@@ -62,8 +62,8 @@ def test_damaged_bytes_are_told_with_the_key() -> None:
     ("cause", "reason", "advice"),
     [
         (None, "the disk budget is used up", "raise disk_bytes or host_bytes"),
-        (_os_error(errno.ENOSPC), "the drive is full: No space left on device, .+ free under {}", "free space there"),
-        (lmdb.DiskError("ENOSPC"), "the drive is full: No space left on device, .+ free under {}", "free space there"),
+        (_os_error(errno.ENOSPC), "the drive of {} is full: No space left on device", "free space there"),
+        (lmdb.DiskError("ENOSPC"), "the drive of {} is full: No space left on device", "free space there"),
         (_os_error(errno.EDQUOT), "your quota on the drive of {} is used up: .*quota exceeded", "free space there"),
         (_error_of_lmdb(errno.EDQUOT), "your quota on the drive of {} is used up: .*quota", "free space there"),
         (lmdb.MapFullError("raise `ulimit -v`"), "the disk budget is used up", "raise `ulimit -v` or host_bytes"),
@@ -75,9 +75,8 @@ def test_full_names_what_is_the_limit_and_advises_no_other(
 ) -> None:
     full = StoreFullError(5, 10, 11)
     full.__cause__ = cause
-    for directory in (tmp_path, tmp_path / "gone"):
-        told = naming_the_limit(full, directory)
-        assert re.search(reason.format(directory), told.reason)
-        assert told.advice.startswith(advice)
-        assert (told.needed_bytes, told.disk_bytes, told.disk_budget_bytes) == (5, 10, 11)
-        assert told.__cause__ is cause
+    told = naming_the_limit(full, tmp_path)
+    assert re.search(reason.format(tmp_path), told.reason)
+    assert told.advice.startswith(advice)
+    assert (told.needed_bytes, told.disk_bytes, told.disk_budget_bytes) == (5, 10, 11)
+    assert told.__cause__ is cause

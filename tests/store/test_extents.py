@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tierstore.disk import extents as extents_module
 from tierstore.disk import segments as segments_module
-from tierstore.disk.allocator import ALIGNMENT_BYTES, ExtentAllocator, round_up
+from tierstore.disk.allocator import ALIGNMENT_BYTES, FreeExtents, round_up
 from tierstore.disk.budget import DiskBudget
 from tierstore.disk.extents import ExtentSpace
 from tierstore.disk.forking import Inode, inode_of, not_while_forking
@@ -24,78 +24,50 @@ from tierstore.errors import StoreFullError
 
 BLOCK = ALIGNMENT_BYTES
 STEPS = st.lists(st.tuples(st.sampled_from(["take", "take", "free", "trim"]), st.integers(1, 40)), max_size=200)
+NUM_BLOCKS = 64
 
 
-@given(steps=STEPS, ranges=st.lists(st.integers(1, 64), min_size=1, max_size=4))
+@given(steps=STEPS)
 @settings(max_examples=150, deadline=None)
-def test_allocator_never_overlaps_and_counts_exactly(steps: list[tuple[str, int]], ranges: list[int]) -> None:
-    allocator = ExtentAllocator()
-    for number, blocks in enumerate(ranges):
-        allocator.add_range(number << 20, blocks * BLOCK)
+def test_free_extents_never_overlap_and_are_found_again(steps: list[tuple[str, int]]) -> None:
+    free = FreeExtents(NUM_BLOCKS * BLOCK, {})
     owned: dict[int, int] = {}
     for action, number in steps:
         if action == "take":
-            if (start := allocator.allocate(number * BLOCK)) is not None:
-                owned[start] = number * BLOCK
-            else:
-                assert allocator.largest_free_bytes < number * BLOCK
+            if free.longest_bytes >= number * BLOCK:
+                owned[free.allocate(number * BLOCK)] = number * BLOCK
         elif owned:
             start = sorted(owned)[number % len(owned)]
             kept = owned[start] // BLOCK // 2 * BLOCK if action == "trim" else 0
-            allocator.free(start + kept, owned[start] - kept)
+            free.free(start + kept, owned[start] - kept)
             if kept:
                 owned[start] = kept
             else:
                 del owned[start]
-        check_allocator(allocator, owned, ranges)
+        check_tiles(free, owned)
+        assert FreeExtents(NUM_BLOCKS * BLOCK, owned).length_at == free.length_at
     for start, length in owned.items():
-        allocator.free(start, length)
-    assert allocator.free_runs() == [(number << 20, blocks * BLOCK) for number, blocks in enumerate(ranges)]
+        free.free(start, length)
+    assert free.is_whole
 
 
-def check_allocator(allocator: ExtentAllocator, owned: dict[int, int], ranges: list[int]) -> None:
-    """Owned extents and free runs tile the ranges exactly, and no two free runs of a range touch."""
-    free = allocator.free_runs()
-    tiles = sorted([*owned.items(), *free])
-    expected = [(number << 20, blocks * BLOCK) for number, blocks in enumerate(ranges)]
-    for start, length in expected:
-        inside = [tile for tile in tiles if start <= tile[0] < start + length]
-        assert inside[0][0] == start
-        for (first, size), (second, _) in pairwise(inside):
-            assert first + size == second
-        assert sum(inside[-1]) == start + length
-    assert all(first + size != second for (first, size), (second, _) in pairwise(free))
-    assert allocator.free_bytes == sum(length for _, length in free)
-    assert allocator.total_bytes == allocator.free_bytes + sum(owned.values())
-
-
-def test_allocator_takes_the_oldest_range_that_has_room() -> None:
-    """So that the others empty themselves when use falls."""
-    allocator = ExtentAllocator()
-    for start in (1 << 20, 0, 2 << 20):
-        allocator.add_range(start, 4 * BLOCK)
-    starts = [allocator.allocate(size * BLOCK) for size in (3, 2, 1, 2, 3)]
-    assert starts == [1 << 20, 0, (1 << 20) + 3 * BLOCK, 2 * BLOCK, 2 << 20]
-    allocator.free(1 << 20, 3 * BLOCK)
-    assert allocator.allocate(BLOCK) == 1 << 20, "the exact fit in a younger one is not taken"
+def check_tiles(free: FreeExtents, owned: dict[int, int]) -> None:
+    """Owned extents and free runs tile the segment exactly, and no two free runs touch."""
+    tiles = sorted([*owned.items(), *free.length_at.items()])
+    assert tiles[0][0] == 0
+    assert sum(tiles[-1]) == NUM_BLOCKS * BLOCK
+    assert all(first + size == second for (first, size), (second, _) in pairwise(tiles))
+    runs = sorted(free.length_at.items())
+    assert all(first + size != second for (first, size), (second, _) in pairwise(runs))
+    assert free.is_whole is not bool(owned)
 
 
 @pytest.mark.parametrize(("start", "length"), [(0, 1), (2, 2), (3, 1), (15, 2), (16, 1), (40, 1)])
-def test_allocator_refuses_to_free_what_is_not_handed_out(start: int, length: int) -> None:
-    allocator = ExtentAllocator()
-    allocator.add_range(0, 16 * BLOCK)
-    assert allocator.allocate(4 * BLOCK) == 0
-    allocator.free(0, BLOCK)
-    allocator.free(3 * BLOCK, BLOCK)
+def test_what_is_not_handed_out_is_not_freed(start: int, length: int) -> None:
+    free = FreeExtents(16 * BLOCK, {BLOCK: 2 * BLOCK})
     with pytest.raises(ValueError, match="not handed out"):
-        allocator.free(start * BLOCK, length * BLOCK)
-    assert allocator.free_bytes == 14 * BLOCK
-    with pytest.raises(ValueError, match="multiple"):
-        allocator.allocate(BLOCK + 1)
-    with pytest.raises(ValueError, match="not an unused range"):
-        allocator.remove_range(0, 16 * BLOCK)
-    with pytest.raises(ValueError, match="touches"):
-        allocator.add_range(16 * BLOCK, BLOCK)
+        free.free(start * BLOCK, length * BLOCK)
+    assert free.length_at == {0: BLOCK, 3 * BLOCK: 13 * BLOCK}
 
 
 def test_budget_counts_values_at_their_peak() -> None:
@@ -155,6 +127,16 @@ async def test_segments_stay_within_the_budget(open_space: OpenSpace) -> None:
     assert len(space.files()) == 1
     await space.close()
     assert budget.segment_bytes == 0
+
+
+@pytest.mark.usefixtures("_small_segments")
+async def test_oldest_segment_that_has_room_is_used_first(open_space: OpenSpace) -> None:
+    """So that the others empty themselves when use falls."""
+    space = open_space(DiskBudget(64 * 2**20, 2**40))
+    taken = [await space.take(100_000) for _ in range(15)]
+    space.give_back(taken[3])
+    assert await space.take(50_000) == taken[3]._replace(num_bytes=round_up(50_000))
+    assert space.used_bytes == 14 * round_up(100_000) + round_up(50_000)
 
 
 async def come_and_go(space: ExtentSpace, num_extents: int) -> None:

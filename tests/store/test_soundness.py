@@ -4,8 +4,8 @@ import msgspec
 import pytest
 
 from tierstore.disk.codec.codec import DamagedBytesError
+from tierstore.disk.home import spans_of
 from tierstore.disk.location import Location
-from tierstore.disk.soundness import spans_of
 
 BLOCK = 4096
 

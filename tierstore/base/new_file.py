@@ -11,21 +11,16 @@ from .config import check_directory
 
 def check_new_file(option: str, file: Path) -> None:
     """Check that the file can be made. Raises ConfigError, which names the option, if it exists or cannot be made."""
-    check_folder(option, file)
+    try:
+        check_directory(file.parent)
+    except ConfigError as error:
+        raise ConfigError(option, str(file), f"cannot be created: {error.allowed}") from None
     try:
         exists = file.exists()
     except OSError as error:  # the name is too long
         raise ConfigError(option, str(file), f"cannot be created: {error.strerror}") from error
     if exists:
         raise ConfigError(option, str(file), "the file exists already; name another, or remove it")
-
-
-def check_folder(option: str, file: Path) -> None:
-    """Check that the file's folder exists and is writable. Raises ConfigError, which names the option, if not."""
-    try:
-        check_directory(file.parent)
-    except ConfigError as error:
-        raise ConfigError(option, str(file), f"cannot be created: {error.allowed}") from None
 
 
 def check_distinct(read: Mapping[str, Path | None], written: Mapping[str, Path | None]) -> None:

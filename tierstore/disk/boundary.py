@@ -11,9 +11,8 @@ from pathlib import Path
 
 import lmdb
 
-from ..base.config import format_bytes, free_disk_bytes
 from ..base.system_words import words_of
-from ..errors import ConfigError, CorruptDataError, StorageIOError, StoreFullError
+from ..errors import CorruptDataError, StorageIOError, StoreFullError
 from .codec.family import DamagedBytesError
 from .segments import is_out_of_space
 
@@ -46,7 +45,7 @@ def translated(
 
 
 def naming_the_limit(full: StoreFullError, directory: Path) -> StoreFullError:
-    """The same error; if the drive, a quota on it or `ulimit -v` is the limit, not a budget, it says so. Blocks."""
+    """The same error; if the drive, a quota on it or `ulimit -v` is the limit, not a budget, it says so."""
     cause = full.__cause__
     number = getattr(cause, "errno", None) or getattr(cause, "code", None)
     advice = "free space there, use another drive, or raise host_bytes"
@@ -54,12 +53,7 @@ def naming_the_limit(full: StoreFullError, directory: Path) -> StoreFullError:
     if number == errno.EDQUOT:
         told = replace(full, reason=f"your quota on the drive of {directory} is used up: {cause}", advice=advice)
     elif number == errno.ENOSPC or isinstance(cause, lmdb.DiskError):
-        try:
-            free = f"{format_bytes(free_disk_bytes(directory))} are"
-        except ConfigError:
-            free = "nothing tells how much is"
-        reason = f"the drive is full: {os.strerror(errno.ENOSPC)}, {free} free under {directory}"
-        told = replace(full, reason=reason, advice=advice)
+        told = replace(full, reason=f"the drive of {directory} is full: {os.strerror(errno.ENOSPC)}", advice=advice)
     elif isinstance(cause, lmdb.MapFullError):
         told = replace(full, advice="raise `ulimit -v` or host_bytes")
     told.__cause__ = cause

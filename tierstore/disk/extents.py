@@ -15,7 +15,7 @@ from concurrent.futures import Executor
 from typing import NamedTuple
 
 from ..errors import StoreFullError
-from .allocator import ALIGNMENT_BYTES, ExtentAllocator, round_up
+from .allocator import ALIGNMENT_BYTES, FreeExtents, round_up
 from .boundary import Usage
 from .budget import DiskBudget
 from .forking import Inode, inode_of
@@ -27,19 +27,14 @@ IDLE_SECONDS = 300.0
 """An empty segment is kept for at least this long, and at most twice as long. Most training steps are shorter."""
 
 _RECORDS_PER_SEGMENT = 8  # large records get larger segments: at most an eighth is lost to what does not fit
-_SEGMENT_STRIDE = 1 << 48  # between segments on the allocator's line, so they never touch
 
 
 class Extent(NamedTuple):
-    """A range of a segment; offset and length are multiples of 4096. `start`: its place on the allocator's line."""
+    """A range of a segment; offset and length are multiples of 4096."""
 
     segment: int
     offset: int
     num_bytes: int
-
-    @property
-    def start(self) -> int:
-        return self.segment * _SEGMENT_STRIDE + self.offset
 
     def trimmed(self, num_bytes: int) -> Extent:
         """The first `num_bytes` of this range, rounded up to 4096."""
@@ -48,8 +43,8 @@ class Extent(NamedTuple):
 
 class ExtentSpace:
     """The segments of one tier; for one loop. They are counted against `budget` as they come and go. `executor`: runs
-    the jobs that make and close them. `idle_seconds`: how long an empty segment is kept. `inodes`: of all segments that
-    are open, being opened or closed."""
+    the jobs that make and close them. `idle_seconds`: how long an empty segment is kept. `used_bytes`: of all extents
+    that are taken. `inodes`: of all segments that are open, being opened or closed."""
 
     def __init__(
         self,
@@ -64,9 +59,10 @@ class ExtentSpace:
         self._budget = budget
         self._mode = mode
         self._executor = executor
-        self._allocator = ExtentAllocator()
+        self.used_bytes = self._free_bytes = 0
         self.inodes: set[Inode] = set()
-        self._segments: dict[int, Segment] = {}
+        self._segments: dict[int, Segment] = {}  # the oldest first
+        self._free: dict[int, FreeExtents] = {}  # in the same order
         self._num_opened = 0
         self._idle_seconds = idle_seconds
         self._empty_since: dict[int, float] = {}  # by the loop's clock; of those in use: when they last were empty
@@ -79,32 +75,15 @@ class ExtentSpace:
         self._refused_bytes = 0
         self._grows_ahead = True
 
-    @property
-    def used_bytes(self) -> int:
-        return self._allocator.total_bytes - self._allocator.free_bytes
-
     def usage(self) -> Usage:
         return self.used_bytes + self._budget.value_bytes, self._budget.limit_bytes
 
-    @property
-    def largest_free_bytes(self) -> int:
-        return self._allocator.largest_free_bytes
-
-    @property
-    def is_closing(self) -> bool:
-        return self._closing is not None
-
     def take_up(self, segments: Iterable[Segment], extents: Mapping[int, Mapping[int, int]]) -> None:
         """Continue with segments that hold records, which this space closes; the caller counts the budget. `extents`:
-        those in use, by segment: offset -> length. ValueError: they overlap, or lie outside."""
+        those in use, by segment: offset -> length."""
         for segment in segments:
-            start = segment.number * _SEGMENT_STRIDE
-            taken = sorted(extents[segment.number].items())
-            in_use = ((start + offset, num_bytes) for offset, num_bytes in taken)
-            self._allocator.add_range(start, segment.num_bytes, in_use)
-            self._segments[segment.number] = segment
+            self._add(segment, extents[segment.number])
             self.inodes.add(inode_of(segment.file.fileno()))
-            self._num_opened = max(self._num_opened, segment.number + 1)
 
     def descriptor(self, segment: int) -> int:
         return self._segments[segment].file.fileno()
@@ -116,7 +95,7 @@ class ExtentSpace:
         """Take an extent of `num_bytes`, rounded up to 4096. StoreFullError: neither the budget nor the file system has
         room, not even after all promised space has come back. OSError: the device failed. Nothing was taken then."""
         num_bytes = max(round_up(num_bytes), ALIGNMENT_BYTES)
-        while (start := self._allocator.allocate(num_bytes)) is None:
+        while (extent := self._take_free(num_bytes)) is None:
             refused = self._refusal is not None and num_bytes >= self._refused_bytes
             if self._growth is None and not refused and self._budget.room_bytes >= num_bytes:
                 self._start_growth(self._segment_bytes_for(num_bytes), num_bytes)
@@ -124,12 +103,13 @@ class ExtentSpace:
                 raise self._refuse(num_bytes)
             await self.wait_for_news()
         self._grow_ahead()
-        return Extent(*divmod(start, _SEGMENT_STRIDE), num_bytes)
+        return extent
 
     def give_back(self, extent: Extent) -> None:
         """Free an extent. Only when nothing can still read or write it."""
-        self._allocator.free(extent.start, extent.num_bytes)
-        if self._is_empty(extent.segment):
+        self._free[extent.segment].free(extent.offset, extent.num_bytes)
+        self._count(-extent.num_bytes)
+        if self._free[extent.segment].is_whole:
             self._note_empty(extent.segment)
         self._announce()
 
@@ -137,8 +117,8 @@ class ExtentSpace:
         """Give back all but the first `num_bytes`, rounded up to 4096; returns the extent that is kept."""
         kept = extent.trimmed(num_bytes)
         if kept.num_bytes < extent.num_bytes:
-            self._allocator.free(kept.start + kept.num_bytes, extent.num_bytes - kept.num_bytes)
-            self._announce()
+            rest_bytes = extent.num_bytes - kept.num_bytes
+            self.give_back(Extent(extent.segment, extent.offset + kept.num_bytes, rest_bytes))
         return kept
 
     def promise(self) -> None:
@@ -173,12 +153,32 @@ class ExtentSpace:
             await asyncio.wait(pending)
         segments = list(self._segments.values())
         self._segments.clear()
-        self._allocator = ExtentAllocator()
-        self._budget.segment_bytes = 0
+        self._free.clear()
+        self.used_bytes = self._free_bytes = self._budget.segment_bytes = 0
         if segments and keep:
             await run_job(self._executor, close_segments, segments, self.inodes)
         elif segments:
             await run_job(self._executor, remove_segments, self._segment_files, segments, self.inodes)
+
+    def _add(self, segment: Segment, taken: Mapping[int, int]) -> None:
+        self._segments[segment.number] = segment
+        self._free[segment.number] = FreeExtents(segment.num_bytes, taken)
+        self._num_opened = max(self._num_opened, segment.number + 1)
+        self._free_bytes += segment.num_bytes
+        self._count(sum(taken.values()))
+
+    def _take_free(self, num_bytes: int) -> Extent | None:
+        """The best fit of the oldest segment that has one: extents gather in few, and the others become empty."""
+        for number, free in self._free.items():
+            if free.longest_bytes >= num_bytes:
+                self._count(num_bytes)
+                return Extent(number, free.allocate(num_bytes), num_bytes)
+        return None
+
+    def _count(self, num_bytes: int) -> None:
+        """So many more are in use."""
+        self.used_bytes += num_bytes
+        self._free_bytes -= num_bytes
 
     def _segment_bytes_for(self, num_bytes: int) -> int:
         usual = min(SEGMENT_BYTES, round_up(self._budget.limit_bytes // 4))
@@ -187,7 +187,7 @@ class ExtentSpace:
 
     def _grow_ahead(self) -> None:
         usual = self._segment_bytes_for(0)
-        is_low = self._allocator.free_bytes < usual // 4
+        is_low = self._free_bytes < usual // 4
         if is_low and self._grows_ahead and self._growth is None:
             self._start_growth(usual, usual)
 
@@ -202,10 +202,8 @@ class ExtentSpace:
             how = self._segment_files, number, num_bytes, least_bytes, self._mode, self.inodes
             segment = await run_job(self._executor, open_segment, *how)
             taken_bytes = segment.num_bytes
-            self._segments[number] = segment
-            self._allocator.add_range(number * _SEGMENT_STRIDE, taken_bytes)
+            self._add(segment, {})
             self._note_empty(number)
-            self._num_opened += 1
         except Exception as error:  # noqa: BLE001 - raised by `take`, which would ask again without end
             # A refused segment that no record waits for only ends the growing ahead of need.
             self._grows_ahead = False
@@ -219,10 +217,11 @@ class ExtentSpace:
         refusal, self._refusal = self._refusal, None  # the next one may ask the file system again
         if refusal is not None and not is_out_of_space(refusal):
             return refusal
-        reason = f"the longest free extent has {self.largest_free_bytes} bytes"
+        longest_bytes = max((free.longest_bytes for free in self._free.values()), default=0)
+        reason = f"the longest free extent has {longest_bytes} bytes"
         if refusal is not None:
             reason = str(refusal)
-        elif self._allocator.free_bytes < num_bytes:
+        elif self._free_bytes < num_bytes:
             reason = "the disk budget is used up"
             if kept_bytes := self._budget.value_peak_bytes - self._budget.value_bytes:
                 reason += f", {kept_bytes} bytes of it by the index, which keeps the space of freed small records"
@@ -231,10 +230,7 @@ class ExtentSpace:
         return full
 
     def _empty_segments(self) -> list[int]:
-        return [number for number in self._segments if self._is_empty(number)]
-
-    def _is_empty(self, number: int) -> bool:
-        return self._allocator.is_unused(number * _SEGMENT_STRIDE, self._segments[number].num_bytes)
+        return [number for number, free in self._free.items() if free.is_whole]
 
     def _note_empty(self, number: int) -> None:
         self._empty_since[number] = asyncio.get_running_loop().time()
@@ -266,8 +262,8 @@ class ExtentSpace:
             while numbers := which():
                 number = min(numbers, key=lambda number: self._segments[number].num_bytes)
                 segment = self._segments.pop(number)
-                del self._empty_since[number]
-                self._allocator.remove_range(number * _SEGMENT_STRIDE, segment.num_bytes)
+                del self._free[number], self._empty_since[number]
+                self._free_bytes -= segment.num_bytes
                 await run_job(self._executor, remove_segments, self._segment_files, [segment], self.inodes)
                 self._budget.segment_bytes -= segment.num_bytes
                 self._refusal = None
@@ -278,7 +274,7 @@ class ExtentSpace:
             self._announce()
 
     def _is_news_coming(self) -> bool:
-        return self._num_promises > 0 or self._growth is not None or self.is_closing
+        return self._num_promises > 0 or self._growth is not None or self._closing is not None
 
     def _announce(self) -> None:
         self._news.set()

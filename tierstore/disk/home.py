@@ -19,6 +19,7 @@ import io
 import os
 import re
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,28 +29,33 @@ import lmdb
 import msgspec
 
 from ..base.config import check_directory
-from .allocator import ALIGNMENT_BYTES
+from .allocator import ALIGNMENT_BYTES, round_up
 from .boundary import means_full
-from .budget import map_bytes_for
-from .codec.family import DamagedBytesError
+from .budget import map_bytes_for, value_charge_bytes
+from .codec.codec import NO_CODEC
+from .codec.family import FAMILIES, DamagedBytesError
 from .folder import LockedFolder
 from .forking import Inode
 from .index import Index, may_be_short_write
 from .linux import open_unnamed
 from .location import Location
 from .segments import IoMode, Segment, close_segments, reopen_segment
-from .soundness import Spans, spans_of
 
 FOLDER_NAME = "tierstore-daemon"
 _FORMAT_VERSION = 2
 _FORMAT, _OPENING, _INDEX = "format", "opening", "index"
 _OWN_NAMES = re.compile(r"format|opening|index|segment-(?:\d{6}|[1-9]\d{6,})", re.ASCII)
 _MOST_FORMAT_BYTES = 4096
+_MOST_ITEMSIZE_BYTES = 1024  # as in the protocol's `Write`; decoding makes a pass for each byte of it
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 # The cause of these errors is this process or the drive, not the index.
 _PASSING = (
     errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS,
 )  # fmt: skip
+
+
+Spans = dict[int, dict[int, int]]
+"""The ranges in use, by the number of their segment: offset -> length. Segments without records are left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,3 +258,37 @@ def _segment_name(number: int) -> str:
 
 def _boot_id() -> str:
     return _BOOT_ID.read_text(encoding="ascii").strip()
+
+
+def spans_of(locations: Mapping[int, Location], segment_bytes: Mapping[int, int]) -> Spans:
+    """The ranges of all records. DamagedBytesError: one of them cannot be right, or two overlap. `segment_bytes`: the
+    length of each segment file that is there, by number."""
+    extents = []
+    for key, location in locations.items():
+        if not _could_be_right(location, segment_bytes):
+            raise DamagedBytesError(f"a place of record {key} that there is", str(location))
+        if location.segment is not None and location.offset is not None:
+            extents.append((location.segment, location.offset, location.taken_bytes))
+    spans: Spans = {}
+    for segment, offset, num_bytes in sorted(extents):
+        of_segment = spans.setdefault(segment, {})
+        if of_segment and offset < (end := sum(next(reversed(of_segment.items())))):
+            raise DamagedBytesError(f"records of segment {segment} that do not overlap", f"{offset} before {end}")
+        of_segment[offset] = num_bytes
+    return spans
+
+
+def _could_be_right(location: Location, segment_bytes: Mapping[int, int]) -> bool:
+    encoded_bytes, taken_bytes, offset = location.encoded_bytes, location.taken_bytes, location.offset
+    if encoded_bytes < 0 or location.logical_bytes < 0 or location.codec not in (NO_CODEC.family, *FAMILIES):
+        return False
+    if not 1 <= location.itemsize_bytes <= _MOST_ITEMSIZE_BYTES:
+        return False
+    if location.codec == NO_CODEC.family and location.logical_bytes != encoded_bytes:
+        return False
+    if location.segment is None:
+        return taken_bytes == value_charge_bytes(encoded_bytes)
+    if offset is None or offset < 0 or offset % ALIGNMENT_BYTES or not 0 <= location.head_bytes < ALIGNMENT_BYTES:
+        return False
+    is_snug = taken_bytes == max(round_up(encoded_bytes), ALIGNMENT_BYTES)
+    return is_snug and offset + taken_bytes <= segment_bytes.get(location.segment, 0)

@@ -253,10 +253,7 @@ class LocalDisk:
         except StoreFullError as error:
             if allowance is not None:
                 allowance.give_back(num_bytes)
-            if error.__cause__ is None:
-                raise
-            told = await run_job(self._executor, naming_the_limit, error, self._directory)
-            raise told from told.__cause__
+            raise naming_the_limit(error, self._directory) from error.__cause__
         if allowance is not None:
             allowance.give_back(num_bytes - stored.stored_bytes)
         self._written_bytes += stored.stored_bytes

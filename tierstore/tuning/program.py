@@ -29,7 +29,7 @@ class TrialFailedError(TierStoreError):
     what: str
     last_words: str = ""
 
-    def __str__(self) -> str:
+    def _message(self) -> str:
         return f"{self.what}; it wrote:\n{self.last_words}" if self.last_words else self.what
 
 
