@@ -47,9 +47,10 @@ def test_every_view_of_a_daemon_with_such_paths_and_names(start_daemon: StartDae
             assert done.returncode == 0, done.stderr
             assert is_safe(done.stdout)
             assert r"x\x9b31m\x1b[2J\u202e\u2066\u200b\u2028y" in done.stdout
-        as_json = tierstore("stat", "--json", f"--socket={socket}")
-        assert is_safe(as_json.stdout)
-        assert json.loads(as_json.stdout)["sessions"][0]["client"] == ODD
+            as_json = tierstore(*arguments, "--json", f"--socket={socket}")
+            assert is_safe(as_json.stdout)
+            found = json.loads(as_json.stdout)
+            assert found.get("report", found)["sessions"][0]["client"] == ODD
         assert is_safe(ask(page_of(daemon), "/metrics").text)
         status = ask(page_of(daemon), "/status.json").text
         assert is_safe(status)

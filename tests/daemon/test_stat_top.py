@@ -112,12 +112,16 @@ def test_stat_json_is_the_report(daemon: DaemonProcess) -> None:
         decode_report(b"{}", "/run/s")
 
 
-@pytest.mark.parametrize("command", ["stat --json", "top --iterations=1"])
+@pytest.mark.parametrize("command", ["stat --json", "top --iterations=1", "top --iterations=1 --json"])
 def test_no_daemon_exits_1_and_says_how_to_start_one(command: str, tmp_path: Path) -> None:
     done = tierstore(*command.split(), "--socket", str(tmp_path / "s"), COLUMNS="1000")
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     complaint = done.stderr if command.startswith("stat") else done.stdout
+    if command == "top --iterations=1 --json":
+        update = json.loads(complaint)
+        assert (update["report"], update["rates"]) == (None, None)
+        complaint = update["error"]
     assert f"no daemon is available at {tmp_path / 's'}" in complaint
     assert "No such file or directory" in complaint
     assert f"Start one with: tierstore serve --path DIRECTORY --socket {tmp_path / 's'}" in complaint
@@ -202,6 +206,32 @@ def test_stopped_daemon_does_not_answer(daemon: DaemonProcess) -> None:
     assert "it does not answer" in complaint
 
 
+def test_top_as_json_is_a_line_for_each_update(daemon: DaemonProcess) -> None:
+    done = tierstore("top", "--json", "--socket", str(daemon.socket), "--iterations=2", "--interval=0.1")
+    assert (done.returncode, done.stderr) == (0, "")
+    first, second = map(json.loads, done.stdout.splitlines())
+    assert (first["error"], first["rates"], second["error"]) == (None, None, None)
+    report = msgspec.convert(second["report"], DaemonReport)
+    assert replace(report, uptime_seconds=0) == replace(report_of(daemon), uptime_seconds=0)
+    assert second["rates"]["spilled_bytes"] == 0
+    assert list(second["rates"]["of_sessions"].values()) == [[0, 0]]
+
+
+def test_top_as_json_is_written_at_once(daemon: DaemonProcess) -> None:
+    command = [sys.executable, "-m", "tierstore.cli", "top", "--json", "--socket", str(daemon.socket)]
+    process = subprocess.Popen(
+        [*command, "--interval=3600"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment_of_tests(PYTHONUNBUFFERED=""),
+    )
+    assert process.stdout is not None
+    assert json.loads(process.stdout.readline())["report"]["pid"] == daemon.process.pid
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=SECONDS)[0] == ""
+    assert process.returncode == 0
+
+
 class Terminal:
     def __init__(self, address: Path) -> None:
         self._master, slave = pty.openpty()
@@ -269,7 +299,7 @@ def test_what_cannot_be_written_is_one_line_and_code_1(daemon: DaemonProcess) ->
             return subprocess.run(line, stdout=file, stderr=subprocess.PIPE, text=True, env=env, timeout=SECONDS)
 
     at = f"--socket={daemon.socket}"
-    cases = [["stat", at], ["top", "--iterations=1", at], ["--help"]]
+    cases = [["stat", at], ["top", "--iterations=1", at], ["top", "--json", at], ["--help"]]
     for arguments in cases:
         done = run_into("/dev/full", *arguments, PYTHONUNBUFFERED="1" if arguments == ["--help"] else "")
         assert done.stderr == "tierstore: standard output cannot be written: No space left on device\n", arguments

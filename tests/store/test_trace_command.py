@@ -41,6 +41,18 @@ def test_view_writes_what_is_asked_for_and_says_why_it_is_slow(
     assert {"step 1", "step 2", "forward", "backward", "write", "read"} <= {event["name"] for event in slices}
 
 
+def test_view_json_names_the_files_and_has_the_figures_of_the_step(
+    command: Command, recorded: Path, tmp_path: Path
+) -> None:
+    html = tmp_path / "step.html"
+    done = command("view", recorded, f"--html={html}", "--step=2", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    result = json.loads(done.stdout)
+    assert (result["wrote"], result["num_steps"]) == ({"html": str(html)}, 2)
+    assert (result["step"]["number"], result["step"]["num_packed"]) == (2, LENGTH)
+    assert html.exists()
+
+
 def test_view_without_outputs_writes_a_page_beside_the_file(command: Command, recorded: Path, tmp_path: Path) -> None:
     file = tmp_path / "mine.jsonl"
     file.write_bytes(recorded.read_bytes())

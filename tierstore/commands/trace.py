@@ -48,6 +48,7 @@ def view(
         typer.Option(metavar="FILE", help="Write all steps here, for ui.perfetto.dev or chrome://tracing."),
     ] = None,
     step: StepOption = None,
+    as_json: Annotated[bool, JsonOption] = False,
 ) -> None:
     """Draw one step: what threads, codec and drive did, what each tier held, and what each wait was for.
 
@@ -56,6 +57,7 @@ def view(
     """
     import msgspec
 
+    from ..base.json_text import json_text
     from ..tracing.page import page_of
     from ..tracing.steps import choose_step, longest_waits, thread_names_of
     from ..tracing.summary import summarize
@@ -73,7 +75,11 @@ def view(
     if perfetto is not None:
         events = trace_events(steps, names, header.pid, header.began_ns)
         _write(perfetto, "--perfetto", msgspec.json.encode(events))
-    for written in filter(None, (html, perfetto)):
+    wrote = {name: str(file) for name, file in (("html", html), ("perfetto", perfetto)) if file}
+    if as_json:
+        print(json_text({"wrote": wrote, "num_steps": len(steps), "step": summary}))
+        return
+    for written in wrote.values():
         print(plain(f"wrote {written}"))
     print(plain(f"step {summary.number} of {len(steps)}: {_in_words(summary)}"))
 
