@@ -165,8 +165,8 @@ class Connection:
             session, token = await self._registry.open(message, self._uid)
         except (StoreFullError, StorageIOError) as error:
             # The text of the former asks to free a graph, and there is none yet.
-            reason = f"its drive has no room: {error.reason}" if isinstance(error, StoreFullError) else error
-            self.refuse(f"no session can be opened: {reason}", is_final=False)
+            reason = f", its drive has no room: {error.reason}" if isinstance(error, StoreFullError) else f": {error}"
+            self.refuse(f"no session can be opened{reason}", is_final=False)
             return
         if not self._channel.is_open:  # it left meanwhile, and nobody else has the token
             await self._registry.end(session, "its client left before it was opened")
