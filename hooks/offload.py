@@ -11,7 +11,7 @@ import os
 import threading
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Literal, ParamSpec, Self, TypedDict, TypeVar, get_args
+from typing import Literal, ParamSpec, Self, TypedDict, TypeVar, Unpack, get_args
 
 import torch
 
@@ -127,7 +127,7 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
         self._entered = threading.local()
 
     @classmethod
-    def from_config(cls, store: TierStore, config: ConfigSource, **changes: Any) -> Self:
+    def from_config(cls, store: TierStore, config: ConfigSource, **changes: Unpack[OffloadOptions]) -> Self:
         """A scope as a file describes it. Each call reads the file: call once, and enter the scope in every step.
 
         Args:

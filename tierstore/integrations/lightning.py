@@ -7,7 +7,7 @@ strategy's `training_step` is wrapped, through which every call of the module's 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Unpack
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -16,6 +16,7 @@ except ImportError:
 
 from ..base.config import SizeLike
 from ..errors import ConfigError
+from ..hooks.offload import OffloadOptions
 from .training import Training, TrainingPlan, Where
 
 __all__ = ["TierStoreCallback"]
@@ -47,7 +48,7 @@ class TierStoreCallback(Callback):  # type: ignore[misc]
         *,
         limit: SizeLike | None = None,
         store_options: Mapping[str, Any] | None = None,
-        **offload_options: Any,
+        **offload_options: Unpack[OffloadOptions],
     ) -> None:
         self._plan, self._limit = TrainingPlan(where, store_options, offload_options, limit), limit
         self._training: Training | None = None

@@ -14,7 +14,7 @@ from torch import nn
 
 from ..base.config import SizeLike, check_directory, parse_size
 from ..errors import ConfigError, ConfigTypeError
-from ..hooks import tiered_offload
+from ..hooks.offload import OffloadOptions, tiered_offload
 from ..memory_plan import MemoryPlan, plan_memory
 from ..store.tier_store import TierStore
 
@@ -63,7 +63,7 @@ class TrainingPlan:
         self,
         where: Where,
         store_options: Mapping[str, Any] | None,
-        offload_options: Mapping[str, Any],
+        offload_options: OffloadOptions,
         limit: SizeLike | None = None,
     ) -> None:
         if limit is not None:
@@ -82,7 +82,7 @@ class TrainingPlan:
         if _kind_of(where) == "directory":
             check_directory(where)
         self._where, self._limit = where, limit
-        self._store_options, self._offload_options = dict(store_options or {}), dict(offload_options)
+        self._store_options, self._offload_options = dict(store_options or {}), offload_options
 
     def begin(self) -> Training:
         """Open the store, unless it is open, and make the scope. Raises what `TierStore` and `tiered_offload` raise."""

@@ -8,7 +8,7 @@ store's numbers before anybody reports them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 import torch
 from torch import nn
@@ -16,6 +16,7 @@ from transformers import Trainer
 
 from ..base.config import SizeLike
 from ..errors import ConfigError, ConfigTypeError
+from ..hooks.offload import OffloadOptions
 from .training import Training, TrainingPlan, Where
 
 __all__ = ["offload_trainer"]
@@ -31,7 +32,7 @@ def offload_trainer(
     *,
     limit: SizeLike | None = None,
     store_options: Mapping[str, Any] | None = None,
-    **offload_options: Any,
+    **offload_options: Unpack[OffloadOptions],
 ) -> T:
     """Store what a trainer's forward saves for backward, for as long as `trainer.train()` runs.
 

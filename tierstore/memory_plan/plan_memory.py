@@ -32,8 +32,8 @@ _NUM_KEEP, _NUM_FIRST, _NUM_SECOND = 2, 3, 2
 def plan_memory(
     model: nn.Module,
     run: Callable[[], torch.Tensor],
-    *,
     store: TierStore,
+    *,
     limit: SizeLike,
     reserve: SizeLike = 0,
 ) -> MemoryPlan:
