@@ -38,6 +38,7 @@ CASES: list[tuple[str, str, dict[str, Any], str]] = [
     ("drive-slow", "warning", {"drive": drive_of_speed(500e6, 550e6)}, "500 MB/s"),
     ("drive-answers-late", "warning", {"drive": {"write_latency_seconds": 2e-2}},
         "20.0 ms to answer a request of 4 KiB.Measure again"),
+    ("wear", "note", {}, "600 times its size"),
     ("accelerator-fails", "warning", {"accelerators": AcceleratorState(error="cuda:0 is broken")}, "cuda:0 is broken"),
     ("not-pinned", "warning",
         {"accelerators": link(host_memory="pageable (no)"), "limits": {"locked_bytes": 8 * MIB}}, "8 MiB"),
@@ -62,9 +63,15 @@ def found(**changes: Any) -> dict[str, Finding]:
     return {finding.code: finding for finding in findings_of(machine(**changes))}
 
 
-def test_of_a_healthy_machine_nothing_is_said() -> None:
-    assert found() == {}
+def test_healthy_machine_has_a_note_on_wear_and_nothing_else() -> None:
+    assert set(found()) == {"wear"}
+    assert "would last 6 days" in found()["wear"].sentence
     assert report_of(machine()).is_usable
+
+
+@pytest.mark.parametrize("drive", [{"model": None}, {"size_bytes": 10**15}, {"is_rotational": True}, {"writes": ()}])
+def test_drive_that_is_virtual_rotates_or_lasts_for_years_raises_no_question_of_wear(drive: dict[str, Any]) -> None:
+    assert found(drive=drive) == {}
 
 
 @pytest.mark.parametrize(("code", "severity", "changes", "words"), CASES, ids=[case[0] for case in CASES])
@@ -86,7 +93,7 @@ def test_each_code_has_a_case_and_a_line_in_the_documentation() -> None:
 
 def test_worst_is_said_first() -> None:
     bad = machine(drive=drive_of_speed(1e8, 1e8), memory={"huge_pages": None}, limits={"open_files": 5})
-    assert [finding.severity for finding in findings_of(bad)] == ["problem", "problem", "warning"]
+    assert [finding.severity for finding in findings_of(bad)] == ["problem", "problem", "warning", "note"]
 
 
 def test_drive_that_is_not_measured_is_not_judged() -> None:

@@ -58,10 +58,10 @@ def test_report_in_a_file_is_read_and_another_file_is_refused(tmp_path: Path) ->
             read_report(file)
 
 
-def shown(measurements: Measurements) -> str:
+def shown(measurements: Measurements, *, verbose: bool = False) -> str:
     console = Console(width=200)
     with console.capture() as captured:
-        console.print(report_view(report_of(measurements)))
+        console.print(report_view(report_of(measurements), verbose=verbose))
     return captured.get()
 
 
@@ -73,6 +73,8 @@ def test_view_shows_verdict_settings_findings_and_limits() -> None:
     assert lines[0] == "Offloading works here."
     assert lines[1].startswith("Recommended settings")
     assert "a control group limits it to 16.00 GiB" in shown(machine(memory={"limit_bytes": 16 * GIB}))
+    assert "activations, bfloat16" not in text
+    assert "activations, bfloat16" in shown(machine(), verbose=True)
 
 
 def test_view_of_names_that_steer_a_terminal_is_harmless() -> None:

@@ -18,6 +18,7 @@ def doctor(
     ] = 20.0,
     socket: SocketOption = None,
     as_json: Annotated[bool, JsonOption] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Also print speeds by depth, and of codecs.")] = False,
     config: Annotated[
         str | None,
         typer.Option(
@@ -34,5 +35,5 @@ def doctor(
     """
     from ..tuning.consult import consult
 
-    is_usable = consult(path, socket, seconds, as_json=as_json, config=config)
+    is_usable = consult(path, socket, seconds, as_json=as_json, config=config, verbose=verbose)
     raise typer.Exit(0 if is_usable else 1)

@@ -26,7 +26,9 @@ from .report import Report, Setting, config_text, report_of
 _STYLES = {"problem": "bold red", "warning": "yellow", "note": "dim"}
 
 
-def consult(path: str, socket: str | None, seconds: float, *, as_json: bool, config: str | None) -> bool:
+def consult(
+    path: str, socket: str | None, seconds: float, *, as_json: bool, config: str | None, verbose: bool = False
+) -> bool:
     """Examine, print, write the file asked for. Returns whether offloading works here. Blocks a little over `seconds`.
 
     Raises:
@@ -49,7 +51,7 @@ def consult(path: str, socket: str | None, seconds: float, *, as_json: bool, con
     if as_json:
         print(json_text(report))
     else:
-        Console(highlight=False).print(report_view(report))
+        Console(highlight=False).print(report_view(report, verbose=verbose))
     sys.stdout.flush()
     if config is not None:
         make_file("--config", Path(config), config_text(report.settings))
@@ -66,8 +68,8 @@ def _absolute(directory: Path) -> Path:
 # --- the report on a terminal -----------------------------------------------------------------------------------------
 
 
-def report_view(report: Report) -> RenderableType:
-    """What `tierstore doctor` prints. Speeds of codecs, and by depth, are only in the JSON."""
+def report_view(report: Report, *, verbose: bool = False) -> RenderableType:
+    """What `tierstore doctor` prints; with `verbose` also speeds by depth, and of codecs."""
     machine = report.measurements
     is_bad = "Offloading does not work well here. See the problems below."
     facts = Table("", "", title="The machine", title_justify="left", show_header=False)
@@ -78,6 +80,7 @@ def report_view(report: Report) -> RenderableType:
         _settings(report.settings, unfit_because(machine.drive)),
         _findings(report.findings),
         facts,
+        *(_speeds(machine) if verbose else ()),
     )
 
 
@@ -91,14 +94,14 @@ def _settings(settings: tuple[Setting, ...], unfit: str | None) -> Table:
     return table
 
 
-def _findings(findings: tuple[Finding, ...]) -> Table:
+def _findings(findings: tuple[Finding, ...]) -> RenderableType:
+    if not findings:
+        return Text("Findings: none\n")
     table = Table(title="Findings", title_justify="left", show_header=False, show_lines=True)
     for finding in findings:
         advice = "" if finding.advice is None else f"\n→ {finding.advice}"
         text = Text.assemble(_plain(finding.sentence), _plain(advice, "italic"))
         table.add_row(Text(finding.severity, _STYLES[finding.severity]), text)
-    if not findings:
-        table.add_row("", "nothing")
     return table
 
 
@@ -121,6 +124,19 @@ def _facts(machine: Measurements) -> Iterator[tuple[str, str]]:
         yield link.name, f"{format_bytes(link.memory_bytes)}; {link.host_memory} copies: {down} to the host, {up} back"
     if machine.accelerators.note is not None:
         yield "accelerators", machine.accelerators.note
+
+
+def _speeds(machine: Measurements) -> Iterator[Table]:
+    title = "The drive, by transfers at once"
+    drive = Table("at once", "write", "read", title=title, title_justify="left", min_width=len(title))
+    for written, read in zip(machine.drive.writes, machine.drive.reads, strict=False):
+        drive.add_row(str(written.depth), rate(written.bytes_per_second), rate(read.bytes_per_second))
+    title = "Codecs on one core, on made-up sample data"
+    codecs = Table("data", "codec", "ratio", "encode", "decode", title=title, title_justify="left")
+    for each in machine.codecs:
+        encode, decode = rate(each.encode_bytes_per_second), rate(each.decode_bytes_per_second)
+        codecs.add_row(each.data, each.codec, f"{each.ratio:.3f}", encode, decode)
+    yield from (drive, codecs)
 
 
 def _plain(text: str, style: str = "") -> Text:

@@ -14,6 +14,7 @@ from typing import Literal
 from msgspec import Struct
 
 from ..base.config import format_bytes
+from ..disk.budget import DAY_SECONDS
 from .measurements import Drive, Measurements, fastest, rate
 
 MIB, GIB = 2**20, 2**30
@@ -30,6 +31,8 @@ _USELESS_MEMORY_BYTES, _LITTLE_MEMORY_BYTES = 512 * MIB, 4 * GIB
 _SWAPPED_SHARE = 0.05  # of memory
 _SEGMENT_BYTES = GIB  # size of an extent file; each takes a descriptor
 _OTHER_DESCRIPTORS = 64  # what else a training process has open
+_RATED_DRIVE_WRITES = 600  # in a life: what drives for desktops are usually warranted for
+_SHORT_LIFE_DAYS = 365.0
 _SLOW_LINK = 6e9  # PCIe 3.0 with 8 lanes
 
 Severity = Literal["problem", "warning", "note"]
@@ -57,7 +60,7 @@ _problem, _warning, _note = partial(_finding, "problem"), partial(_finding, "war
 def findings_of(machine: Measurements) -> tuple[Finding, ...]:
     """Every finding about a machine, the worst first; within a severity in the order of the checks."""
     checks: tuple[Callable[[Measurements], _Found], ...] = (
-        _room, _place, _speed, _accelerators, _memory, _cores_and_files, _daemon,
+        _room, _place, _speed, _accelerators, _memory, _cores_and_files, _daemon, _wear,
     )  # fmt: skip
     found = [finding for check in checks for finding in check(machine)]
     return tuple(sorted(found, key=lambda finding: ("problem", "warning", "note").index(finding.severity)))
@@ -228,4 +231,20 @@ def _daemon(machine: Measurements) -> _Found:
             "daemon-silent",
             f"There is a socket at {daemon.socket}, but no daemon can be used there: {daemon.note}.",
             "Look at the daemon's log. If no daemon runs, remove the socket.",
+        )
+
+
+def _wear(machine: Measurements) -> _Found:
+    """Of a flash drive of one's own that the store alone could wear out in a year."""
+    drive, write = machine.drive, fastest(machine.drive.writes)
+    if write is None or drive.size_bytes is None or drive.model is None or drive.is_rotational:
+        return
+    days = _RATED_DRIVE_WRITES * drive.size_bytes / (write * DAY_SECONDS)
+    if days < _SHORT_LIFE_DAYS:
+        yield _note(
+            "wear",
+            "A store writes only what host_bytes does not hold. Written to at its full speed day and night, a flash "
+            f"drive of {format_bytes(drive.size_bytes)} would last {days:.0f} days, if it is rated for "
+            f"{_RATED_DRIVE_WRITES} times its size.",
+            "stats() shows what a store really writes, max_write_bytes_per_day limits it.",
         )

@@ -24,6 +24,7 @@ class Drive(Struct, frozen=True, kw_only=True):
 
     Attributes:
         io_mode: how a store would read and write there: "O_DIRECT", or "buffered" and why.
+        model, size_bytes, is_rotational: of the device; None: not known. Virtual ones report no model.
         free_bytes: what this user may still write.
         span_bytes: size of the file that was measured on; 0: there was none.
         write_latency_seconds, read_latency_seconds: of 4 KiB, one at a time, the median.
@@ -34,6 +35,9 @@ class Drive(Struct, frozen=True, kw_only=True):
     file_system: str
     io_mode: str | None
     free_bytes: int
+    model: str | None = None
+    size_bytes: int | None = None
+    is_rotational: bool | None = None
     span_bytes: int = 0
     write_latency_seconds: float | None = None
     read_latency_seconds: float | None = None

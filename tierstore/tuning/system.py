@@ -19,13 +19,25 @@ from ..sidecar.inspection import inspect_daemon
 from .measurements import Daemon, Drive, Limits, Processor
 
 _DAEMON_SECONDS = 3.0
+_SECTOR_BYTES = 512  # the unit of /sys/block/*/size, whatever the device's sectors are
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def describe_drive(directory: Path) -> Drive:
     """Describe a writable directory and its drive, without moving any bytes."""
-    free_bytes = free_disk_bytes(directory)
-    return Drive(path=str(directory), file_system=file_system_of(directory), io_mode=None, free_bytes=free_bytes)
+    number = directory.stat().st_dev
+    device = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}").resolve()  # sysfs(5); it may be missing
+    device = device.parent if (device / "partition").exists() else device
+    size, rotational = _read(device / "size"), _read(device / "queue/rotational")
+    return Drive(
+        path=str(directory),
+        file_system=file_system_of(directory),
+        io_mode=None,
+        free_bytes=free_disk_bytes(directory),
+        model=_read(device / "device/model"),
+        size_bytes=int(size) * _SECTOR_BYTES if size and size.isdecimal() else None,
+        is_rotational=None if rotational is None else rotational == "1",
+    )
 
 
 def describe_processor() -> Processor:
