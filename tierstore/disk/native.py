@@ -13,6 +13,7 @@ from ..base.defaults import NUM_BESIDE_DEVICE
 from ..base.threads import NICE
 from .allocator import ALIGNMENT_BYTES, round_up
 from .codec.codec import NO_CODEC
+from .codec.floats import SWITCH
 from .codec.load import Direction
 from .linux import address_of
 from .location import FileRange, Location, ReadReport, WriteOrder, Written
@@ -24,7 +25,6 @@ try:
 except ImportError:
     Pool = None
 
-SWITCH = "TIERSTORE_NATIVE"
 _LEAST_BYTES = 4096  # shorter records have no whole page of their own
 
 
