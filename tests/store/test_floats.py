@@ -7,11 +7,13 @@ import random
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tierstore.disk.codec import floats
+from tierstore.disk.codec import floats, probing
 from tierstore.disk.codec.codec import BLOCK_BYTES, ENCODED_BLOCK_BYTES, FLOATS, Workspace, encode_block
+from tierstore.disk.scratch import Scratch
 
 WAYS = ("numpy", "native")
 NATIVE = pytest.mark.skipif(
@@ -226,3 +228,12 @@ def test_every_part_of_the_format_is_checked(way: str, zeros: float, monkeypatch
         others.append(packed[:8] + bytes([packed[8] ^ 1]) + packed[9:])
     for other in others:
         assert unpack(other, 2 * len(values), BF16) is None, other[:8]
+
+
+@BOTH_WAYS
+def test_auto_tries_it_only_where_it_is_fast(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(way, monkeypatch)
+    content = memoryview(torch.randn(2**18).bfloat16().view(torch.uint8).numpy())
+    tried = [sample.codec for sample in probing.probe(content, BF16, Scratch())]
+    assert (FLOATS in tried) is (way == "native")
+    assert FLOATS not in [sample.codec for sample in probing.probe(content, 8, Scratch())]
