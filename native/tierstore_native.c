@@ -5,7 +5,7 @@
  * The threads never call Python, so they never wait for its lock, and nobody waits for them to give it back.
  *
  * What a job means is said in tierstore/disk/native.py, which is the only caller. tierstore/disk/records.py does the
- * same in Python.
+ * same in Python. The codec "floats" is in floats.h.
  */
 
 #define Py_LIMITED_API 0x030B0000
