@@ -83,35 +83,48 @@ static bool floats_choose(const uint8_t *elements, size_t count, int itemsize, F
 /* --- zeros ------------------------------------------------------------------------------------------------------ */
 
 /* Write a bit for each of `count` elements, a multiple of 8, and copy those that are not 0; returns their number. */
-static size_t floats_leave_out_plain(const uint8_t *elements, size_t count, int itemsize, uint8_t *mask, uint8_t *kept)
+FLOATS_INLINE size_t floats_leave_out(const uint8_t *elements, size_t count, int itemsize, uint8_t *mask, uint8_t *kept)
 {
-    size_t num_kept = 0;
+    const uint8_t *begin = kept;
     for (size_t first = 0; first < count; first += 8) {
         unsigned bits = 0;
-        for (unsigned lane = 0; lane < 8; lane++) {
-            uint32_t element = floats_element(elements, first + lane, itemsize);
-            memcpy(kept + num_kept * (size_t)itemsize, elements + (first + lane) * (size_t)itemsize, (size_t)itemsize);
-            num_kept += element != 0;
-            bits |= (unsigned)(element != 0) << lane;
+        for (unsigned lane = 0; lane < 8; lane++, elements += itemsize) {
+            unsigned is_kept = floats_element(elements, 0, itemsize) != 0;
+            memcpy(kept, elements, (size_t)itemsize); /* the next one takes its place if it is 0 */
+            kept += is_kept * (unsigned)itemsize;
+            bits |= is_kept << lane;
         }
         mask[first / 8] = (uint8_t)bits;
     }
-    return num_kept;
+    return (size_t)(kept - begin) / (size_t)itemsize;
+}
+
+FLOATS_INLINE void floats_put_back(const uint8_t *kept, size_t count, int itemsize, const uint8_t *mask,
+                                   uint8_t *elements)
+{
+    for (size_t at = 0; at < count; at++) {
+        uint32_t is_kept = (mask[at / 8] >> at % 8) & 1;
+        if (itemsize == 2)
+            ((floats_u16 *)elements)[at] = (uint16_t)(*(const floats_u16 *)kept & (0 - is_kept));
+        else
+            ((floats_u32 *)elements)[at] = *(const floats_u32 *)kept & (0 - is_kept);
+        kept += is_kept * (uint32_t)itemsize;
+    }
+}
+
+static size_t floats_leave_out_plain(const uint8_t *elements, size_t count, int itemsize, uint8_t *mask, uint8_t *kept)
+{
+    return itemsize == 2 ? floats_leave_out(elements, count, 2, mask, kept)
+                         : floats_leave_out(elements, count, 4, mask, kept);
 }
 
 static void floats_put_back_plain(const uint8_t *kept, size_t count, int itemsize, const uint8_t *mask,
                                   uint8_t *elements)
 {
-    for (size_t first = 0; first < count; first += 8)
-        for (unsigned lane = 0; lane < 8; lane++) {
-            bool is_kept = (mask[first / 8] >> lane) & 1;
-            uint8_t *element = elements + (first + lane) * (size_t)itemsize;
-            memset(element, 0, (size_t)itemsize);
-            if (is_kept) {
-                memcpy(element, kept, (size_t)itemsize);
-                kept += itemsize;
-            }
-        }
+    if (itemsize == 2)
+        floats_put_back(kept, count, 2, mask, elements);
+    else
+        floats_put_back(kept, count, 4, mask, elements);
 }
 
 #if defined(__x86_64__)
@@ -461,7 +474,7 @@ static const FloatsKernels *floats_kernels(void)
  * `workspace`: as many bytes again. */
 static size_t floats_pack(const uint8_t *block, size_t num_bytes, int itemsize, uint8_t *out, uint8_t *workspace)
 {
-    FloatsChoice choice;
+    FloatsChoice choice = {.width = 1};
     size_t count = num_bytes / (size_t)itemsize, num_kept = count, begin = FLOATS_HEADER_BYTES;
     if (num_bytes <= FLOATS_HEADER_BYTES || num_bytes % (8 * (size_t)itemsize))
         return 0;
