@@ -234,7 +234,8 @@ OPTIONS: dict[str, Option] = {
     ),
     "codec": Option(
         *(_codec, "CODEC"),
-        '"auto" (encodes if that saves time), "none", "zstd[:LEVEL]" or "shuffle-zstd[:LEVEL]". Default: auto.',
+        '"auto" (encodes if that saves time), "none", "floats", "zstd[:LEVEL]" or "shuffle-zstd[:LEVEL]". Default: '
+        "auto.",
     ),
     "log_level": Option(
         *(partial(_one_of, ("debug", "info", "warning", "error")), "LEVEL"),

@@ -5,7 +5,7 @@
  * The threads never call Python, so they never wait for its lock, and nobody waits for them to give it back.
  *
  * What a job means is said in tierstore/disk/native.py, which is the only caller. tierstore/disk/records.py does the
- * same in Python.
+ * same in Python. The codec "floats" is in floats.h.
  */
 
 #define Py_LIMITED_API 0x030B0000
@@ -32,6 +32,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "floats.h"
 #include "xxh3.h"
 
 #ifndef MADV_POPULATE_WRITE
@@ -513,13 +514,68 @@ static PyObject *module_xxh3(PyObject *Py_UNUSED(module), PyObject *args)
     return PyLong_FromUnsignedLongLong(xxh3((const uint8_t *)memory, (size_t)num_bytes, seed));
 }
 
+/* Takes two buffers to read and to write, and a workspace; returns false with an exception. */
+static bool floats_buffers(PyObject *args, Py_buffer *from, Py_buffer *to, Py_buffer *workspace, int *itemsize)
+{
+    if (!PyArg_ParseTuple(args, "y*w*iw*", from, to, itemsize, workspace))
+        return false;
+    Py_ssize_t most = from->len > to->len ? from->len : to->len;
+    if ((*itemsize == 2 || *itemsize == 4) && workspace->len >= most)
+        return true;
+    PyErr_SetString(PyExc_ValueError, "elements have 2 or 4 bytes, and the workspace is as long as the block");
+    PyBuffer_Release(from);
+    PyBuffer_Release(to);
+    PyBuffer_Release(workspace);
+    return false;
+}
+
+static PyObject *module_pack_floats(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    Py_buffer block, room, workspace;
+    int itemsize;
+    size_t used = 0;
+    if (!floats_buffers(args, &block, &room, &workspace, &itemsize))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    if (room.len >= block.len)
+        used = floats_pack(block.buf, (size_t)block.len, itemsize, room.buf, workspace.buf);
+    Py_END_ALLOW_THREADS
+    PyBuffer_Release(&block);
+    PyBuffer_Release(&room);
+    PyBuffer_Release(&workspace);
+    return PyLong_FromSize_t(used);
+}
+
+static PyObject *module_unpack_floats(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    Py_buffer payload, block, workspace;
+    int itemsize;
+    bool is_sound;
+    if (!floats_buffers(args, &payload, &block, &workspace, &itemsize))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    is_sound = floats_unpack(payload.buf, (size_t)payload.len, itemsize, block.buf, (size_t)block.len, workspace.buf);
+    Py_END_ALLOW_THREADS
+    PyBuffer_Release(&payload);
+    PyBuffer_Release(&block);
+    PyBuffer_Release(&workspace);
+    return PyBool_FromLong(is_sound);
+}
+
 static PyMethodDef module_methods[] = {
+    {"pack_floats", module_pack_floats, METH_VARARGS,
+     "pack_floats(block, room, itemsize, workspace): the bytes used of the room, or 0: the block stays as it is."},
+    {"unpack_floats", module_unpack_floats, METH_VARARGS,
+     "unpack_floats(payload, block, itemsize, workspace): fills the block; False: these are no packed floats."},
     {"xxh3", module_xxh3, METH_VARARGS, "xxh3(buffer, seed): the XXH3 hash of 64 bits of more than 240 bytes."},
     {NULL, NULL, 0, NULL},
 };
 
 static int module_exec(PyObject *module)
 {
+#if defined(__x86_64__)
+    floats_fill_lanes();
+#endif
     PyObject *type = PyType_FromModuleAndSpec(module, &pool_spec, NULL);
     int failed = type == NULL ? -1 : PyModule_AddObjectRef(module, "Pool", type);
     Py_XDECREF(type);

@@ -65,7 +65,7 @@ def test_configuration_has_every_variable_that_the_code_reads() -> None:
     variables = set(first_cells(section_of(REFERENCE / "configuration.md", "## Environment of a training")))
     root = DOCS.parent / "tierstore"
     code = "".join(file.read_text(encoding="utf-8") for file in (root / "base").rglob("*.py"))
-    code += "".join((root / file).read_text(encoding="utf-8") for file in ("store/trial.py", "disk/native.py"))
+    code += "".join((root / file).read_text(encoding="utf-8") for file in ("store/trial.py", "disk/codec/floats.py"))
     named = set(re.findall(r'(?:environ(?:ment)?\.get\(|_?(?:VARIABLE|SWITCH) = )"([A-Z_]+)"', code))
     assert named == variables
 

@@ -7,14 +7,15 @@ from typing import NamedTuple
 
 from tests.fuzz.target import Target, raises
 from tierstore.disk.codec.choice import WriteOrder
-from tierstore.disk.codec.codec import BITS, BLOCK_BYTES, CONSTANT, BlockDecoder, Codec, DamagedBytesError
+from tierstore.disk.codec.codec import BITS, BLOCK_BYTES, CONSTANT, FLOATS, BlockDecoder, Codec, DamagedBytesError
 from tierstore.disk.location import FileRange
 from tierstore.disk.records import decode_value, read_encoded, write_encoded
 from tierstore.disk.scratch import Scratch
 
 __all__ = ["TARGETS", "small_scratch"]
 
-_CODECS = (Codec("zstd", 1), Codec("shuffle-zstd", 1), BITS, Codec("zstd", -3), Codec("shuffle-zstd", 3), CONSTANT)
+_ZSTDS = (Codec("zstd", 1), Codec("shuffle-zstd", 1), Codec("zstd", -3), Codec("shuffle-zstd", 3))
+_CODECS = (*_ZSTDS, BITS, CONSTANT, FLOATS)
 _ITEMSIZES = (1, 2, 4, 8, 3, 16, 1024, 5)
 _LENGTHS = (0, 1, 7, 8, 9, 64, 4096, 65_537, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, 2 * BLOCK_BYTES + 5)
 _MOST_LOGICAL_BYTES = _LENGTHS[-1]
@@ -114,8 +115,8 @@ def _encoded_seeds() -> list[bytes]:
         b"",
         b"\0\0\1\0\1\0\0\x80x",
         b"\0\0\1\0\1\0\0\x80xy",
-        b"\2\0\4\0\2\0\0\0\xff\x80",
-        b"\2\0\4\0\3\0\0\0\xff\x80\0",
+        b"\4\0\4\0\2\0\0\0\xff\x80",
+        b"\4\0\4\0\3\0\0\0\xff\x80\0",
     ]
     scratch = Scratch()
     for number, codec in enumerate(_CODECS):

@@ -11,6 +11,7 @@ from tierstore.disk.codec.codec import (
     BLOCK_BYTES,
     CONSTANT,
     ENCODED_BLOCK_BYTES,
+    FLOATS,
     NO_CODEC,
     BlockDecoder,
     Codec,
@@ -27,6 +28,7 @@ from tierstore.errors import ConfigError
 CODECS = [
     BITS,
     CONSTANT,
+    FLOATS,
     Codec("zstd", 1),
     Codec("zstd", -5),
     Codec("zstd", 9),
@@ -73,6 +75,7 @@ def mixed_bytes(num_bytes: int) -> bytes:
         ("zstd:-7", Codec("zstd", -7)),
         ("shuffle-zstd", Codec("shuffle-zstd", 1)),
         ("shuffle-zstd:3", Codec("shuffle-zstd", 3)),
+        ("floats", FLOATS),
     ],
 )
 def test_parse_codec_reads_every_form(text: str, codec: Codec | None) -> None:
@@ -82,7 +85,7 @@ def test_parse_codec_reads_every_form(text: str, codec: Codec | None) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "lz4", "zstd:", "zstd:23", "zstd:0", "zstd:1.5", "none:1", "ZSTD", "zstd:-999999", None, 3]
+    "text", ["", "lz4", "zstd:", "zstd:23", "zstd:0", "zstd:1.5", "none:1", "floats:1", "ZSTD", "zstd:-999999", None, 3]
 )
 def test_parse_codec_refuses_and_names_it(text: object) -> None:
     with pytest.raises(ConfigError) as caught:

@@ -14,6 +14,7 @@ from ..base.threads import NICE
 from .allocator import ALIGNMENT_BYTES, round_up
 from .codec.choice import WriteOrder
 from .codec.codec import NO_CODEC
+from .codec.floats import SWITCH
 from .codec.load import Direction
 from .linux import address_of
 from .location import FileRange, Location, Written
@@ -25,7 +26,6 @@ try:
 except ImportError:
     Pool = None
 
-SWITCH = "TIERSTORE_NATIVE"
 _LEAST_BYTES = 4096  # shorter records have no whole page of their own
 
 

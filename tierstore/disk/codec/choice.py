@@ -20,13 +20,14 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..tier import Kind
-from .codec import BITS, CONSTANT, NO_CODEC, Codec
+from .codec import BITS, CONSTANT, FLOATS, NO_CODEC, Codec
+from .floats import FLOAT_BYTES
 
 SMALLEST_PROBED_BYTES = 64 * 2**10
 """Shorter records are not encoded unless space is short."""
 
 _FAST_ZSTD, _ZSTD, _SHUFFLE_ZSTD = Codec("zstd", -3), Codec("zstd", 1), Codec("shuffle-zstd", 1)
-_CHEAPEST_FIRST = (CONSTANT, BITS, _FAST_ZSTD, _ZSTD, _SHUFFLE_ZSTD)
+_CHEAPEST_FIRST = (CONSTANT, BITS, FLOATS, _FAST_ZSTD, _ZSTD, _SHUFFLE_ZSTD)
 _MOST_PROBED_APART = 256  # records; at first they are closer: the first of a kind may be unlike the others
 _PROBE_AFTER_BYTES = 64 * 2**20  # a probe costs some milliseconds at most: below 2 % of the work on these bytes
 _TRIAL_AFTER_RECORDS, _TRIAL_RECORDS = 64, 4
@@ -113,6 +114,8 @@ def candidates(itemsize_bytes: int) -> tuple[Codec, ...]:
     """The codecs that "auto" tries; byte planes only where an element has several bytes."""
     if itemsize_bytes == 1:
         return CONSTANT, BITS, _ZSTD
+    if itemsize_bytes in FLOAT_BYTES:
+        return CONSTANT, FLOATS, _FAST_ZSTD, _ZSTD, _SHUFFLE_ZSTD
     return CONSTANT, _FAST_ZSTD, _ZSTD, _SHUFFLE_ZSTD
 
 

@@ -26,10 +26,10 @@ _CODEC = re.compile(rf"({'|'.join(_NAMED)})(?::(-?\d{{1,6}}))?", re.ASCII)
 
 
 def _allowed() -> str:
-    names = ["auto", "none", *(name for each in _NAMED for name in (each, f"{each}:LEVEL"))]
+    forms = ((each, f"{each}:LEVEL") if levels else (each,) for each, levels in _NAMED.items())
+    names = ["auto", "none", *(name for form in forms for name in form)]
     texts, levels = [f'"{name}"' for name in names], max(_NAMED.values(), key=len)
-    last = f"with a level from {levels[0]} to {levels[-1]}, not 0"
-    return f"give {', '.join(texts[:-1])} or {texts[-1]} {last}"
+    return f"give {', '.join(texts[:-1])} or {texts[-1]}; a level is from {levels[0]} to {levels[-1]}, not 0"
 
 
 class Codec(NamedTuple):
@@ -45,6 +45,7 @@ class Codec(NamedTuple):
 NO_CODEC = Codec("none")
 BITS = Codec(family.BITS.name)
 CONSTANT = Codec(family.CONSTANT.name)
+FLOATS = Codec(family.FLOATS.name)
 
 
 def parse_codec(text: str) -> Codec | None:
@@ -54,8 +55,11 @@ def parse_codec(text: str) -> Codec | None:
     if text == "none":
         return NO_CODEC
     if isinstance(text, str) and (match := _CODEC.fullmatch(text)):
+        levels = _NAMED[match[1]]
+        if not levels and not match[2]:
+            return Codec(match[1])
         level = int(match[2]) if match[2] else _DEFAULT_LEVEL
-        if level in _NAMED[match[1]] and level != 0:  # zstd's 0 means 3: each level has one name here
+        if level in levels and level != 0:  # zstd's 0 means 3: each level has one name here
             return Codec(match[1], level)
     raise (ConfigError if isinstance(text, str) else ConfigTypeError)("codec", text, _allowed())
 

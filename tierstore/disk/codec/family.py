@@ -7,6 +7,8 @@ import ctypes
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+from . import floats
+
 if TYPE_CHECKING:
     import zstandard
 
@@ -65,7 +67,8 @@ class Family(NamedTuple):
     """A family of codecs. `name`: as in the `codec` option, in the index and on the wire.
 
     Attributes:
-        levels: the levels that the option may name, except 0; None: only "auto" uses the family, which has no levels.
+        levels: the levels that the option may name, except 0; empty: it has none, so the option names it alone;
+            None: only "auto" uses the family, which has no levels.
         encode: writes block, uint8 of shape [n], to the front of the room, of the same length, and returns the bytes
             used. n or more, or None: the block is stored as it is, and the room may hold anything.
         decode: undoes it: fills the block, uint8 of shape [n], from the payload, or raises `DamagedBytesError`.
@@ -175,12 +178,23 @@ def _repeat_word(payload: memoryview, block: memoryview, setting: CodecSetting) 
     block[len(block) - rest_bytes :] = payload[:rest_bytes]
 
 
+def _pack_floats(block: memoryview, room: memoryview, setting: CodecSetting) -> int | None:
+    return floats.pack(block, room, setting.itemsize_bytes, setting.workspace.planes)
+
+
+def _unpack_floats(payload: memoryview, block: memoryview, setting: CodecSetting) -> None:
+    if not floats.unpack(payload, block, setting.itemsize_bytes, setting.workspace.planes):
+        raise DamagedBytesError(f"{len(block)} bytes of packed floats", f"{len(payload)} bytes that are none")
+
+
 ZSTD = Family("zstd", _LEVELS, _compress, _decompress)
 SHUFFLE_ZSTD = Family("shuffle-zstd", _LEVELS, _compress_planes, _decompress_planes)
 BITS = Family("bits", None, _pack_bits, _unpack_bits)
 """Masks: bytes that are 0 or 1 as bits, and other blocks as they are. Faster than any compressor (20 GB/s)."""
 CONSTANT = Family("constant", None, _find_word, _repeat_word)
 """Blocks of one value (zeros, ones, a fill): the first eight bytes stand for all. As fast as memory is."""
+FLOATS = Family("floats", range(0), _pack_floats, _unpack_floats)
+"""bfloat16 and float32, by their exponents: `floats.py`. With `tierstore-native`, at half the speed of memory."""
 
-FAMILIES = {family.name: family for family in (ZSTD, SHUFFLE_ZSTD, BITS, CONSTANT)}
+FAMILIES = {family.name: family for family in (ZSTD, SHUFFLE_ZSTD, BITS, CONSTANT, FLOATS)}
 """The families by name. A new one is named here; its name is that in the `codec` option, in the index, on the wire."""

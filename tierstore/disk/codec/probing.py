@@ -7,8 +7,9 @@ import time
 
 from ..scratch import Scratch
 from ..tier import Kind
+from . import floats
 from .choice import Sample, candidates
-from .codec import ENCODED_BLOCK_BYTES, BlockDecoder, Codec, encode_block, is_shrinking
+from .codec import ENCODED_BLOCK_BYTES, FLOATS, BlockDecoder, Codec, encode_block, is_shrinking
 
 SAMPLE_BYTES = 256 * 2**10
 _NUM_PIECES = 8  # of a sample, spread over the record
@@ -39,7 +40,8 @@ def content_of(source: memoryview, kind: Kind) -> str:
 def probe(source: memoryview, itemsize_bytes: int, scratch: Scratch) -> tuple[Sample, ...]:
     """Encode and decode SAMPLE_BYTES of a record (uint8, shape [n]), from all over it, with each candidate."""
     sample = memoryview(b"".join(_pieces(source, SAMPLE_BYTES // _NUM_PIECES, itemsize_bytes)))
-    return tuple(_try(sample, codec, itemsize_bytes, scratch) for codec in candidates(itemsize_bytes))
+    tried = [codec for codec in candidates(itemsize_bytes) if codec != FLOATS or floats.has_native()]
+    return tuple(_try(sample, codec, itemsize_bytes, scratch) for codec in tried)
 
 
 def _pieces(source: memoryview, num_bytes: int, itemsize_bytes: int) -> list[bytes]:
