@@ -13,7 +13,6 @@ from typing import Any
 
 from tierstore.plain_text import plain
 
-_SECONDS = 60.0
 _MOST_CAUSES = 4096  # that are remembered
 _MOST_LINES = 100
 _CLIENT_FIELDS = ("client", "rank", "session")
@@ -37,7 +36,7 @@ class CauseFilter(logging.Filter):
     how many of its kind were dropped before (`not_logged`).
     """
 
-    def __init__(self, seconds: float = _SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, seconds: float = 60.0, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._seconds = seconds
         self._clock = clock

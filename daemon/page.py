@@ -169,8 +169,8 @@ def _page_with_policy() -> tuple[bytes, str]:
     for tag in ("style", "script"):  # the one element of that kind, by its content
         (content,) = re.findall(rf"<{tag}>(.*?)</{tag}>".encode(), page, re.DOTALL)
         allowed += f"; {tag}-src 'sha256-{base64.b64encode(hashlib.sha256(content).digest()).decode()}'"
-    allowed += "; connect-src 'self'; img-src data:"
-    return page, f"{allowed}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    rest = "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    return page, f"{allowed}; {rest}"
 
 
 class Watch(Page):

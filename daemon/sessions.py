@@ -67,6 +67,7 @@ NUMBERS = range(1, 1 << 64 - KEY_BITS)
 """The numbers that sessions may have: with a client's key below it, each makes a key of the disk tier of 64 bits."""
 
 _TOKEN_BYTES = 32
+_DISCARD_AT_ONCE = 4096
 
 
 class Lease(msgspec.Struct, frozen=True):
@@ -134,9 +135,6 @@ class KeptRecord(msgspec.Struct, frozen=True, gc=False):
     codec: str
     kind: str
     checksum: int | None
-
-
-_DISCARD_AT_ONCE = 4096
 
 
 class Session:

@@ -14,7 +14,7 @@ _MAP_SPARE_BYTES = 64 * 2**20  # for tables, free lists, and the copies that a t
 _ENTRY_BYTES = 256  # two tables' keys and nodes, a location of at most 90 bytes, pages half full
 _IN_LEAF_BYTES = 1024  # a longer value may go to overflow pages of its own (LMDB: about half a page)
 _PAGE_HEADER_BYTES = 16
-_MOST_MAP_BYTES = 2**44  # an eighth of what x86-64 lets a process map; 16 TiB are never filled by small values
+_MOST_MAP_BYTES = 2**42  # of the 2**47 that x86-64 lets a process map; 4 TiB are never filled by small values
 
 
 def value_charge_bytes(num_bytes: int) -> int:

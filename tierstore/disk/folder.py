@@ -89,8 +89,13 @@ class LockedFolder:
             self._folder = self._lock = -1
 
     def _remove_folder(self) -> None:
-        with suppress(OSError):  # the next process has it already, or it was moved
-            os.rmdir(self.path)
+        """By way of its parent, which may have moved: at its path there may be a link by now."""
+        with suppress(OSError):  # the next process has it already
+            parent = os.open("..", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._folder)
+            try:
+                os.rmdir(self.path.name, dir_fd=parent)
+            finally:
+                os.close(parent)
 
     def _open_folder(self) -> int:
         with suppress(FileExistsError):

@@ -58,18 +58,20 @@ class FrameReader:
     def feed(self, data: bytes | memoryview) -> list[list[ClientMessage | DaemonMessage]]:
         """Take in the next bytes; returns the frames that are complete now, each as its messages. ProtocolError: a
         frame is too long, or is not an array of messages that the peer may send; the connection is over."""
-        self._buffer += data
+        buffer, self._buffer = self._buffer, bytearray()  # nothing is held of what is refused
+        buffer += data
         frames, start = [], 0
-        while len(self._buffer) - start >= _LENGTH.size:
-            (num_bytes,) = _LENGTH.unpack_from(self._buffer, start)
+        while len(buffer) - start >= _LENGTH.size:
+            (num_bytes,) = _LENGTH.unpack_from(buffer, start)
             if num_bytes > MAX_FRAME_BYTES:
                 raise ProtocolError(self._peer, f"a frame of {num_bytes} bytes; at most {MAX_FRAME_BYTES} are allowed")
             end = start + _LENGTH.size + num_bytes
-            if len(self._buffer) < end:
+            if len(buffer) < end:
                 break
-            frames.append(self._messages_of(bytes(self._buffer[start + _LENGTH.size : end])))
+            frames.append(self._messages_of(bytes(buffer[start + _LENGTH.size : end])))
             start = end
-        del self._buffer[:start]
+        del buffer[:start]
+        self._buffer = buffer
         return frames
 
     def _messages_of(self, body: bytes) -> list[ClientMessage | DaemonMessage]:
