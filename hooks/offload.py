@@ -122,7 +122,7 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
         self._small = small_limits(None if min_bytes is None else parse_size(min_bytes, "min_bytes"), store.host_bytes)
         self._select = select
         self._log_options = _log_options(store, prefetch, device_bytes, lookahead_bytes)
-        self._trace = None if trace is None else store.traces.begin(trace).place
+        self._trace = None if trace is None else store._core.traces.begin(trace).place
         self._options = _options_for_trace(store, self._small.min_bytes, select, prefetch, self._log_options)
         self._entered = threading.local()
 
@@ -161,7 +161,7 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
         scopes.append(scope)
         device_bytes = self._log_options.device_bytes
         if device_bytes is not None:
-            self._store.residency.keep_on_device(device_bytes)
+            self._store._core.residency.keep_on_device(device_bytes)
         try:
             push_hooks(scope.pack, unpack)
         except RuntimeError as error:
@@ -169,9 +169,9 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
             raise
 
     def _new_scope(self) -> _Entry:
-        self._store.plans.drain()
+        self._store._core.plans.drain()
         scope = OffloadScope(self._store, self._small, self._select, self._log_options)
-        traces = self._store.traces
+        traces = self._store._core.traces
         recorder = traces.recorder if self._trace is None else traces.begin(self._trace)
         if recorder is None:
             return scope
@@ -182,7 +182,7 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
             self._trial.enter(recorder)
         options = self._options
         if options.is_automatic:
-            options = options._replace(device_bytes=self._store.residency.device_limit_bytes)
+            options = options._replace(device_bytes=self._store._core.residency.device_limit_bytes)
         return RecordedScope(scope, traces, recorder, options, self._store.memory_use)
 
     @uncompiled
@@ -196,7 +196,7 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
         if error is not None:
             advise(error)
         elif kind is None:
-            self._store.warn_if_memory_stays()
+            self._store._core.warn_if_memory_stays()
 
     def __deepcopy__(self, memo: dict[int, object]) -> tiered_offload:
         """Copies of a module that offloads (averages of models, clones of layers) share the store."""
@@ -228,7 +228,7 @@ def _log_options(
     store: TierStore, prefetch: str, device_bytes: SizeLike, lookahead_bytes: SizeLike | None
 ) -> LogOptions:
     device_limit_bytes = None if device_bytes == "auto" else parse_size(device_bytes, "device_bytes")
-    orders = store.learned_orders if prefetch == "learned" else None
+    orders = store._core.learned_orders if prefetch == "learned" else None
     if device_limit_bytes is None and orders is None:
         raise ConfigError("device_bytes", device_bytes, 'give a size: "auto" needs prefetch="learned"')
     ahead_bytes = None if lookahead_bytes is None else parse_size(lookahead_bytes, "lookahead_bytes")

@@ -59,8 +59,8 @@ class PackLog(NotedLog):
     """
 
     def __init__(self, store: TierStore, options: LogOptions) -> None:
-        super().__init__(store, store.residency, store.residency.begin_log)
-        self.residency: Residency = store.residency
+        super().__init__(store, store._core.residency, store._core.residency.begin_log)
+        self.residency: Residency = store._core.residency
         enlist(self)
         self.started = False
         self.small_bytes = 0
@@ -214,7 +214,7 @@ def open_log(store: TierStore, options: LogOptions) -> PackLog:
     A model whose blocks have a scope each is one graph, and so one log. A new log begins where that one is gone, where
     backward has begun on it, and where most of what it holds is dead: its graphs were dropped without a backward.
     """
-    logs: dict[LogOptions, weakref.ref[PackLog]] = store.of_thread.__dict__.setdefault("logs", {})
+    logs: dict[LogOptions, weakref.ref[PackLog]] = store._core.of_thread.__dict__.setdefault("logs", {})
     reference = logs.get(options)
     log = None if reference is None else reference()
     if log is None or log.started or log.is_mostly_dead():

@@ -62,14 +62,14 @@ class OffloadScope:
         self._unsettled_logs: list[PackLog] = []  # earlier ones
         self._fresh: list[Record] = []  # booked, saved by the newest node: see NOTE [Not before the kernel]
         self._fresh_node = -1
-        self._residency = store.residency
+        self._residency = store._core.residency
         self.tracks = True
-        self._note = store.residency.note  # bound once: each pack needs them
-        self._track = store.residency.track
-        self._fits_on_device = store.residency.fits_on_device
-        self._may_gather = store.residency.rules.may_gather
-        self._device_of = store.residency.device_of
-        self._keys = store.residency.handles.keys
+        self._note = store._core.residency.note  # bound once: each pack needs them
+        self._track = store._core.residency.track
+        self._fits_on_device = store._core.residency.fits_on_device
+        self._may_gather = store._core.residency.rules.may_gather
+        self._device_of = store._core.residency.device_of
+        self._keys = store._core.residency.handles.keys
 
     @uncompiled
     def pack(self, tensor: torch.Tensor) -> SavedTensor | Kept | HeldTensor:

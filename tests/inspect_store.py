@@ -45,8 +45,8 @@ class InsideStore:
     def __init__(self, store: TierStore) -> None:
         self._store = store
         self.name = store._core.name
-        self.residency = store.residency
-        self.rules = store.residency.rules
+        self.residency = store._core.residency
+        self.rules = store._core.residency.rules
         self.engine = store._core.engine
         self.loop, self.thread = self.engine._loop, self.engine._thread
         self.disk: Any = self.engine.disk
@@ -195,7 +195,7 @@ class InsideStore:
     @property
     def recorder(self) -> Any:
         """Of the trace that is being recorded; None: there is none."""
-        return self._store.traces._current
+        return self._store._core.traces._current
 
 
 class InsideEngine:

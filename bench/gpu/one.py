@@ -53,7 +53,7 @@ def _train(
     for _ in range(num_warm_up):
         _step(model, batch, prepared, Stopwatch(device))
         if store is not None:  # a step through memory that is not pinned yet is of another kind
-            store.residency.slab.wait_until_pinned()
+            store._core.residency.slab.wait_until_pinned()
     wait_for(device)
     warm_up_seconds = time.perf_counter() - began
     if device.type == "cuda":

@@ -45,7 +45,7 @@ def measure_saved_tensor(device: torch.device, scratch: Path, *, tiny: bool) -> 
                 if step >= _NUM_WARM_UP:
                     seconds[way].append(taken)
             for store in (staying, leaving):
-                store.residency.slab.wait_until_pinned()
+                store._core.residency.slab.wait_until_pinned()
     forward, backward = (
         {way: 1e6 / num_tensors * statistics.median(taken[part] for taken in steps) for way, steps in seconds.items()}
         for part in (0, 1)

@@ -142,7 +142,7 @@ def test_views_lazy_bits_and_dtypes_come_back(store: TierStore) -> None:
     with tiered_offload(store, min_bytes=0):
         loss = loss_of(leaf)
     assert max(_group_sizes(store)) > 2
-    log = store.of_thread.logs.popitem()[1]()
+    log = store._core.of_thread.logs.popitem()[1]()
     assert {member.first_byte % 512 for member in log.members.values()} == {0}
     assert torch.equal(gradient_of(loss, leaf), gradient_of(loss_of(leaf), leaf))
 

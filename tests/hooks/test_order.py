@@ -233,7 +233,7 @@ def test_known_graph_that_begins_with_restored_bytes_is_known_from_there_on(make
         del loss
         with tiered_offload(store, min_bytes=0):
             loss = (hidden * weights[0]).tanh()
-            (log,) = (reference() for reference in store.of_thread.logs.values())
+            (log,) = (reference() for reference in store._core.of_thread.logs.values())
             is_known.append(log.plan is not None)
             for weight in weights[1:]:
                 loss = (loss * weight).tanh()

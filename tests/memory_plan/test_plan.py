@@ -151,19 +151,19 @@ def test_within_the_tightest_limits_the_store_moves_less_at_a_time(
 ) -> None:
     store, model = make_store(staging_bytes="64MiB"), Model()
     expected = trained(copy.deepcopy(model), loss_of)
-    limits = store.residency.window_limits
+    limits = store._core.residency.window_limits
     decision = prices.narrow().uniform(Action("store"))
     plan = planned_by(prices, store, decision=decision)
     assert plan.staging_bytes == 32 * MIB
     assert "The store moves at most 32 MiB at a time meanwhile." in str(plan)
     plan.apply(model)
-    assert store.residency.window_limits == (0, 32 * MIB)
+    assert store._core.residency.window_limits == (0, 32 * MIB)
     assert_same_bits(trained(model, loss_of), expected)
     plan.remove(model)
-    assert store.residency.window_limits == limits
+    assert store._core.residency.window_limits == limits
     plan.save(tmp_path / "plan.toml")
     MemoryPlan.load(tmp_path / "plan.toml").apply(model, store=store)
-    assert store.residency.window_limits == (0, 32 * MIB)
+    assert store._core.residency.window_limits == (0, 32 * MIB)
 
 
 # --- what an existing plan does ---------------------------------------------------------------------------------------
@@ -299,7 +299,7 @@ def test_error_in_the_middle_of_planning_leaves_all_as_found(store: TierStore) -
         assert not any(parameter.grad is not None for parameter in model.parameters())
         assert not arounds(model)
         assert model.training
-        assert not store.plans.limits_process
+        assert not store._core.plans.limits_process
 
 
 def test_two_plans_on_one_store_the_least_limits_hold(prices: Prices, store: TierStore) -> None:

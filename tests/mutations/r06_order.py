@@ -14,7 +14,7 @@ MUTATIONS = {
         ),
         "the observed order is learned": replace("_learn", "orders.learn", "bool"),
         "the order lives in the store, not in the scope": replace(
-            "_log_options", "store.learned_orders", "type(store.learned_orders)()"
+            "_log_options", "store._core.learned_orders", "type(store._core.learned_orders)()"
         ),
     },
     "test_chain_prefetched_few_misses": {

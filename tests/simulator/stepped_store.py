@@ -396,7 +396,7 @@ def real_decisions(
     ) as store:
         inspect(store).let_staging_grow(settings.staging_grows)
         decisions = store.stepper.take_over(
-            store, followed, next(store.residency.handles.keys) + 1, Drive(settings), device
+            store, followed, next(store._core.residency.handles.keys) + 1, Drive(settings), device
         )
         try:
             for _ in range(num_steps):

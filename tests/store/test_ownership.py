@@ -16,7 +16,7 @@ from tierstore.residency.ownership import claims_of, is_sole_owner, unclaim
 
 
 def _handle(store: TierStore, tensor: torch.Tensor) -> Handle:
-    return store.residency.handles.new(store, tensor, layout_of(tensor))
+    return store._core.residency.handles.new(store, tensor, layout_of(tensor))
 
 
 def _saved_by_a_graph(tensor: torch.Tensor) -> object:

@@ -84,7 +84,7 @@ def test_store_moves_no_more_at_a_time_than_its_plans_allow(
 ) -> None:
     """Tensors of 1 MiB; a thread that waits for one may exceed the window by that."""
     store, plan = make_store(host_bytes=0, staging_bytes="64MiB", codec="none"), Plan()
-    store.plans.keep_within(plan, None, None, 2 * 2**20)
+    store._core.plans.keep_within(plan, None, None, 2 * 2**20)
     staging, charge, moved_bytes = inspect(store).window("staging"), HostWindows.charge, [0]
 
     def count(*arguments: Any) -> None:
@@ -110,9 +110,9 @@ def test_store_after_its_plan_died_holds_what_it_was_opened_for(
     make_store: MakeStore, call: Callable[[TierStore], object]
 ) -> None:
     store, plan = make_store(host_bytes="64MiB", staging_bytes="16MiB"), Plan()
-    store.plans.keep_within(plan, 2**40, 0, 2**20)
-    assert store.residency.window_limits == (0, 2**20)
+    store._core.plans.keep_within(plan, 2**40, 0, 2**20)
+    assert store._core.residency.window_limits == (0, 2**20)
     del plan
     call(store)
-    assert store.residency.window_limits == (64 * 2**20, 16 * 2**20)
-    assert not store.plans.limits_process
+    assert store._core.residency.window_limits == (64 * 2**20, 16 * 2**20)
+    assert not store._core.plans.limits_process

@@ -140,7 +140,7 @@ def test_graph_ends_as_garbage_its_order_is_learned(make_store: MakeStore) -> No
     store = make_store(host_bytes=0)
 
     def end(graph: list[Any]) -> None:
-        (reference,) = store.of_thread.logs.values()
+        (reference,) = store._core.of_thread.logs.values()
         log = reference()
         log.me = log
         del log, graph[:]

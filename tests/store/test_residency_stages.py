@@ -34,7 +34,7 @@ def _tensor(number: int = 0) -> torch.Tensor:
 
 def _handle(store: TierStore, number: int) -> Handle:
     tensor = _tensor(number)
-    return store.residency.handles.new(store, tensor, layout_of(tensor))
+    return store._core.residency.handles.new(store, tensor, layout_of(tensor))
 
 
 def _log(store: TierStore) -> PackLog:
@@ -366,7 +366,7 @@ def test_news_that_comes_just_as_a_look_ends_is_not_lost(bench: Bench, monkeypat
     store, _ = bench.open(host_bytes=0)
     handle = store.put(_tensor())
     store.flush()
-    rules = store.residency.rules
+    rules = store._core.residency.rules
     end_discards = rules.end_discards
 
     def ends_late(num_records: int) -> None:

@@ -97,7 +97,7 @@ class MemoryPlan:
         if store is not None:
             if not isinstance(store, TierStore):
                 raise ConfigTypeError("store", store, "give an open TierStore")
-            store.residency.check_open()
+            store._core.residency.check_open()
         elif any(block.as_action().uses_store for block in self.blocks):
             raise ConfigError("store", None, "the plan stores something: give an open TierStore")
         meter = meter_of(model)
@@ -114,7 +114,7 @@ class MemoryPlan:
         meter.tidy()
         if store is not None and meter.is_of_host:
             windows = (0, self.staging_bytes) if self.is_needed else (None, None)
-            store.plans.keep_within(self._watch, self.limit_bytes, *windows)
+            store._core.plans.keep_within(self._watch, self.limit_bytes, *windows)
         return model
 
     def watch(self, compute: Callable[[], T]) -> T:

@@ -80,12 +80,12 @@ class Trials:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.store.plans.keep_within(self, None, None)
+        self.store._core.plans.keep_within(self, None, None)
 
     def _limit_store(self, staging_bytes: int | None) -> None:
         """Have the store return memory before the limit, and keep nothing there but what moves."""
         if self.meter.is_of_host:
-            self.store.plans.keep_within(self, self.limit_bytes, 0, staging_bytes)
+            self.store._core.plans.keep_within(self, self.limit_bytes, 0, staging_bytes)
 
     def tidy(self) -> None:
         """Wait until what is stored has left memory, and return what is free."""
@@ -100,7 +100,7 @@ class Trials:
 
     def timeline(self, actions: Mapping[str, Action]) -> StepTimeline:
         """A step in which only what is alive is counted at each moment: nothing is read before it is asked for."""
-        slab = self.store.residency.slab
+        slab = self.store._core.residency.slab
         timeline = StepTimeline(self.meter, self.tidy, lambda: slab.mapped_bytes if self.meter.is_of_host else 0)
         around = {name: timeline.around(name, calls) for name, calls in self._calls_of(actions, "none").items()}
         self.tidy()

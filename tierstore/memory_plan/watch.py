@@ -51,8 +51,8 @@ class StepWatch:
     def end(self) -> None:
         self._drop()
         if self._store is not None:
-            self._store.plans.tell(self, {})
-            self._store.plans.keep_within(self, None, None)
+            self._store._core.plans.tell(self, {})
+            self._store._core.plans.keep_within(self, None, None)
 
     def run(self, compute: Callable[[], T], *, num_calls: int | None = None) -> T:
         """Compute what backward begins from: a step, or a part of one that counts for `num_calls` of the model. Without
@@ -111,7 +111,7 @@ class StepWatch:
                 "predicted_peak_bytes": predicted.peak_bytes,
                 "predicted_step_seconds": predicted.step_seconds,
             }
-            self._store.plans.tell(self, figures | measured)
+            self._store._core.plans.tell(self, figures | measured)
 
 
 class _Running:

@@ -5,6 +5,7 @@ They outlive the last reference to the store itself: the engine's thread keeps t
 
 from __future__ import annotations
 
+import threading
 import time
 import warnings
 from functools import partial
@@ -15,7 +16,9 @@ from ..base.threads import is_thread_of_store
 from ..disk.tier import DiskUsage
 from ..errors import StorageIOError, StoreFullError, TierStoreError, TierStoreWarning
 from ..residency.residency import Residency
+from ..returning.advice import stacklevel_of_user
 from ..returning.returner import MemoryUse, Returner
+from ..rules.lookahead import LearnedOrders
 from ..tracing.events import StoreSettings
 from ..tracing.recordings import Recordings, header_of
 from .engine import Engine, OpenDisk
@@ -59,6 +62,8 @@ class Core:
         windows = options.host_bytes, options.staging_bytes
         self.plans = PlansOfStore(self.returner.limit, self.residency.limit_windows, *windows)
         settings = _settings(options, self.engine.disk.usage(), num_lanes)
+        self.learned_orders = LearnedOrders()
+        self.of_thread = threading.local()  # the hooks' own
         self.traces = Recordings(self.residency, partial(header_of, settings))
         watch_over(self)
         self._start_returner()
@@ -117,11 +122,15 @@ class Core:
     def memory_use(self) -> MemoryUse:
         return self.returner.use(self._mapped_bytes())
 
-    def why_memory_stays(self) -> str | None:
-        """Why the process's memory did not fall, once; None: it did, or it need not: a memory plan limits it."""
-        if self.plans.limits_process:
-            return None
-        return self.returner.why_memory_stays(self.residency.disk_bytes, self._mapped_bytes())
+    def warn_if_memory_stays(self) -> None:
+        """Warn, once, if the process's memory did not fall, and say why, unless a memory plan limits it. Warnings may
+        raise.
+        """
+        if not self.plans.limits_process:
+            reason = self.returner.why_memory_stays(self.residency.disk_bytes, self._mapped_bytes())
+            if reason is not None:
+                text = f"<TierStore {self.name}>: {reason}"
+                warnings.warn(text, TierStoreWarning, stacklevel=stacklevel_of_user())
 
     def _mapped_bytes(self) -> int:
         return self.residency.slab.mapped_bytes + self.engine.disk.scratch_bytes

@@ -6,8 +6,6 @@ decide what leaves memory. The engine (`engine.py`) moves it; the disk tier (`di
 
 from __future__ import annotations
 
-import threading
-import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from os import PathLike
@@ -19,12 +17,10 @@ import torch
 from ..base.config import Mode, SizeLike
 from ..base.config_file import ConfigSource, store_options
 from ..base.defaults import NUM_AT_ONCE
-from ..errors import ConfigError, ConfigTypeError, TierStoreWarning
+from ..errors import ConfigError, ConfigTypeError
 from ..residency.handle import Handle, Record
 from ..residency.layout import layout_of, outside_of_modes, storage_of
 from ..residency.uncompiled import uncompiled
-from ..returning.advice import stacklevel_of_user
-from ..rules.lookahead import LearnedOrders
 from .core import Core
 from .options import StoreOptions, connected_options, local_options, options_over, refuses_unknown
 from .stats import StoreStats
@@ -220,11 +216,6 @@ class TierStore:
         """Open the store. `tierstore.testing.FaultyStore` overrides this to wrap `open_disk` and `copies`."""
         self.host_bytes, self.staging_bytes = options.host_bytes, options.staging_bytes
         self._core = Core(self, options)
-        # For the hooks: residency, traces, learned_orders, of_thread. For memory plans: plans.
-        self.residency = self._core.residency
-        self.traces, self.plans = self._core.traces, self._core.plans
-        self.learned_orders = LearnedOrders()
-        self.of_thread = threading.local()  # the hooks' own
 
     # --- by hand ----------------------------------------------------------------------------------------------
 
@@ -247,7 +238,7 @@ class TierStore:
             StorageIOError: an earlier write failed; all its data is in memory.
             StoreClosedError: the store is closed.
         """
-        self.plans.drain()
+        self._core.plans.drain()
         if isinstance(tensor, torch.Tensor) and tensor.is_inference():
             with outside_of_modes(), torch.inference_mode(False):
                 tensor = tensor.clone()
@@ -256,8 +247,8 @@ class TierStore:
             raise ConfigTypeError("tensor", type(tensor).__name__, what)
         if storage_of(tensor) is None:
             raise ConfigError("tensor", type(tensor).__name__, what)
-        handle = self.residency.handles.new(self, tensor, layout_of(tensor))
-        self.residency.store(handle.record)
+        handle = self._core.residency.handles.new(self, tensor, layout_of(tensor))
+        self._core.residency.store(handle.record)
         return handle
 
     @uncompiled
@@ -275,7 +266,7 @@ class TierStore:
             StoreClosedError: the store is closed; they are gone.
         """
         record = self._record_of(handle)
-        return self.residency.fetch(record, record.layout)
+        return self._core.residency.fetch(record, record.layout)
 
     @uncompiled
     def prefetch(self, handles: Iterable[Handle]) -> None:
@@ -289,7 +280,7 @@ class TierStore:
         Raises:
             ConfigError: not a handle of this store; nothing was done.
         """
-        self.residency.prefetch([self._record_of(handle) for handle in handles])
+        self._core.residency.prefetch([self._record_of(handle) for handle in handles])
 
     @uncompiled
     def flush(self) -> None:
@@ -301,9 +292,9 @@ class TierStore:
             StoreFullError, StorageIOError: a write failed; the bytes are in memory.
             StoreClosedError: the store is closed.
         """
-        self.plans.drain()
-        self.residency.flush()
-        self.traces.flush()
+        self._core.plans.drain()
+        self._core.residency.flush()
+        self._core.traces.flush()
 
     def trace(self, path: str | PathLike[str]) -> AbstractContextManager[None]:
         """Record what the store does inside the block, on all threads, and write it to a file.
@@ -318,7 +309,7 @@ class TierStore:
             StorageIOError: at the end: the file could not be written (a full disk); it is cut short.
             StoreClosedError: at the beginning: the store is closed.
         """
-        return self.traces.tracing(path, _CLOSE_DEADLINE_SECONDS)
+        return self._core.traces.tracing(path, _CLOSE_DEADLINE_SECONDS)
 
     @uncompiled
     def stats(self) -> StoreStats:
@@ -356,12 +347,6 @@ class TierStore:
     def memory_use(self) -> MemoryUse:
         """The memory that the whole process holds. Takes some 0.1 ms, and waits while memory is being returned."""
         return self._core.memory_use()
-
-    def warn_if_memory_stays(self) -> None:
-        """Warn, once, if the process's memory did not fall, and say why. For the end of a scope. Warnings may raise."""
-        reason = self._core.why_memory_stays()
-        if reason is not None:
-            warnings.warn(f"{self!r}: {reason}", TierStoreWarning, stacklevel=stacklevel_of_user())
 
     def _record_of(self, handle: Handle) -> Record:
         if not isinstance(handle, Handle):

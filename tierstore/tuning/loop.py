@@ -81,7 +81,7 @@ def tune_loop(
                 scope = tiered_offload(
                     store, min_bytes=min_limit_bytes, device_bytes=device_bytes, trace=trace, **options
                 )
-                recorder = store.traces.begin(trace)
+                recorder = store._core.traces.begin(trace)
                 recorder.is_paced = True
                 for _ in range(steps + NUM_WARMUPS):
                     step(scope)
