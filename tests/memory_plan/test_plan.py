@@ -68,7 +68,7 @@ def test_within_a_limit_same_bits(prices: Prices, store: TierStore) -> None:
     model = Model()
     expected = trained(copy.deepcopy(model), loss_of, 3)
     limit_bytes = resident_with(prices, prices.uniform(Action("keep")).peak_bytes) - MIB
-    plan = planned(model, store, limit_bytes, reserve="8MiB")  # for the bits that are kept of each step
+    plan = planned(model, store, limit_bytes)
     assert plan.is_needed
     assert plan.predicted.peak_bytes <= limit_bytes
     assert 8 <= plan.num_steps <= 15

@@ -92,7 +92,7 @@ def test_what_is_measured_is_told_beside_what_was_predicted(easy: MemoryPlan, st
 def test_peak_above_the_limit_is_warned_of_once(easy: MemoryPlan, store: TierStore) -> None:
     model = Model()
     watch = watched(easy, store, model, Told(), limit_bytes=MIB)
-    train(model, 2)
+    train(model, 4)
     with pytest.warns(
         TierStoreWarning, match=r"a step took 700 MiB, more than the memory plan's limit of 1.* MiB: plan"
     ):

@@ -42,6 +42,7 @@ class StepWatch:
         self._contents, self._meter, self._store = contents, meter, store
         self._num_steps = 0
         self._has_warned = self._is_inside = False
+        self._peaks: list[int] = []  # of measured steps, since the limit was compared
         self._now: _Running | None = None
         self._tell({})
 
@@ -94,10 +95,15 @@ class StepWatch:
     def _note(self, measured: MeasuredStep) -> None:
         self._tell({"measured_peak_bytes": measured.peak_bytes, "measured_step_seconds": measured.seconds})
         limit_bytes = self._contents.limit_bytes
-        if measured.peak_bytes > limit_bytes and not self._has_warned:
+        self._peaks.append(measured.peak_bytes)
+        if len(self._peaks) < _NUM_WATCHED:
+            return
+        most_bytes = max(self._peaks)
+        self._peaks.clear()
+        if most_bytes > limit_bytes and not self._has_warned:
             self._has_warned = True
             warnings.warn(
-                f"a step took {format_bytes(measured.peak_bytes)}, more than the memory plan's limit of "
+                f"a step took {format_bytes(most_bytes)}, more than the memory plan's limit of "
                 f"{format_bytes(limit_bytes)}: plan again, with `reserve` for what the program takes beside the model",
                 TierStoreWarning,
                 stacklevel=stacklevel_of_user(),
