@@ -110,6 +110,25 @@ def test_while_the_device_has_room_no_record_is_made(store: TierStore, copies: _
     assert copies.num_out == 0
 
 
+def test_view_of_what_is_tracked_takes_no_room_and_shares_the_record_if_there_is_one(store: TierStore) -> None:
+    leaf = torch.ones(_SIDE, _SIDE, requires_grad=True)
+    for device_bytes in (_NBYTES, 8 * _NBYTES):
+        with tiered_offload(store, min_bytes=_NBYTES, device_bytes=device_bytes):
+            power = leaf.exp()  # saves its result
+            result = power.sin()  # saves the same
+            assert (_num_tracked(store), inspect(store).records) == (2, [])
+            result = result + (leaf * 2).exp()
+            store.stats()  # books what is settled
+            num_tracked = _num_tracked(store)
+            result = result + power.cos()
+            assert _num_tracked(store) == num_tracked
+        (found,) = torch.autograd.grad(result.sum(), leaf)
+        power = leaf.exp()
+        (expected,) = torch.autograd.grad((power.sin() + (leaf * 2).exp() + power.cos()).sum(), leaf)
+        assert torch.equal(found, expected)
+        del power, result
+
+
 def test_shortage_books_the_log_and_what_was_saved_first_leaves(store: TierStore, copies: _Streams) -> None:
     graph = _Graph(store, 10, 6 * _NBYTES)
     assert _num_tracked(store) == 0
