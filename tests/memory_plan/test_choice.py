@@ -119,3 +119,13 @@ def test_where_no_trial_fits_a_strategy_that_did_is_followed(known_mib: int, is_
     chooser, trials = Chooser(ONE_BLOCK, LIMIT_BYTES), TrialsNearTheLimit(beside_mib=60)
     assert chooser.choose(trials, [known]) == (known if is_followed else None)  # type: ignore[arg-type]
     assert chooser.offset_bytes == 60 * MIB
+
+
+@pytest.mark.parametrize(("seconds", "is_followed"), [(0.9, True), (9.0, False)])
+def test_strategy_that_was_measured_to_be_faster_than_what_the_prices_decide_is_followed(
+    seconds: float, is_followed: bool
+) -> None:
+    known = TriedDecision(ONE_BLOCK.uniform(RECOMPUTE), MeasuredStep(seconds, MIB))
+    best = Chooser(ONE_BLOCK, LIMIT_BYTES).choose(TrialsNearTheLimit(), [known])  # type: ignore[arg-type]
+    assert best is not None
+    assert (best == known) == is_followed

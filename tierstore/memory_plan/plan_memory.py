@@ -130,8 +130,8 @@ class Chooser:
 
     def choose(self, trials: Trials, known: Sequence[TriedDecision]) -> TriedDecision | None:
         """The fastest decision by the prices, if steps stay within the limit with it; None: no such decision was found.
-        It is tried. Another one is tried if the first exceeds the limit, or leaves reason to use more or less of it. If
-        neither fits: the fastest that is `known` to fit."""
+        It is tried. Another one is tried if the first exceeds the limit, or leaves reason to use more or less of it. Of
+        both, and of those that are `known`, the one whose steps took least is chosen."""
         keep = self.prices.uniform(Action("keep"))
         if keep.peak_bytes + margin_of(_MARGINS[0], self.limit_bytes) <= self.limit_bytes:  # else it may be killed
             tried = self._tried(trials, keep, _NUM_KEEP)
@@ -148,8 +148,7 @@ class Chooser:
             found.append(self._tried(trials, decision, num_steps))
             if self._fits(found[-1]):
                 share = _LESS if found[-1].measured.returned_bytes else _WHOLE
-        fitting = list(filter(self._fits, found)) or list(filter(self._fits, known))
-        return min(fitting, key=lambda choice: choice.measured.seconds, default=None)
+        return min(filter(self._fits, (*found, *known)), key=lambda choice: choice.measured.seconds, default=None)
 
     def _fits(self, choice: TriedDecision) -> bool:
         return choice.measured.peak_bytes <= self.limit_bytes
