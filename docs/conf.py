@@ -46,9 +46,9 @@ nitpick_ignore_regex = [
     ("py:.*", r"(asyncio|collections|concurrent|contextlib|lightning|os|pathlib|torch|transformers|types|typing)\..*"),
     (
         "py:.*",
-        r"(nn|optim)\.\w+|(.*\.)?(Any|Callable|ConfigSource|Copies|Figure|Never|OpenDisk|P|PathLike|Select|Self)",
+        r"(nn|optim)\.\w+|(.*\.)?(Any|Callable|ConfigSource|Copies|Figure|OpenDisk|P|PathLike|Select|Self)",
     ),
-    ("py:.*", r"(.*\.)?(Record|SizeLike|T|Where)"),
+    ("py:.*", r"(.*\.)?(Codec|Mode|OffloadOptions|PrefetchOrder|Record|SizeLike|T|Where)"),
 ]
 
 # The site
