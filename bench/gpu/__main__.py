@@ -44,18 +44,30 @@ def main(words: list[str] | None = None) -> int:
             print(f"{path}: {ended}", flush=True)
     request = {"device": arguments.device, "steps": 2 if arguments.tiny else arguments.steps, "tiny": arguments.tiny}
     directory = store_directory(arguments.path)
-    machine = describe_machine(directory)
+    about = {"tests": tests, "machine": describe_machine(directory), "request": request}
+
+    def progress(text: str, outcome: Outcome) -> None:
+        print(text, flush=True)
+        _write(outcome, [], about, arguments.results)  # what comes after may be cut off
+
     outcome = run_cases(
         _chosen(TINY_CASES if arguments.tiny else CASES, arguments.only),
         budget,
         request,
         directory,
-        lambda text: print(text, flush=True),
+        progress,
     )
     judged = [] if arguments.tiny else list(verdicts(outcome.found, FLIGHT_BYTES + RELOAD_BYTES))
     for verdict in judged:
         print(f"{'met' if verdict.is_met else 'missed'}: {verdict.goal}: {verdict.value:.4g} <= {verdict.at_most:.4g}")
-    _write(outcome, judged, {"tests": tests, "machine": machine, "request": request}, arguments.results)
+    file = _write(outcome, judged, about, arguments.results)
+    print(f"written: {file}")
+    try:
+        from .plots import draw
+    except ImportError:
+        print("no plot: matplotlib is not installed")
+    else:
+        draw(outcome.found, json.loads(file.read_text())["device"], file.with_suffix(".png"))
     passed = all(ended == "passed" for ended in tests.values())
     return int(not passed or any(run.failure is not None for run in outcome.runs))
 
@@ -88,7 +100,7 @@ def _chosen(cases: Sequence[Case], texts: Sequence[str]) -> list[Case]:
     ]  # fmt: skip
 
 
-def _write(outcome: Outcome, judged: list[Verdict], about: dict[str, Any], directory: Path) -> None:
+def _write(outcome: Outcome, judged: list[Verdict], about: dict[str, Any], directory: Path) -> Path:
     floors = outcome.found.get("floors", {})
     device = str(floors.get("device", "unknown device"))
     name = f"gpu_{re.sub('[^a-z0-9]+', '-', device.lower()).strip('-')}_{time.strftime('%Y-%m-%d', time.gmtime())}"
@@ -102,13 +114,7 @@ def _write(outcome: Outcome, judged: list[Verdict], about: dict[str, Any], direc
     directory.mkdir(exist_ok=True)
     file = directory / f"{name}.json"
     file.write_text(json.dumps(document, indent=1) + "\n")
-    print(f"written: {file}")
-    try:
-        from .plots import draw
-    except ImportError:
-        print("no plot: matplotlib is not installed")
-    else:
-        draw(outcome.found, device, file.with_suffix(".png"))
+    return file
 
 
 if __name__ == "__main__":

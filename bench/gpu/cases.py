@@ -51,6 +51,25 @@ def _found_by_the_store(found: Found, workload: str) -> Options:
     return _host_only(found, workload) | {"device_bytes": "auto"}
 
 
+def _planned(share: float) -> Callable[[Found, str], Options]:
+    def options(found: Found, workload: str) -> Options:
+        limit_bytes = int(share * _of_workload(found, workload)["peak_bytes"])
+        if not limit_bytes:
+            raise CaseLeftOutError("a share of a device's memory, and there is no device")
+        return _host_only(found, workload) | {"limit": limit_bytes}
+
+    return options
+
+
+def _checkpoints(found: Found, workload: str) -> Options:
+    """Room in host memory for the inputs of all checkpoints, and more."""
+    return {"host_bytes": 4 * 2**30}
+
+
+def _all_stays(found: Found, workload: str) -> Options:
+    return _host_only(found, workload) | {"device_bytes": 2 * _of_workload(found, workload)["saved_bytes"]}
+
+
 def _sharing(host_share: float, device_share: float) -> Callable[[Found, str], Options]:
     def options(found: Found, workload: str) -> Options:
         saved_bytes = _of_workload(found, workload)["saved_bytes"]
@@ -68,54 +87,77 @@ def _offload_activations(found: Found, workload: str) -> Options:
 class Case(NamedTuple):
     """One run in a process of its own, of a workload and a variant. `label`: of the variant with its options.
     `options`: from what was found before; may raise `CaseLeftOutError`. `expected_seconds`: for the whole process on a
-    data-centre GPU of 2023."""
+    data-centre GPU of 2023. `num_steps`: measured, if not as many as of the others."""
 
     workload: str
     variant: str = ""
     label: str = ""
     options: Callable[[Found, str], Options] = lambda found, workload: {}
     expected_seconds: float = 30
+    num_steps: int | None = None
 
     @property
     def is_peer(self) -> bool:
         """Whether it is others' code that is measured, whose failure is none of ours."""
-        return self.variant in ("save_on_cpu", "OffloadActivations", "checkpoint")
+        return not self.variant.startswith("tierstore")
 
     @property
     def name(self) -> str:
         return f"{self.workload}: {self.label or self.variant}" if self.variant else self.workload
 
 
-def _cases(resnet: str, decoder: str, others: tuple[str, ...], long: str) -> tuple[Case, ...]:
-    """`others`: decoders beside. `long`: one that is trained with checkpoints only, as it does not fit otherwise."""
-    covered = "tierstore, as much as compute covers"
-    little = {"host_bytes": 2 * 2**30, "staging_bytes": 2**30}  # together less than what the inputs take
+def _cases(
+    resnet: str, decoder: str, others: tuple[str, ...], small: str, grouped: str, short: str, long: tuple[str, ...]
+) -> tuple[Case, ...]:
+    """`others`: decoders beside. `small`: one whose step is as long as the host takes to queue it. `grouped`, `short`:
+    with checkpoints, for time and for memory. `long`: with checkpoints, as they do not fit otherwise."""
+    covered, auto = "tierstore, as much as compute covers", 'tierstore, device_bytes="auto"'
+    little = {"host_bytes": 2**30, "staging_bytes": 2**30}  # together less than what the inputs take
     return (
-        Case("floors", expected_seconds=20),
-        Case("saved tensor", expected_seconds=25),
-        Case(resnet, "none"),
-        Case(resnet, "tierstore", options=_host_only, expected_seconds=45),
-        Case(resnet, "save_on_cpu", expected_seconds=60),
-        Case(decoder, "none", expected_seconds=20),
-        Case(decoder, "tierstore", covered, _covered, 25),
-        Case(decoder, "tierstore", 'tierstore, device_bytes="auto"', _found_by_the_store, 25),
-        Case(decoder, "tierstore", options=_host_only, expected_seconds=25),
-        Case(decoder, "checkpoint", expected_seconds=20),
-        Case(decoder, "tierstore, checkpoint", options=_host_only, expected_seconds=25),
-        Case(resnet, "tierstore", "tierstore, half stays", _keeping(0.5), 40),
-        Case(decoder, "tierstore", "tierstore, beyond device and host", _sharing(0.25, 0.25), 45),
-        *(() if long == decoder else (Case(long, "checkpoint", expected_seconds=60),)),
-        Case(long, "tierstore, checkpoint", "tierstore, checkpoint to disk", lambda *_: little, 60),
-        Case(resnet, "checkpoint"),
-        Case(resnet, "OffloadActivations", options=_offload_activations, expected_seconds=45),
-        Case(decoder, "OffloadActivations", options=_offload_activations, expected_seconds=25),
-        *(Case(other, "none", expected_seconds=20) for other in others),
-        *(Case(other, "tierstore", "tierstore, a third leaves", _keeping(0.67), 25) for other in others),
-        *(Case(other, "tierstore", covered, _covered, 25) for other in others),
-        *(Case(other, "tierstore", options=_host_only, expected_seconds=25) for other in others),
-        Case(resnet, "tierstore", "tierstore, a quarter stays", _keeping(0.25), 40),
-        Case(resnet, "tierstore", "tierstore, three quarters stay", _keeping(0.75), 40),
-        Case(decoder, "save_on_cpu", expected_seconds=30),
+        Case("floors", expected_seconds=10),
+        Case("saved tensor", expected_seconds=10),
+        *(
+            case
+            for each in (decoder, *others)
+            for case in (
+                Case(each, "none", expected_seconds=10),
+                Case(each, "tierstore", covered, _covered, 12),
+                Case(each, "tierstore", auto, _found_by_the_store, 14),
+            )
+        ),
+        Case(grouped, "checkpoint", expected_seconds=18),
+        Case(grouped, "tierstore, checkpoint", options=_checkpoints, expected_seconds=20),
+        Case(grouped, "checkpoint, save_on_cpu", expected_seconds=22),
+        Case(short, "checkpoint", expected_seconds=10),
+        Case(short, "tierstore, checkpoint", options=_checkpoints, expected_seconds=12),
+        Case(short, "checkpoint, save_on_cpu", expected_seconds=12),
+        Case(small, "none", expected_seconds=8),
+        Case(small, "tierstore", "tierstore, everything stays", _all_stays, 9),
+        Case(decoder, "tierstore", options=_host_only, expected_seconds=14),
+        Case(decoder, "checkpoint", expected_seconds=14),
+        *(
+            Case(decoder, "tierstore, plan", f"tierstore, plan for {share} %", _planned(share / 100), 25)
+            for share in (75, 50, 35)
+        ),
+        Case(resnet, "none", expected_seconds=10),
+        Case(resnet, "tierstore", options=_host_only, expected_seconds=38),
+        *(
+            case
+            for each in long
+            for case in (
+                Case(each, "checkpoint", expected_seconds=60, num_steps=2),
+                Case(each, "tierstore, checkpoint", "tierstore, checkpoint to disk", lambda *_: little, 65, 2),
+            )
+        ),
+        Case(decoder, "tierstore, checkpoint", options=_checkpoints, expected_seconds=17),
+        Case(resnet, "checkpoint", expected_seconds=15),
+        Case(resnet, "tierstore", auto, _found_by_the_store, 40),
+        Case(decoder, "OffloadActivations", options=_offload_activations, expected_seconds=20),
+        Case(resnet, "OffloadActivations", options=_offload_activations, expected_seconds=50),
+        Case(resnet, "save_on_cpu", expected_seconds=80),
+        Case(resnet, "tierstore", "tierstore, half stays", _keeping(0.5), 25),
+        Case(decoder, "tierstore", "tierstore, beyond device and host", _sharing(0.25, 0.25), 40),
+        *(Case(other, "tierstore", "tierstore, a third leaves", _keeping(0.67), 12) for other in others),
         Case(decoder, "tierstore, sidecar", options=_sharing(0.25, 0.25), expected_seconds=60),
         Case(resnet, "tierstore", "tierstore, half to disk", _sharing(0.5, 0.0), 90),
     )
@@ -125,6 +167,17 @@ CASES = _cases(
     "resnet152",
     "decoder 2048 wide, 8k tokens",
     ("decoder 4096 wide, 8k tokens", "decoder 2048 wide, 4k tokens"),
-    "decoder 4096 wide, 64k tokens",
+    "decoder 2048 wide, 512 tokens",
+    "Qwen3-like, 24 layers, 32k tokens",
+    "Qwen3-like, 8 layers, 8k tokens",
+    ("decoder 4096 wide, 131k tokens", "decoder 4096 wide, 262k tokens"),
 )
-TINY_CASES = _cases("tiny resnet", "tiny decoder", (), "tiny decoder")
+TINY_CASES = _cases(
+    "tiny resnet",
+    "tiny decoder",
+    (),
+    "tiny small decoder",
+    "tiny grouped decoder",
+    "tiny short decoder",
+    ("tiny long decoder",),
+)

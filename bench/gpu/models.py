@@ -66,36 +66,45 @@ class ResNet(nn.Module):
 
 @dataclass(frozen=True)
 class DecoderShape:
-    """Layers, width of the residual stream, tokens in the one sequence of a batch, entries of the vocabulary."""
+    """Layers, width of the residual stream, tokens in the one sequence of a batch, entries of the vocabulary; heads
+    of queries and of keys (0: as many as fill the width; all), and the width inside of the gated part (0: 8/3)."""
 
     layers: int
     width: int
     tokens: int
     vocabulary: int = 32_000
     head_width: int = 128
+    heads: int = 0
+    key_heads: int = 0
+    hidden: int = 0
 
 
 class DecoderLayer(nn.Module):
-    """Attention with rotary positions (arXiv 2104.09864) and a gated feed-forward part (arXiv 2002.05202)."""
+    """Attention with rotary positions (arXiv 2104.09864) and a gated feed-forward part (arXiv 2002.05202); grouped
+    heads of keys (arXiv 2305.13245) with norms of queries and keys, as in Qwen3 (arXiv 2505.09388)."""
 
     def __init__(self, shape: DecoderShape) -> None:
         super().__init__()
-        width, hidden = shape.width, (shape.width * 8 // 3 + 255) // 256 * 256
-        self.head_width = shape.head_width
+        width, hidden = shape.width, shape.hidden or (shape.width * 8 // 3 + 255) // 256 * 256
+        self.head_width, heads = shape.head_width, shape.heads or width // shape.head_width
+        self.num_heads = (heads, shape.key_heads or heads, shape.key_heads or heads)
         self.norms = nn.ModuleList(nn.RMSNorm(width) for _ in range(2))
-        self.qkv = nn.Linear(width, 3 * width, bias=False)
-        self.out = nn.Linear(width, width, bias=False)
+        self.head_norms = nn.ModuleList(nn.RMSNorm(self.head_width) for _ in range(2 if shape.key_heads else 0))
+        self.qkv = nn.Linear(width, sum(self.num_heads) * self.head_width, bias=False)
+        self.out = nn.Linear(heads * self.head_width, width, bias=False)
         self.gate_and_up = nn.Linear(width, 2 * hidden, bias=False)
         self.down = nn.Linear(hidden, width, bias=False)
 
     def forward(self, stream: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-        rows, tokens, width = stream.shape
-        shape = (rows, tokens, width // self.head_width, self.head_width)
-        parts = self.qkv(self.norms[0](stream)).chunk(3, -1)
-        query, key, value = (part.view(shape).transpose(1, 2) for part in parts)
+        rows, tokens, _ = stream.shape
+        heads = self.qkv(self.norms[0](stream)).view(rows, tokens, -1, self.head_width).transpose(1, 2)
+        query, key, value = heads.split(self.num_heads, 1)
+        if self.head_norms:
+            query, key = (norm(part) for norm, part in zip(self.head_norms, (query, key), strict=True))
         query, key = (_rotated(part, cosines, sines) for part in (query, key))
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        stream = stream + self.out(mixed.transpose(1, 2).reshape(rows, tokens, width))
+        is_grouped = query.shape[1] != key.shape[1]
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=is_grouped)
+        stream = stream + self.out(mixed.transpose(1, 2).flatten(2))
         gate, up = self.gate_and_up(self.norms[1](stream)).chunk(2, -1)
         return stream + self.down(F.silu(gate) * up)
 

@@ -23,6 +23,9 @@ WARM_UP_STEPS = 2
 WARM_UP_STEPS_OF_AUTO = 5
 """It learns from those that follow the order."""
 
+_SHORT_SECONDS = 1
+"""A step for figures beside the times is taken if it takes no more."""
+
 Figures = dict[str, Any]
 
 
@@ -34,10 +37,16 @@ def measure(request: dict[str, Any]) -> Figures:
         return measure_saved_tensor(device, scratch, tiny=request["tiny"])
     workload = WORKLOADS[request["workload"]].with_batch(request.get("batch"))
     model, batch = workload.model(device), workload.batch(device)
-    with prepare(request["variant"], model, device, scratch, request["options"]) as prepared:
+    began = time.perf_counter()
+    with prepare(request["variant"], model, batch, scratch, request["options"]) as prepared:
+        prepared_seconds = time.perf_counter() - began
         num_warm_up = WARM_UP_STEPS_OF_AUTO if request["options"].get("device_bytes") == "auto" else WARM_UP_STEPS
         figures = _train(model, batch, prepared, num_warm_up, request["steps"])
-    figures["batch"] = len(batch[0])
+        if figures["step_seconds"] < _SHORT_SECONDS:
+            figures["resident_bytes"] = _resident_bytes(model, batch, prepared)
+    figures |= {"batch": len(batch[0]), "prepared_seconds": prepared_seconds}
+    if "limit" in request["options"]:
+        figures["limit_bytes"] = request["options"]["limit"]
     if request["variant"] == "none":
         figures |= _saved(model, batch)
     if workload.tokens:
@@ -98,6 +107,24 @@ def _step(model: nn.Module, batch: tuple[torch.Tensor, ...], prepared: Prepared,
     loss.backward()
     watch.mark()
     return queueing_seconds
+
+
+def _resident_bytes(model: nn.Module, batch: tuple[torch.Tensor, ...], prepared: Prepared) -> int:
+    """What a forward leaves on the device for backward, once all copies are over."""
+    device = batch[0].device
+    if device.type != "cuda":
+        return 0
+    model.zero_grad()
+    wait_for(device)
+    before_bytes = torch.cuda.memory_allocated(device)
+    with prepared.around():
+        loss = model(*batch)
+    wait_for(device)
+    if prepared.store is not None:
+        prepared.store.flush()
+    resident_bytes = torch.cuda.memory_allocated(device) - before_bytes
+    loss.backward()
+    return resident_bytes
 
 
 def _saved(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> Figures:

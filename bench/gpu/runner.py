@@ -60,11 +60,16 @@ def run_tests(paths: Sequence[str], budget: Budget, limit_seconds: float) -> dic
 
 
 def run_cases(
-    cases: Sequence[Case], budget: Budget, request: dict[str, Any], directory: Path, progress: Callable[[str], None]
+    cases: Sequence[Case],
+    budget: Budget,
+    request: dict[str, Any],
+    directory: Path,
+    progress: Callable[[str, Outcome], None],
 ) -> Outcome:
     """Run one case after another, on the disk of `directory`; those that time is too short for are left out, and named.
 
-    `request`: what every run is told: device, steps, whether it is tiny; beside it, a batch that fits.
+    `request`: what every run is told: device, steps, whether it is tiny; beside it, a batch that fits. `progress`: told
+    each run in words, with what was measured so far.
     """
     outcome = Outcome([], {})
     for case in cases:
@@ -78,14 +83,15 @@ def run_cases(
                 f"no time: {budget.left_seconds:.0f} s are left, it takes some {case.expected_seconds:.0f} s"
             )
             continue
-        run = _run(case, options, budget, request | _batch_of(case, outcome.found), directory)
+        more = {} if case.num_steps is None or request["tiny"] else {"steps": case.num_steps}
+        run = _run(case, options, budget, request | more | _batch_of(case, outcome.found), directory)
         if (why := _not_measured(case, run)) is not None:
             outcome.left_out[case.name] = why
             continue
         outcome.runs.append(run)
-        progress(f"{case.name}: {run.failure or _in_short(run.figures or {})} ({run.seconds:.0f} s)")
+        progress(f"{case.name}: {run.failure or _in_short(run.figures or {})} ({run.seconds:.0f} s)", outcome)
     for name, why in outcome.left_out.items():
-        progress(f"{name}: left out, {why}")
+        progress(f"{name}: left out, {why}", outcome)
     return outcome
 
 

@@ -12,11 +12,12 @@ Found = Mapping[str, Figures]
 
 _COVERED = "tierstore, as much as compute covers"
 _BESIDE = (
-    (_COVERED, "none", "as much as compute covers, step beside none", 1.03),
+    (_COVERED, "none", "as much as compute covers, step beside none", 1.02),
     ("tierstore, a third leaves", "none", "a third leaves, step beside none", 1.1),
-    ('tierstore, device_bytes="auto"', "none", 'device_bytes="auto", step beside none', 1.03),
-    ("tierstore, checkpoint", "checkpoint", "checkpointing with its inputs offloaded, step beside without", 1.03),
-    ("tierstore, checkpoint to disk", "checkpoint", "checkpointing with its inputs on disk, step beside without", 1.01),
+    ('tierstore, device_bytes="auto"', "none", 'device_bytes="auto", step beside none', 1.02),
+    ("tierstore, everything stays", "none", "everything stays, step beside none", 1.05),
+    ("tierstore, checkpoint", "checkpoint", "checkpointing with its inputs offloaded, step beside without", 1.02),
+    ("tierstore, checkpoint to disk", "checkpoint", "checkpointing with its inputs on disk, step beside without", 1.02),
 )
 """A step of a variant, of another's: what it may be at most."""
 
@@ -78,6 +79,18 @@ def _of_workload(workload: str, found: Found, floors: Figures | None, window_byt
     for variant, other, what, at_most in _BESIDE:
         if (ours := found.get(variant)) and (theirs := found.get(other)):
             yield Verdict(f"{workload}: {what}", ours["step_seconds"] / theirs["step_seconds"], at_most)
+    if (ours := found.get("tierstore, checkpoint")) and (theirs := found.get("checkpoint, save_on_cpu")):
+        what = f"{workload}: resident bytes of checkpoints offloaded, beside save_on_cpu's"
+        if "resident_bytes" in ours and "resident_bytes" in theirs:
+            yield Verdict(what, ours["resident_bytes"], theirs["resident_bytes"])
+    singles = [found[name] for name in ("checkpoint", "tierstore") if name in found]
+    for name in found:
+        limit_bytes = found[name].get("limit_bytes")
+        fitting = [each["step_seconds"] for each in singles if each["peak_bytes"] <= limit_bytes] if limit_bytes else []
+        if fitting:
+            ours_beside = found[name]["step_seconds"] / min(fitting)
+            yield Verdict(f"{workload}: {name}, step beside the best single strategy", ours_beside, 1.02)
+            yield Verdict(f"{workload}: {name}, peak of the limit", found[name]["peak_bytes"] / limit_bytes, 1)
     if none and (covered := found.get(_COVERED)):
         added_seconds = covered["forward_queueing_seconds"] - none["forward_queueing_seconds"]
         share = added_seconds / none["forward_seconds"]

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from bench.parties import daemon
 from bench.peers import checkpoint_blocks, save_on_cpu
-from tierstore import TierStore, tiered_offload
+from tierstore import TierStore, offload_module, plan_memory, tiered_offload
 
 from .models import Decoder, ResNet
 
@@ -22,9 +25,11 @@ VARIANTS = (
     "save_on_cpu",
     "OffloadActivations",
     "checkpoint",
+    "checkpoint, save_on_cpu",
     "tierstore",
     "tierstore, sidecar",
     "tierstore, checkpoint",
+    "tierstore, plan",
 )
 
 _WHERE_OFFLOAD_ACTIVATIONS_IS = ("torchtune.training", "trl.models.activation_offloading")
@@ -39,24 +44,45 @@ class Prepared(NamedTuple):
 
 @contextmanager
 def prepare(
-    variant: str, model: ResNet | Decoder, device: torch.device, scratch: Path, options: Options
+    variant: str, model: ResNet | Decoder, batch: tuple[Tensor, ...], scratch: Path, options: Options
 ) -> Iterator[Prepared]:
-    """Open what the variant needs; ends it with the block. `options`: as `TierStore` and `tiered_offload` take them.
+    """Open what the variant needs; ends it with the block. `options`: as `TierStore` and `tiered_offload` take them;
+    `limit` is that of a plan. Checkpoints are offloaded as transformers and accelerate do: each block, with its inputs.
     Raises ImportError: the variant is of a package that is not installed."""
+    device = batch[0].device
     if "checkpoint" in variant:
         checkpoint_blocks(model.blocks)
     if variant in ("none", "checkpoint"):
         yield Prepared(nullcontext)
     elif variant == "save_on_cpu":
         yield Prepared(lambda: save_on_cpu(pin_memory=device.type == "cuda"))
+    elif variant == "checkpoint, save_on_cpu":
+        for block in model.blocks:
+            block.forward = partial(_saved_on_cpu, block.forward, device.type == "cuda")
+        yield Prepared(nullcontext)
     elif variant == "OffloadActivations":
         yield Prepared(_offload_activations(device))
     elif variant.startswith("tierstore"):
         with _store(variant, scratch, options) as store:
             scope = {name: options[name] for name in ("device_bytes", "min_bytes") if name in options}
-            yield Prepared(lambda: tiered_offload(store, **scope), store)
+            if variant == "tierstore, plan":
+                plan = plan_memory(model, lambda: model(*batch), store, limit=options["limit"])
+                print(plan, file=sys.stderr)
+                plan.apply(model)
+            elif variant == "tierstore, checkpoint":
+                for block in model.blocks:
+                    offload_module(block, store, **scope)
+            else:
+                yield Prepared(lambda: tiered_offload(store, **scope), store)
+                return
+            yield Prepared(nullcontext, store)
     else:
         raise ValueError(f"no variant {variant!r}; there are {', '.join(VARIANTS)}")
+
+
+def _saved_on_cpu(call: Callable[..., Tensor], pin_memory: bool, *batch: Tensor) -> Tensor:
+    with save_on_cpu(pin_memory=pin_memory):
+        return call(*batch)
 
 
 @contextmanager

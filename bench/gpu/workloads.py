@@ -59,18 +59,28 @@ def fitting_batch(name: str, free_bytes: int | None) -> int | None:
     return batch
 
 
-def _decoder(layers: int, width: int, tokens: int) -> Workload:
-    return Workload(DecoderShape(layers, width, tokens), torch.bfloat16, tokens)
+def _decoder(layers: int, width: int, tokens: int, **more: int) -> Workload:
+    return Workload(DecoderShape(layers, width, tokens, **more), torch.bfloat16, tokens)
 
 
 _TINY = DecoderShape(2, 64, 32, vocabulary=100, head_width=32)
+_TINY_GROUPED = replace(_TINY, heads=4, key_heads=2, hidden=192)
+_QWEN3 = {"heads": 16, "key_heads": 8, "hidden": 3072}
+"""The shape of Qwen3-0.6B; its vocabulary is the other decoders'."""
 
 WORKLOADS = {
     "resnet152": Workload(ResNetShape((3, 8, 36, 3), 64, 256, 224), torch.float32, saved_bytes_of_one=170 * 2**20),
     "decoder 2048 wide, 4k tokens": _decoder(16, 2048, 4096),
     "decoder 2048 wide, 8k tokens": _decoder(16, 2048, 8192),
     "decoder 4096 wide, 8k tokens": _decoder(8, 4096, 8192),
-    "decoder 4096 wide, 64k tokens": _decoder(8, 4096, 65_536),
+    "decoder 2048 wide, 512 tokens": _decoder(16, 2048, 512),
+    "Qwen3-like, 24 layers, 32k tokens": _decoder(24, 1024, 32_768, **_QWEN3),
+    "Qwen3-like, 8 layers, 8k tokens": _decoder(8, 1024, 8192, **_QWEN3),
+    "decoder 4096 wide, 64k tokens": _decoder(4, 4096, 65_536, vocabulary=4096),
+    "decoder 4096 wide, 131k tokens": _decoder(4, 4096, 131_072, vocabulary=4096),
+    "decoder 4096 wide, 262k tokens": _decoder(4, 4096, 262_144, vocabulary=4096),
     "tiny resnet": Workload(ResNetShape((1, 1, 1, 1), 8, 2, 32), torch.float32),
     "tiny decoder": Workload(_TINY, torch.bfloat16, _TINY.tokens),
+    "tiny grouped decoder": Workload(_TINY_GROUPED, torch.bfloat16, _TINY.tokens),
+    **{f"tiny {which} decoder": Workload(_TINY, torch.bfloat16, _TINY.tokens) for which in ("small", "short", "long")},
 }

@@ -32,7 +32,7 @@ def test_variants_same_gradients(workload: str, short_directory: Path) -> None:
     plain = _figures("none", workload, short_directory)
     assert plain["saved_bytes"] >= plain["largest_saved_bytes"] > 0
     for variant in VARIANTS:
-        if variant in ("none", "OffloadActivations"):
+        if variant in ("none", "OffloadActivations", "tierstore, plan"):  # a plan needs a device's limit
             continue
         found = _figures(variant, workload, short_directory, host_bytes=0, device_bytes=0, min_bytes=0)
         assert found["gradients"] == plain["gradients"], variant
