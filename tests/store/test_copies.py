@@ -40,7 +40,8 @@ class Driver:
         monkeypatch.setattr(accelerator, "current_device_index", self.current)
         monkeypatch.setattr(accelerator, "set_device_index", self.go_to)
         monkeypatch.setattr(accelerator, "device_index", self.on_device)
-        monkeypatch.setattr(accelerator, "current_stream", lambda index: SimpleNamespace(stream_id=self.streams[index]))
+        streams = lambda index: SimpleNamespace(stream_id=self.streams[index])  # noqa: E731
+        monkeypatch.setattr("tierstore.residency.capture.current_stream_on", streams)
         monkeypatch.setattr(torch.cuda, "device", lambda of: self.on_device(of.index))
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", self.is_capturing)
         monkeypatch.setattr(capture, "_exchange_mode", lambda: self.exchange)

@@ -17,7 +17,14 @@ from typing import Any
 
 import torch
 
+from .torch_names import current_stream_on
+
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED, cuda.h
+
+
+def current_stream(device: torch.device) -> torch.Stream:
+    """The one that this thread queues work on, on that device; a new object each time."""
+    return torch.accelerator.current_stream() if device.index is None else current_stream_on(device.index)
 
 
 def is_capturing(device: torch.device) -> bool:
@@ -26,7 +33,7 @@ def is_capturing(device: torch.device) -> bool:
     Asks for the device's own current stream. The one of this thread's current device may be a default stream, which
     must not be queried while other threads capture. A default stream itself never captures.
     """
-    if device.type != "cuda" or torch.accelerator.current_stream(device.index).stream_id == 0:
+    if device.type != "cuda" or current_stream(device).stream_id == 0:
         return False
     with torch.cuda.device(device):
         return torch.cuda.is_current_stream_capturing()

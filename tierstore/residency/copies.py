@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from ..base.threads import is_thread_of_store
-from .capture import beside_captures, is_capturing
+from .capture import beside_captures, current_stream, is_capturing
 
 _RESERVED_SHARE = 20
 """One part in twenty of a device's memory is never called spare: it is left to fragments and libraries' workspaces."""
@@ -144,7 +144,7 @@ class AcceleratorCopies:
         return None if tensor.is_cpu else tensor.device
 
     def current_stream(self, device: torch.device) -> torch.Stream:
-        return torch.accelerator.current_stream(device.index)
+        return current_stream(device)
 
     def copy_out(self, source: torch.Tensor, target: torch.Tensor, stream: torch.Stream) -> _Point:
         _stay_on(source.device)

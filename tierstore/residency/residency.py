@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from .noted import LogRemains, NotedLog, NotedTensor
 
 _PACK_WAITS = STALL_CAUSES[0]
+_EVERY = 4
+"""Tracked tensors for which the driver is asked once whether copies are over: that takes it microseconds."""
 
 
 class Residency(HandingOut):
@@ -85,7 +87,7 @@ class Residency(HandingOut):
                 log.newest_node = node
                 device_rules = rules.device
                 must_act: object = rules.pending.must_be_examined or rules.blocked or rules.spill_error is not None
-                if not must_act and (device_rules.flights or device_rules.busy):  # as `rules.must_act`, without calls
+                if not (must_act or tracked.key % _EVERY) and (device_rules.flights or device_rules.busy):
                     must_act = device_rules.has_finished()
                 if leaves and log.leaving_bytes + nbytes > rules.device_group_bytes:
                     self._is_changing = True

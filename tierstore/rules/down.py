@@ -100,10 +100,6 @@ class Down(Generic[R]):
         """Whether a pack has something to do first, even if it needs no room."""
         return bool(self.pending.must_be_examined or self.blocked or self.spill_error is not None)
 
-    def must_act(self) -> bool:
-        """Whether a pack on a device, which there is room for, has something else to do first."""
-        return self.must_examine() or self.device.has_finished()
-
     def charge_noted(self, nbytes: int) -> None:
         windows = self.windows
         is_first = not windows.noted_bytes
