@@ -103,7 +103,7 @@ BLOCKS_OF_ALL = 2**32 // PATTERNS_A_BLOCK
         ("numpy", 256),
         pytest.param("native", 256, marks=NATIVE),
         pytest.param("native", 4, marks=[NATIVE, pytest.mark.slow]),
-        pytest.param("numpy", 4, marks=pytest.mark.many),
+        pytest.param("numpy", 4, marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize("zeros", [False, True])
