@@ -309,7 +309,7 @@ static FloatsLayout floats_lay_out(size_t begin, size_t num_kept, int itemsize, 
     return layout;
 }
 
-/* Split `count` elements: exponents and codes (both filled up to whole groups), signs, and lower halves. */
+/* Split `count` elements: exponents, codes (filled up to whole groups), signs, and lower halves. */
 FLOATS_INLINE void floats_split(const uint8_t *elements, size_t count, int itemsize, FloatsChoice choice,
                                 uint8_t *restrict exponents, uint8_t *restrict codes, uint8_t *restrict signs,
                                 uint8_t *restrict halves)
@@ -396,7 +396,7 @@ FLOATS_INLINE size_t floats_pack_rows(const uint8_t *elements, size_t count, int
         size_t in_row = count - first < FLOATS_ROW ? count - first : FLOATS_ROW;
         size_t filled = (in_row + FLOATS_GROUP - 1) / FLOATS_GROUP * FLOATS_GROUP;
         floats_split(elements + first * (size_t)itemsize, in_row, itemsize, choice, exponents, codes,
-                     out + layout.signs + first, out + layout.halves + 2 * first);
+                     out + layout.signs + first, out + layout.halves + first * (size_t)(itemsize - 2));
         FLOATS_FOR_WIDTH(choice.width, floats_put_codes(codes, filled, W, packed))
         packed += filled / 8 * (size_t)choice.width;
         size_t num_escapes = floats_put_escapes(codes, exponents, in_row, escapes);
@@ -426,8 +426,8 @@ FLOATS_INLINE bool floats_unpack_rows(const uint8_t *in, size_t begin, size_t nu
         escapes = floats_take_escapes(codes, filled, choice.base, escapes, end);
         if (escapes == NULL)
             return false;
-        floats_join(codes, in_row, itemsize, choice.base, in + layout.signs + first, in + layout.halves + 2 * first,
-                    elements + first * (size_t)itemsize);
+        floats_join(codes, in_row, itemsize, choice.base, in + layout.signs + first,
+                    in + layout.halves + first * (size_t)(itemsize - 2), elements + first * (size_t)itemsize);
     }
     return end - escapes == FLOATS_USUAL_ESCAPES;
 }

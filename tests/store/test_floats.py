@@ -3,7 +3,10 @@
 `pip install ./native` builds the part in C; without it its tests are skipped.
 """
 
+import ctypes
+import mmap
 import random
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -13,6 +16,7 @@ from hypothesis import strategies as st
 
 from tierstore.disk.codec import floats, probing
 from tierstore.disk.codec.codec import BLOCK_BYTES, ENCODED_BLOCK_BYTES, FLOATS, Workspace, encode_block
+from tierstore.disk.linux import address_of
 from tierstore.disk.scratch import Scratch
 
 WAYS = ("numpy", "native")
@@ -89,6 +93,37 @@ def test_every_bfloat16_comes_back_among_zeros(way: str, monkeypatch: pytest.Mon
     assert unpack(packed, content.nbytes, BF16) == content.tobytes()
 
 
+PATTERNS_A_BLOCK = BLOCK_BYTES // FP32
+BLOCKS_OF_ALL = 2**32 // PATTERNS_A_BLOCK
+
+
+@pytest.mark.parametrize(
+    ("way", "step"),
+    [
+        ("numpy", 256),
+        pytest.param("native", 256, marks=NATIVE),
+        pytest.param("native", 4, marks=[NATIVE, pytest.mark.slow]),
+        pytest.param("numpy", 4, marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.timeout(1800)
+def test_float32_of_all_kinds_come_back(way: str, step: int, zeros: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A billion different patterns, from all exponents, in steps of 4 blocks; 17 millions in steps of 256."""
+    use(way, monkeypatch)
+    room, workspace, found = (memoryview(bytearray(BLOCK_BYTES)) for _ in range(3))
+    block, neighbours = np.zeros(PATTERNS_A_BLOCK, "<u4"), np.arange(PATTERNS_A_BLOCK >> zeros, dtype="<u4")
+    patterns = block[::2] if zeros else block
+    for number in range(0, BLOCKS_OF_ALL << zeros, step):
+        np.add(neighbours, number * len(neighbours), out=patterns)  # one exponent
+        patterns[number % 8 :: 8] *= np.uint32(0x9E3779B1)  # odd, so all stay different; any exponent
+        content = memoryview(block).cast("B")
+        used = floats.pack(content, room, FP32, workspace)
+        assert used is not None, number
+        assert floats.unpack(room[:used], found, FP32, workspace), number
+        assert found == content, number
+
+
 @BOTH_WAYS
 @given(data=st.data())
 @settings(max_examples=60, deadline=None)
@@ -126,6 +161,22 @@ def test_whatever_is_packed_comes_back(
         packed = pack(content.tobytes(), itemsize)
         if packed is not None:
             assert unpack(packed, content.nbytes, itemsize) == content.tobytes()
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("itemsize", [BF16, FP32])
+@pytest.mark.parametrize("width", range(1, 8))
+def test_codes_of_every_width_come_back(way: str, width: int, itemsize: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(way, monkeypatch)
+    generator = np.random.default_rng(width)
+    bits = generator.integers(0, 2**32, 16 * 4096 + 72, dtype="<u4") & 0x807FFFFF
+    bits |= generator.integers(1, 2**width, len(bits), dtype="<u4") << 23
+    bits[::2] = 0
+    content = as_bytes(bits.view("<f4"), itemsize)
+    packed = pack(content, itemsize)
+    assert packed is not None
+    assert packed[0] == width
+    assert unpack(packed, len(content), itemsize) == content
 
 
 @NATIVE
@@ -182,35 +233,59 @@ def test_numbers_alike_shrink(
     assert len(packed) * ratio < BLOCK_BYTES
 
 
-def damaged(packed: bytes, choice: random.Random) -> bytes:
-    """A few bytes of the header, or of all, set to others; or cut; or longer."""
-    mutated = bytearray(packed)
-    for _ in range(choice.randint(1, 3)):
-        mutated[choice.randrange(choice.choice([8, len(mutated)]))] = choice.randrange(256)
-    kind = choice.randrange(4)
-    if kind == 0:
-        return bytes(mutated[: choice.randrange(len(mutated))])
-    return bytes(mutated) + choice.randbytes(choice.randint(1, 9)) if kind == 1 else bytes(mutated)
+def damaged(packed: bytes, longest: int) -> Iterator[bytes]:
+    """If it is short, each byte changed twice, and cut everywhere. Then a few bytes of the header, or of all, set to
+    others; or cut; or longer, up to `longest`."""
+    if len(packed) < 2**10:
+        for place in range(len(packed)):
+            for change in (1 << place % 8, 0xFF):
+                yield packed[:place] + bytes([packed[place] ^ change]) + packed[place + 1 :]
+            yield packed[:place]
+    choice = random.Random(0)
+    for _ in range(300):
+        mutated = bytearray(packed)
+        for _ in range(choice.randint(1, 3)):
+            mutated[choice.randrange(choice.choice([8, len(mutated)]))] = choice.randrange(256)
+        cut = choice.choice([choice.randrange(len(mutated)), len(mutated), len(mutated)])
+        yield bytes(mutated[:cut])
+        yield bytes(mutated + choice.randbytes(choice.randint(1, 9)))[:longest]
 
 
-@BOTH_WAYS
+def before_a_wall(num_bytes: int) -> memoryview:
+    """Zeros that end with a page behind which a read or a write ends the process."""
+    length = -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    whole = memoryview(mmap.mmap(-1, length + mmap.PAGESIZE))
+    wall = ctypes.c_void_p(address_of(whole) + length)
+    assert ctypes.CDLL(None).mprotect(wall, ctypes.c_size_t(mmap.PAGESIZE), 0) == 0
+    return whole[length - num_bytes : length]
+
+
 @pytest.mark.parametrize("itemsize", [BF16, FP32])
 @pytest.mark.parametrize("zeros", [0.0, 0.5])
+@pytest.mark.parametrize("count", [256, 4504])
 def test_damaged_bytes_are_refused_or_fill_the_block_alone(
-    way: str, itemsize: int, zeros: float, monkeypatch: pytest.MonkeyPatch
+    itemsize: int, zeros: float, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A checksum finds what is not refused. Nothing is written beside the block."""
-    use(way, monkeypatch)
-    values = activations(4500 // 8 * 8)
-    values[np.random.default_rng(0).random(len(values)) < zeros] = 0
+    """In both ways alike. A checksum finds what is not refused. Nothing is read or written beside the buffers."""
+    values = activations(count)
+    values[np.random.default_rng(0).random(count) < zeros] = 0
     content = as_bytes(values, itemsize)
-    packed, choice = pack(content, itemsize), random.Random(0)
+    whole, workspace, memory = (before_a_wall(len(content) + 32) for _ in range(3))
+    ways = WAYS if hasattr(floats.tierstore_native, "pack_floats") else WAYS[:1]
+    packed = pack(content, itemsize)
     assert packed is not None
-    memory = bytearray(b"\x55" * (len(content) + 64))
-    for _ in range(400):
-        block = memoryview(memory)[32 : 32 + len(content)]
-        floats.unpack(memoryview(damaged(packed, choice)), block, itemsize, memoryview(bytearray(len(content))))
-        assert memory[:32] == memory[-32:] == b"\x55" * 32
+    for other in damaged(packed, len(content)):
+        payload = whole[len(whole) - len(other) :]
+        payload[:] = other
+        for num_bytes in (len(content), len(content) - 8 * itemsize):
+            found = set()
+            for way in ways if len(payload) <= num_bytes else ():
+                use(way, monkeypatch)
+                memory[:] = b"\x55" * len(memory)
+                is_sound = floats.unpack(payload, memory[len(memory) - num_bytes :], itemsize, workspace[-num_bytes:])
+                assert memory[: len(memory) - num_bytes] == b"\x55" * (len(memory) - num_bytes)
+                found.add(bytes(memory) if is_sound else None)
+            assert len(found) <= 1, (other[:8], num_bytes)
 
 
 @BOTH_WAYS

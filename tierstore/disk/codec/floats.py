@@ -153,7 +153,7 @@ def _unpack(payload: memoryview, block: memoryview, itemsize_bytes: int) -> bool
     is_kept = np.unpackbits(mask, bitorder="little").view(bool)
     if choice.is_sparse:
         num_kept = int(np.count_nonzero(is_kept))
-    if num_kept != int.from_bytes(payload[4:_HEADER_BYTES], "little") or len(mask) * 8 != len(is_kept):
+    if num_kept != int.from_bytes(payload[4:_HEADER_BYTES], "little"):
         return False
     elements = np.frombuffer(block, f"<u{itemsize_bytes}")
     if not choice.is_sparse:
