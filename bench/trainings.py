@@ -70,7 +70,8 @@ def readme_training() -> tuple[nn.Sequential, Loss, torch.optim.Optimizer]:
     """The model, the batch and the loss of the program in README.md, seeded, and an optimizer without a state."""
     choose_vector_kernels()
     torch.manual_seed(0)
-    layers = [nn.TransformerEncoderLayer(256, 4, 1024, 0.0, batch_first=True, norm_first=True) for _ in range(12)]
+    options = {"dropout": 0.0, "batch_first": True, "norm_first": True}
+    layers = [nn.TransformerEncoderLayer(256, 4, 1024, **options) for _ in range(12)]
     model, batch = nn.Sequential(*layers), torch.randn(16, 512, 256)
     return model, lambda: model(batch).square().mean(), torch.optim.SGD(model.parameters(), lr=1e-3)
 

@@ -46,7 +46,7 @@ def test_ten_lines_are_the_workload_of_the_table_and_of_the_picture() -> None:
     """Their model, batch and loss are those that `training_step` and `step_memory` measure."""
     measured = inspect.getsource(readme_training).replace("nn.", "torch.nn.")
     lines = [line.strip() for line in program().splitlines()]
-    for begin in ("layers = ", "model, batch = "):
+    for begin in ("options = ", "layers = ", "model, batch = "):
         (line,) = [line for line in lines if line.startswith(begin)]
         assert line in measured
     assert "model(batch).square().mean()" in measured
