@@ -3,7 +3,7 @@
 The program of README.md, each variant in a process of its own. After two steps to warm up, steps are sampled every two
 milliseconds, and the one of median length is drawn. Memory is all that is resident, as in `training_step.py`, with
 Python, PyTorch and the model. The allocator keeps what is freed, as it does by default, but returns it before each
-step: otherwise the picture would only show what it kept.
+step: otherwise the picture would only show what it kept. It has no figures: `training_step.py` measures them by turns.
 """
 
 from __future__ import annotations
@@ -118,18 +118,16 @@ def draw(found: dict[str, Any], file: Path) -> None:
         color, label = DRAWN[variant]
         seconds, mib = zip(*recording["points"], strict=True)
         panel.fill_between(seconds, mib, color=color, alpha=0.2, linewidth=0)
-        words = f"{label}: {recording['ended_seconds']:.1f} s, at most {max(mib):.0f} MiB"
-        panel.plot(seconds, mib, color=color, linewidth=1.8, label=words)
+        panel.plot(seconds, mib, color=color, linewidth=1.8, label=label)
         turned = min(range(len(seconds)), key=lambda at: abs(seconds[at] - recording["turned_seconds"]))
         panel.plot(seconds[turned], mib[turned], "o", color=color)
     panel.plot([], [], "o", color="#333333", label="forward ends, backward begins")
-    panel.legend(frameon=False, fontsize=8, loc="upper right")
+    panel.legend(frameon=False, fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4)
     panel.set(xlabel="time since the step began (s)", xlim=(0, None), ylim=(0, None))
     panel.set_ylabel("memory of the process (MiB)")
     panel.spines[["top", "right"]].set_visible(False)
     where = f"{found['machine']['cpu']}, {found['machine']['cores']} cores, {found['machine']['disk']}"
-    most = {name: max(mib for _, mib in each["points"]) for name, each in found["variants"].items()}
-    figure.suptitle(f"The same training step: {most[STORE]:.0f} MiB with the store, {most[PLAIN]:.0f} MiB without it")
+    figure.suptitle("A training step of the program in README")
     figure.supxlabel(f"{where}. The store returns freed memory. The losses have the same bits.", fontsize=7)
     figure.savefig(file, dpi=120, facecolor="white", metadata={"Software": None})
 
