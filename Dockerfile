@@ -1,6 +1,6 @@
-# The sidecar daemon, without torch. How to run it: docs/how_to/daemon.md.
+# The sidecar daemon, without torch. How to run it: docs/how_to/daemon.md. Build it in the folder of the source:
 #
-#     docker build --tag tierstore .
+#     docker build --tag tierstore:0.3.0 .
 
 ARG PYTHON=3.11
 

@@ -1,9 +1,13 @@
-# Everything works on a machine that has only Python (3.11 or newer): each target makes the virtual environment first.
+# Everything works on a machine that has only Python (3.11 or newer): each target first installs into the virtual
+# environment that is active, or into .venv, which it makes if need be. A PyTorch that is there stays.
 PYTHON ?= python3
-BIN := .venv/bin
-PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
-RUNTIME := .venv/.runtime
-DEV := .venv/.dev
+VENV := $(or $(VIRTUAL_ENV),.venv)
+BIN := $(VENV)/bin
+CONSTRAINTS := $(VENV)/tierstore-constraints.txt
+PIP := $(BIN)/python -m pip install --disable-pip-version-check -c $(CONSTRAINTS)
+RUNTIME := $(VENV)/.tierstore
+DEV := $(VENV)/.tierstore-dev
+INSTALLED_TORCH := import importlib.metadata as m; print("torch==" + m.version("torch"))
 # One more than there are cores, as tests wait for drives and processes; at most four.
 WORKERS = $(shell $(BIN)/python -c "import os; print(min(4, len(os.sched_getaffinity(0)) + 1))")
 DOCS := $(BIN)/python -m sphinx --fresh-env --fail-on-warning --keep-going --nitpicky --quiet docs build/docs
@@ -72,10 +76,10 @@ mutations: $(DEV)       ## break each rule once: which test notices? (20 minutes
 mutants: $(DEV)         ## change MODULE at SAMPLE random places: do TESTS notice?
 	$(PIP) --quiet -e '.[mutants]'
 	rm -rf .mutants && git clone --quiet . .mutants
-	printf '[cosmic-ray]\nmodule-path = "$(MODULE)"\ntimeout = 120.0\ntest-command = "../$(BIN)/python -m pytest -q -x $(TESTS)"\n[cosmic-ray.distributor]\nname = "local"\n' > .mutants/mutants.toml
-	cd .mutants && ../$(BIN)/cosmic-ray init mutants.toml mutants.sqlite && ../$(BIN)/cosmic-ray baseline mutants.toml
+	printf '[cosmic-ray]\nmodule-path = "$(MODULE)"\ntimeout = 120.0\ntest-command = "$(abspath $(BIN))/python -m pytest -q -x $(TESTS)"\n[cosmic-ray.distributor]\nname = "local"\n' > .mutants/mutants.toml
+	cd .mutants && $(abspath $(BIN))/cosmic-ray init mutants.toml mutants.sqlite && $(abspath $(BIN))/cosmic-ray baseline mutants.toml
 	$(BIN)/python -c "$$KEEP_A_SAMPLE"
-	cd .mutants && ../$(BIN)/cosmic-ray exec mutants.toml mutants.sqlite && ../$(BIN)/cr-report --surviving-only --show-diff mutants.sqlite
+	cd .mutants && $(abspath $(BIN))/cosmic-ray exec mutants.toml mutants.sqlite && $(abspath $(BIN))/cr-report --surviving-only --show-diff mutants.sqlite
 
 fuzz: $(DEV)            ## feed malformed input to all parsers, for MINUTES
 	$(PIP) --quiet -e '.[fuzz]'
@@ -87,12 +91,17 @@ soak: $(DEV)            ## train while daemons die and disks fill, for MINUTES
 release-check: $(DEV)   ## build the release, install it, try it (minutes, 3 GB)
 	$(BIN)/python -m tests.release
 
-clean:                  ## remove the virtual environment and all caches
+clean:                  ## remove .venv and all caches
 	rm -rf .venv .matrix .mutants build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
-$(RUNTIME): pyproject.toml constraints.txt
-	@echo "Setting up .venv: tierstore, PyTorch and a few small packages (1 GB and a minute; 5 GB if pip finds PyTorch with CUDA)."
-	$(PYTHON) -m venv .venv
+$(CONSTRAINTS): FORCE
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@{ grep -v '^torch==' constraints.txt; $(BIN)/python -c '$(INSTALLED_TORCH)' 2>/dev/null || grep '^torch==' constraints.txt; } > $@
+
+FORCE:
+
+$(RUNTIME): pyproject.toml constraints.txt | $(CONSTRAINTS)
+	@echo "Setting up $(VENV): tierstore, a few small packages, and PyTorch unless it is there (1 GB and a minute; 5 GB with CUDA)."
 	$(PIP) -e .
 	@touch $@
 

@@ -1,53 +1,54 @@
 """`python -m bench.step_memory`: draws the memory of a process during a training step, without and with the store.
 
-The model of `memory_limit.py`, each variant in a process of its own. Two steps warm it up; the third is sampled every
-two milliseconds. Memory is anonymous and shared memory that is resident, beyond that of the loaded model. Both give
-freed memory back at once: the store by `return_memory="always"`, plain training by its sampler. As a rule an allocator
-keeps it, and then the picture would show the allocator. Its axis is the share of each step: two steps are too few to
-compare their times.
+The program of README.md, each variant in a process of its own. After two steps to warm up, steps are sampled every two
+milliseconds, and the one of median length is drawn. Memory is all that is resident, as in `training_step.py`, with
+Python, PyTorch and the model. The allocator keeps what is freed, as it does by default, but returns it before each
+step: otherwise the picture would only show what it kept. It has no figures: `training_step.py` measures them by turns.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import resource
 import threading
 import time
-from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tierstore import TierStore, tiered_offload
-from tierstore.demo.memory import resident_bytes
 from tierstore.demo.place import store_directory
 from tierstore.returning.allocator import allocator_of_process
 
 from .child import answer_of, command
 from .harness import RESULTS
 from .machine import describe_machine, describe_versions
-from .memory_limit import BATCH, HOST_BYTES, SHAPE
-from .trainings import Forward, Run, text_training, timed_step
+from .peers import checkpoint_blocks
+from .training_step import HOST_BYTES
+from .trainings import Forward, Run, readme_training, timed_step
 
-PLAIN, STORE = "plain", "tierstore"
-WARM_UP_STEPS = 2
+PLAIN, CHECKPOINT, STORE = "plain", "checkpoint", "tierstore"
+WARM_UP_STEPS, STEPS = 2, 5
 SAMPLE_SECONDS = 0.002
-RETURN_SECONDS = 0.02
 MOST_POINTS = 300
-DRAWN = {PLAIN: ("#8a949c", "without the store"), STORE: ("#1f6f9f", "with the store")}
+DRAWN = {
+    PLAIN: ("#8a949c", "without the store"),
+    CHECKPOINT: ("#b07a2a", "every layer checkpointed"),
+    STORE: ("#1f6f9f", "with the store"),
+}
 
 Recording = dict[str, Any]
 
 
 class Sampled(Run):
-    """A step during which a thread looks at memory; `give_back` has the allocator return what is freed."""
+    """A step during which a thread looks at memory."""
 
-    def __init__(self, forward: Forward, level_bytes: int, give_back: Callable[[], object] | None) -> None:
+    def __init__(self, forward: Forward) -> None:
         super().__init__(forward)
         self.points: list[tuple[float, float]] = []
         self.turned_seconds = 0.0
-        self._level_bytes, self._give_back = level_bytes, give_back
         self._began = time.perf_counter()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._look)
@@ -61,33 +62,39 @@ class Sampled(Run):
         self._thread.join()
 
     def _look(self) -> None:
-        returned = 0.0
         while not self._ended.wait(SAMPLE_SECONDS):
-            seconds = time.perf_counter() - self._began
-            if self._give_back is not None and seconds - returned > RETURN_SECONDS:
-                self._give_back()
-                returned = seconds
-            self.points.append((seconds, (resident_bytes() - self._level_bytes) / 2**20))
+            self.points.append((time.perf_counter() - self._began, resident_mib()))
+
+
+def resident_mib() -> float:
+    """All of this process that is resident now, the code of libraries included (proc(5))."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
 
 
 def measure(variant: str, scratch: Path) -> Recording:
-    """In a fresh process: what it held beyond the loaded model, through the step after the warm-up."""
-    _, loss_of, optimizer = text_training(SHAPE, BATCH)
-    level_bytes, give_back, forward = resident_bytes(), allocator_of_process().release, nullcontext
+    """In a fresh process: what it held through the step of median length after the warm-up."""
+    model, loss_of, optimizer = readme_training()
+    forward: Forward = nullcontext
+    steps = []
     with ExitStack() as stack:
+        if variant == CHECKPOINT:
+            checkpoint_blocks(model)
         if variant == STORE:
             store = stack.enter_context(TierStore(scratch, host_bytes=HOST_BYTES, return_memory="always"))
-            give_back, forward = None, partial(tiered_offload, store)
-        for _ in range(WARM_UP_STEPS + 1):
-            sampled = Sampled(forward, level_bytes, give_back)
+            forward = partial(tiered_offload, store)
+        for _ in range(WARM_UP_STEPS + STEPS):
+            allocator_of_process().release()
+            sampled = Sampled(forward)
             try:
                 step = timed_step(loss_of, optimizer, sampled)
             finally:
                 sampled.end()
+            steps.append((step["step_seconds"], sampled))
+    seconds, sampled = sorted(steps[WARM_UP_STEPS:], key=lambda each: each[0])[STEPS // 2]
     return {
         "points": thinned(sampled.points, MOST_POINTS),
         "turned_seconds": round(sampled.turned_seconds, 3),
-        "ended_seconds": round(step["step_seconds"], 3),
+        "ended_seconds": round(seconds, 3),
         "last_loss": step["last_loss"],
     }
 
@@ -109,21 +116,19 @@ def draw(found: dict[str, Any], file: Path) -> None:
     panel = figure.subplots()
     for variant, recording in found["variants"].items():
         color, label = DRAWN[variant]
-        ended = recording["ended_seconds"]
-        shares, mib = zip(*((100 * seconds / ended, each) for seconds, each in recording["points"]), strict=True)
-        panel.fill_between(shares, mib, color=color, alpha=0.25, linewidth=0)
-        panel.plot(shares, mib, color=color, linewidth=1.8, label=f"{label}: at most {max(mib):.0f} MiB")
-        turned = min(range(len(shares)), key=lambda at: abs(shares[at] - 100 * recording["turned_seconds"] / ended))
-        panel.plot(shares[turned], mib[turned], "o", color=color)
+        seconds, mib = zip(*recording["points"], strict=True)
+        panel.fill_between(seconds, mib, color=color, alpha=0.2, linewidth=0)
+        panel.plot(seconds, mib, color=color, linewidth=1.8, label=label)
+        turned = min(range(len(seconds)), key=lambda at: abs(seconds[at] - recording["turned_seconds"]))
+        panel.plot(seconds[turned], mib[turned], "o", color=color)
     panel.plot([], [], "o", color="#333333", label="forward ends, backward begins")
-    panel.legend(frameon=False, fontsize=8, loc="upper right")
-    panel.set(xlabel="time, of the step (%)", xlim=(0, 100), ylim=(0, None))
-    panel.set_ylabel("memory added to the loaded model (MiB)")
+    panel.legend(frameon=False, fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4)
+    panel.set(xlabel="time since the step began (s)", xlim=(0, None), ylim=(0, None))
+    panel.set_ylabel("memory of the process (MiB)")
     panel.spines[["top", "right"]].set_visible(False)
-    shape, batch = found["settings"]["model"], found["settings"]["batch"]
     where = f"{found['machine']['cpu']}, {found['machine']['cores']} cores, {found['machine']['disk']}"
-    figure.suptitle(f"A step of a transformer of {shape['layers']} layers, {batch} x {shape['context']} bytes of text")
-    figure.supxlabel(f"{where}. Freed memory is returned in both. The losses have the same bits.", fontsize=7)
+    figure.suptitle("A training step of the program in README")
+    figure.supxlabel(f"{where}. The store returns freed memory. The losses have the same bits.", fontsize=7)
     figure.savefig(file, dpi=120, facecolor="white", metadata={"Software": None})
 
 
@@ -139,7 +144,7 @@ def record(path: str | None, results: Path) -> dict[str, Any]:
     found = {
         "machine": describe_machine(place),
         "versions": describe_versions(),
-        "settings": {"model": vars(SHAPE), "batch": BATCH, "host_bytes": HOST_BYTES, "return_memory": "always"},
+        "settings": {"host_bytes": HOST_BYTES, "return_memory": "always"},
         "variants": recordings,
     }
     if len({recording["last_loss"] for recording in recordings.values()}) != 1:

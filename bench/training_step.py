@@ -1,63 +1,98 @@
-"""What does a training step cost, in time and in memory, with saved tensors kept, moved away or recomputed?
+"""What does a training step cost, in time and memory, with saved tensors kept, computed again, moved away or swapped?
 
-A byte-level transformer on the CPU. The store may hold a fraction of what the plain step saves. Memory is anonymous and
-shared memory added at its peak, see `tierstore.demo.memory`. glibc keeps much of what is freed, so the store runs a
-second time with `return_memory="always"`. With the disk tier in a daemon, memory is the trainer's.
+The program of README.md, a process for each variant. They take steps by turns (`parties.py` says why), and the ratios
+of each turn count. The peak is the most that the process ever had resident, as that program prints it: with Python,
+PyTorch and the model. Three train within a limit that the kernel enforces, which does not count the code of libraries;
+one of them has swap on the drive. Both take root.
 """
 
 from __future__ import annotations
 
+import resource
 import statistics
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 
 from tierstore import TierStore, tiered_offload
-from tierstore.demo.memory import PeakHostMemory
-from tierstore.demo.model import ByteTransformer, ModelShape
 
+from .child import command, serve
+from .goals import Goal
 from .harness import Benchmark
-from .parties import daemon
-from .peers import checkpoint_blocks, file_per_tensor, save_on_cpu
-from .trainings import Figures, Forward, Run, text_training, timed_step
+from .memory_limit import swap_file
+from .peers import checkpoint_blocks
+from .trainings import Figures, Run, Training, readme_training, timed_step, training, turns_of
 
-SHAPE = ModelShape(layers=4, width=256, heads=4, context=512)
-BATCH = 12
-STEPS = 4
-HOST_BYTES = 64 * 2**20
-STORES = {"tierstore": "auto", "tierstore, freed memory returned": "always"}
-SIDECAR, FILES, ON_CPU, CHECKPOINT = "tierstore, daemon", "file per tensor", "save_on_cpu", "checkpoint"
+HOST_BYTES = 128 * 2**20
+LIMIT_BYTES = 1000 * 2**20
+WARM_UP_STEPS, TURNS = 2, 4
+
+PLAIN, CHECKPOINT = "plain", "checkpoint"
+STORE, ALWAYS, BOTH = "tierstore", "tierstore, always", "tierstore, checkpoint"
+SWAP = "plain with swap, limited"
+LIMITED = (SWAP, "checkpoint, limited", "tierstore, limited")
+VARIANTS = (PLAIN, CHECKPOINT, STORE, ALWAYS, BOTH, *LIMITED)
 
 BENCHMARK = Benchmark(
     name="training_step",
-    question="One training step of a transformer on the CPU: time and peak memory",
-    variants=("plain", *STORES, SIDECAR, FILES, ON_CPU, CHECKPOINT),
+    question="One step of README's transformer on the CPU: time and peak memory",
+    variants=VARIANTS,
+    processes={"by turns": VARIANTS},
+    timeout_seconds=1800,
     plotted=("step_seconds", "peak_memory_bytes"),
+    goals=tuple(
+        Goal("last loss, bit for bit", "last_loss", each, equals=1, of=(PLAIN,)) for each in VARIANTS if each != PLAIN
+    ),
 )
 
 
+def measure(_: str, scratch: Path) -> dict[str, Figures]:
+    with ExitStack() as stack:
+        trainings = {each: stack.enter_context(started(each, scratch)) for each in VARIANTS}
+        turns = turns_of(trainings, WARM_UP_STEPS + TURNS)[WARM_UP_STEPS:]
+    return {each: figures_of(each, turns) for each in VARIANTS}
+
+
 @contextmanager
-def prepared(variant: str, model: ByteTransformer, scratch: Path) -> Iterator[Forward]:
-    if variant in STORES:
-        with TierStore(scratch, host_bytes=HOST_BYTES, return_memory=STORES[variant]) as store:
-            yield lambda: tiered_offload(store)
-        return
-    if variant == SIDECAR:
-        with daemon(scratch) as served, TierStore.connect(served.socket, host_bytes=HOST_BYTES) as store:
-            yield lambda: tiered_offload(store)
-        return
-    if variant == CHECKPOINT:
-        checkpoint_blocks(model.blocks)
-    yield {FILES: lambda: file_per_tensor(scratch), ON_CPU: save_on_cpu}.get(variant, nullcontext)
+def started(variant: str, scratch: Path) -> Iterator[Training]:
+    words, swaps = command(__name__, "train", variant, scratch), variant == SWAP
+    limit_bytes = LIMIT_BYTES if variant in LIMITED else None
+    with swap_file(scratch) if swaps else nullcontext(), training(variant, words, limit_bytes, with_swap=swaps) as each:
+        yield each
 
 
-def measure(variant: str, scratch: Path) -> Figures:
-    """The median step after the first, the peak over all of them, and the last loss, which all must share."""
-    model, loss_of, optimizer = text_training(SHAPE, BATCH)
-    with PeakHostMemory() as host, prepared(variant, model, scratch) as forward:
-        steps = [timed_step(loss_of, optimizer, Run(forward)) for _ in range(STEPS)]
+def figures_of(variant: str, turns: list[dict[str, Figures]]) -> Figures:
+    """Medians of the turns, the peak over all of them, and the last loss, which all must share."""
+    if not all(turn[variant] for turn in turns):
+        return {"out_of_memory_kills": 1}
+    seconds = [turn[variant]["step_seconds"] for turn in turns]
+    last = turns[-1][variant]
     return {
-        "step_seconds": statistics.median(step["step_seconds"] for step in steps[1:]),
-        "peak_memory_bytes": host.added_bytes,
-        "last_loss": steps[-1]["last_loss"],
+        "step_seconds": statistics.median(seconds),
+        "step_of_plain": statistics.median(
+            each / turn[PLAIN]["step_seconds"] for each, turn in zip(seconds, turns, strict=True)
+        ),
+        "peak_memory_bytes": last["peak_memory_bytes"],
+        "last_loss": last["last_loss"],
     }
+
+
+# --- in a process of its own ------------------------------------------------------------------------------------------
+
+
+def train(variant: str, scratch: Path) -> None:
+    model, loss_of, optimizer = readme_training()
+    if "checkpoint" in variant:
+        checkpoint_blocks(model)
+    with ExitStack() as stack:
+        run = Run()
+        if "tierstore" in variant:
+            returns = "always" if variant == ALWAYS else "auto"
+            store = stack.enter_context(TierStore(scratch, host_bytes=HOST_BYTES, return_memory=returns))
+            run = Run(lambda: tiered_offload(store))
+
+        def step(_: str) -> Figures:
+            figures = timed_step(loss_of, optimizer, run)
+            return figures | {"peak_memory_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}
+
+        serve(step)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tierstore.demo.model import ByteTransformer, ModelShape, choose_vector_kernels, random_batch
 from tierstore.demo.settings import load_text
@@ -64,6 +64,16 @@ def text_training(shape: ModelShape, batch: int) -> tuple[ByteTransformer, Loss,
         lambda: model(*random_batch(corpus, batch, shape.context, generator)),
         torch.optim.AdamW(model.parameters(), lr=1e-3),
     )
+
+
+def readme_training() -> tuple[nn.Sequential, Loss, torch.optim.Optimizer]:
+    """The model, the batch and the loss of the program in README.md, seeded, and an optimizer without a state."""
+    choose_vector_kernels()
+    torch.manual_seed(0)
+    options = {"dropout": 0.0, "batch_first": True, "norm_first": True}
+    layers = [nn.TransformerEncoderLayer(256, 4, 1024, **options) for _ in range(12)]
+    model, batch = nn.Sequential(*layers), torch.randn(16, 512, 256)
+    return model, lambda: model(batch).square().mean(), torch.optim.SGD(model.parameters(), lr=1e-3)
 
 
 class Training:

@@ -53,6 +53,7 @@ nitpick_ignore_regex = [
 
 # The site
 html_theme = "furo"
+pygments_dark_style = "monokai"  # furo's own underlines each imported name in blue
 html_title = f"tierstore {release}"
 html_static_path = ["_static"]
 html_css_files = ["tables.css"]
@@ -73,7 +74,9 @@ def _resolve(app: Any, env: Any, node: nodes.Element, contnode: nodes.Element) -
 
 def _read(app: Any, docname: str, source: list[str]) -> None:
     folder = Path(app.env.doc2path(docname)).parent
-    source[0] = fill_in(with_links_to_files(with_included(source[0], folder), folder, DOCS))
+    page = fill_in(with_links_to_files(with_included(source[0], folder), folder, DOCS))
+    is_internal = docname.startswith("project/internals/")  # no list names it, so it is not in the sidebar
+    source[0] = f"---\norphan: true\n---\n\n{page}" if is_internal else page
 
 
 def _link_pages(app: Any, what: str, name: str, thing: object, options: object, lines: list[str]) -> None:

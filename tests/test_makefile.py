@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,11 @@ _ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
 
 
-def _make(*arguments: str) -> str:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+def _make(*arguments: str, active: Path | None = None) -> str:
+    """What it says, with an `active` virtual environment or none."""
+    left_out = ("MAKE", "MFLAGS", "VIRTUAL_ENV")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
+    environment |= {} if active is None else {"VIRTUAL_ENV": str(active)}
     made = subprocess.run(["make", *arguments], cwd=_ROOT, env=environment, capture_output=True, text=True, check=True)
     return made.stdout
 
@@ -35,7 +39,7 @@ def test_help_lists_every_target_and_is_the_default() -> None:
 
 def test_demo_installs_only_what_the_package_runs_with() -> None:
     commands = _dry_run("demo")
-    assert "pip install --disable-pip-version-check -c constraints.txt -e .\n" in commands
+    assert "pip install --disable-pip-version-check -c .venv/tierstore-constraints.txt -e .\n" in commands
     assert "[" not in commands, "no extra"
     assert "tierstore demo" in commands
 
@@ -52,3 +56,25 @@ def test_tests_and_checks_install_both_and_say_what_it_takes() -> None:
     built = [line for line in dry["docs"].splitlines() if "sphinx" in line]
     assert "--fail-on-warning" in "".join(built)
     assert set(built) <= set(dry["check"].splitlines())
+
+
+def test_active_environment_is_used_and_its_torch_stays(tmp_path: Path) -> None:
+    """In place of the pinned one, which is what an environment without torch gets."""
+    pinned = (_ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    wanted = {}
+    for name in ("with", "without"):
+        active = tmp_path / name
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", active], check=True)
+        if name == "with":
+            (packages,) = active.glob("lib/python*/site-packages")
+            (packages / "torch-9.8+cpu.dist-info").mkdir()
+            (packages / "torch-9.8+cpu.dist-info" / "METADATA").write_text("Name: torch\nVersion: 9.8+cpu\n")
+        constraints = active / "tierstore-constraints.txt"
+        _make(str(constraints), active=active)
+        wanted[name] = constraints.read_text(encoding="utf-8").splitlines()
+        commands = _make("--dry-run", "--what-if=pyproject.toml", "test", active=active)
+        assert f"{active}/bin/python -m pytest" in commands
+        assert ".venv" not in commands
+    assert sorted(wanted["without"]) == sorted(pinned)
+    (torch,) = [line for line in pinned if line.startswith("torch==")]
+    assert sorted(wanted["with"]) == sorted([*(line for line in pinned if line != torch), "torch==9.8+cpu"])

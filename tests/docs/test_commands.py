@@ -26,7 +26,7 @@ from tierstore.base.json_text import json_text
 from tierstore.tuning.report import report_of
 
 ELSEWHERE = {
-    "README.md": "tests/test_makefile.py",
+    "README.md": "tests/test_readme.py",
     "CONTRIBUTING.md": "tests/test_makefile.py",
     "docs/tutorial/first_training.md": "tests/docs/test_tutorial.py",
     "docs/tutorial/reading_a_trace.md": "tests/docs/test_tutorial.py",

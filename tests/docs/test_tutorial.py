@@ -112,7 +112,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
     try:
         person = Reader(folder)
         person.types(*FOLDER, _environment_without_pip())
-        _install_quickly(person.folder / "environment")
+        install_quickly(person.folder / "environment", ROOT)
         yield person
     finally:
         shutil.rmtree(folder)
@@ -122,12 +122,14 @@ def _environment_without_pip() -> str:
     return INSTALL[0].replace("python3", sys.executable) + " --without-pip"
 
 
-def _install_quickly(environment: Path) -> None:
+def install_quickly(environment: Path, source: Path) -> None:
+    """Make an environment without pip find tierstore's source, and the packages of this one."""
     (packages,) = environment.glob("lib/python*/site-packages")
-    found = [str(ROOT), *(path for path in sys.path if path.endswith("-packages"))]
+    found = [str(source), *(path for path in sys.path if path.endswith("-packages"))]
     packages.joinpath("packages_of_the_tests.pth").write_text("\n".join(found), encoding="utf-8")
     command = environment / "bin" / "tierstore"
-    command.write_text(f"#!{environment}/bin/python\nfrom tierstore.cli import main\n\nmain()\n", encoding="utf-8")
+    main = "from tierstore.cli import main\n\nif __name__ == '__main__':\n    main()\n"
+    command.write_text(f"#!{environment}/bin/python\n{main}", encoding="utf-8")
     command.chmod(0o755)
 
 

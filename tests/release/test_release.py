@@ -35,8 +35,11 @@ def test_version_is_named_once_and_the_release_and_images_have_it(release: Relea
     assert release.sdist.name == f"tierstore-{tierstore.__version__}.tar.gz"
     assert shown["Description-Content-Type"] == "text/markdown"
     assert "## Ten lines" in str(shown.get_payload()), "an index shows README"
-    text = (ROOT / "deploy" / "kubernetes.yaml").read_text(encoding="utf-8")
-    assert set(re.findall(r"image: tierstore:(\S+)", text)) == {tierstore.__version__}
+    image = f"tierstore:{tierstore.__version__}"
+    for file in ("Dockerfile", "deploy/compose.yaml", "deploy/kubernetes.yaml"):
+        text = (ROOT / file).read_text(encoding="utf-8")
+        assert f"\n#     docker build --tag {image} .\n" in text, f"{file} says how to build what it names"
+        assert set(re.findall(r"^ +image: (\S+)$", text, re.MULTILINE)) == (set() if file == "Dockerfile" else {image})
 
 
 def test_sdist_has_every_file_of_the_repository(release: Release) -> None:
