@@ -77,7 +77,7 @@ def test_trainer_of_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             "model": tiny_model(),
             "data": Tokens(8),
         }
-        code = side(TRANSFORMERS, mark).replace('{"offload": True}', "None")  # which needs a GPU
+        code = side(TRANSFORMERS, mark).replace('{"offload": True}', "None")  # it needs a GPU
         exec(code.replace("/nvme", str(directory(tmp_path))), names)
         return all_bits(names["model"].parameters())  # type: ignore[attr-defined]
 
