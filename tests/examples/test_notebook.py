@@ -1,4 +1,7 @@
-"""The notebook does what it shows: each cell is executed, one is interrupted, and prints what is saved with it."""
+"""The notebook does what it shows: each cell is executed, one is interrupted, and prints what is saved with it.
+
+After a change, run it in Jupyter from top to bottom and save it, with the last line of the traceback alone.
+"""
 
 import io
 import json
