@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -17,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tierstore.daemon.metrics import metrics_text
 from tierstore.daemon.report import DaemonReport, Spread
 
-__all__ = ["commands", "fill_in", "metrics", "with_included", "with_links_to_files"]
+__all__ = ["commands", "fill_in", "metrics", "notebook", "with_included", "with_links_to_files"]
 
 
 def fill_in(page: str) -> str:
@@ -49,7 +50,22 @@ def metrics() -> str:
     return "\n".join(rows)
 
 
-_PARTS: Mapping[str, Callable[[], str]] = {"commands": commands, "metrics": metrics}
+def notebook() -> str:
+    """The cells of examples/notebook.ipynb with their outputs, as headings from the second level on."""
+    file = Path(__file__).resolve().parents[1] / "examples" / "notebook.ipynb"
+    parts = []
+    for cell in json.loads(file.read_text(encoding="utf-8"))["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(re.sub(r"^#(?!#)", "##", source))
+            continue
+        parts.append(f"```python\n{source}\n```")
+        outputs = ["".join(each.get("text", each.get("traceback", ()))).rstrip() for each in cell["outputs"]]
+        parts += [f"```text\n{output}\n```" for output in outputs]
+    return "\n\n".join(parts)
+
+
+_PARTS: Mapping[str, Callable[[], str]] = {"commands": commands, "metrics": metrics, "notebook": notebook}
 
 
 def _full_name(metric: Metric) -> str:

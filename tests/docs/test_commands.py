@@ -20,7 +20,7 @@ import pytest
 from tests.command_line import record_two_steps
 from tests.daemon.conftest import END_SECONDS, READY_SECONDS, environment_of_tests
 from tests.docs.pages import ALL_PAGES, ROOT, Block, blocks_of, commands_of
-from tests.docs.test_snippets import NOT_RUN, SAVED, name_of
+from tests.docs.test_snippets import SAVED, is_run_elsewhere, name_of
 from tests.tuning.conftest import HARDWARE
 from tierstore.base.json_text import json_text
 from tierstore.tuning.report import report_of
@@ -65,7 +65,7 @@ TYPED = {
     page: [command for block in own for command, _ in commands_of(block.code)]
     for page, blocks in CONSOLES.items()
     if name_of(page) not in ELSEWHERE
-    if (own := [block for block in blocks if not block.before.startswith(NOT_RUN)])
+    if (own := [block for block in blocks if not is_run_elsewhere(block)])
 }
 
 
@@ -174,6 +174,6 @@ def test_commands_of_a_page_end_well(page: Path, terminal: Terminal) -> None:
 def test_each_block_has_prompts_and_tests_of_the_other_pages_exist() -> None:
     for page, blocks in CONSOLES.items():
         for block in blocks:
-            assert block.before.startswith(NOT_RUN) or commands_of(block.code), f"{name_of(page)}:{block.line}"
+            assert is_run_elsewhere(block) or commands_of(block.code), f"{name_of(page)}:{block.line}"
     for page_and_test in ELSEWHERE.items():
         assert all((ROOT / path).is_file() for path in page_and_test), page_and_test

@@ -11,12 +11,17 @@ import typer.main
 
 import tierstore
 from tests.docs.pages import DOCS, first_cells, section_of
-from tierstore import StoreStats, TierStore, cli, tiered_offload
+from tierstore import MemoryPlan, StoreStats, TierStore, cli, tiered_offload
 from tierstore.base.config_file import OffloadTable, StoreTable
 from tierstore.commands.serve import serve
 from tierstore.daemon import report
 from tierstore.daemon.metrics import metrics_text
 from tierstore.daemon.report import DaemonReport
+from tierstore.disk import home
+from tierstore.memory_plan import contents
+from tierstore.sidecar import messages
+from tierstore.tracing import events
+from tierstore.tuning.report import REPORT_VERSION
 
 REFERENCE = DOCS / "reference"
 
@@ -112,6 +117,36 @@ def test_api_page_has_every_public_name() -> None:
         names = re.findall(r"^__all__ = \[(.*?)\]", file.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
         public = {name for each in names for name in re.findall(r'"(\w+)"', each)} - {"Where"}  # a type of arguments
         assert public <= named, file
+
+
+@pytest.mark.parametrize("kind", [TierStore, tiered_offload, MemoryPlan, StoreStats])
+def test_pages_have_every_public_method(kind: type) -> None:
+    text = "".join((REFERENCE / name).read_text(encoding="utf-8") for name in ("api.md", "stats.md"))
+    (listed,) = re.findall(rf"^\.\. autoclass:: {kind.__name__}(?:\(\))?\n   :members: (.+)$", text, re.MULTILINE)
+    public = {name for name, value in vars(kind).items() if callable(value) or isinstance(value, classmethod)}
+    assert set(listed.split(", ")) - {"__call__"} == {name for name in public if not name.startswith("_")}
+
+
+def test_formats_have_the_versions_of_the_code() -> None:
+    section = section_of(REFERENCE / "stability.md", "# What is stable")
+    versions = [int(version) for version in re.findall(r"^\| [^|]+ \| (\d+) \|", section, re.MULTILINE)]
+    assert versions == [messages.VERSION, home._FORMAT_VERSION, events.VERSION, contents.FORMAT, REPORT_VERSION]
+
+
+def test_monitoring_names_every_logger() -> None:
+    folders = [DOCS.parent / name for name in ("tierstore", "daemon", "hooks")]
+    code = "".join(file.read_text(encoding="utf-8") for folder in folders for file in folder.rglob("*.py"))
+    loggers = set(re.findall(r'getLogger\("?([\w.]+)"?\)', code))
+    named = section_of(DOCS / "how_to" / "monitoring.md", "## Warnings and logs")
+    assert loggers == set(re.findall(r"`(tierstore\.\w+)`", named))
+
+
+def test_notebook_is_on_the_site_with_its_outputs(made_pages: ModuleType) -> None:
+    page = made_pages.fill_in((DOCS / "how_to" / "notebook.md").read_text(encoding="utf-8"))
+    assert "tiered_offload(store):" in page
+    assert "KeyboardInterrupt" in page
+    assert "the same bits: True" in page
+    assert len(re.findall(r"^# ", re.sub(r"```.*?```", "", page, flags=re.DOTALL), re.MULTILINE)) == 1
 
 
 def test_docstrings_of_statistics_and_report_have_every_field() -> None:

@@ -161,7 +161,8 @@ def test_configuration_of_another_program_can_be_read(text: str) -> None:
 
 def test_recipes_are_executed_by_the_tests_of_the_integrations() -> None:
     tests = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "tests" / "integrations").glob("*.py"))
-    named = {match[1] for blocks in PYTHON.values() for each in blocks if (match := RECIPE.match(each.before))}
+    blocks = [block for page in ALL_PAGES for block in blocks_of(page)]
+    named = {match[1] for each in blocks if (match := RECIPE.match(each.before))}
     assert named
     assert {name for name in named if f'"{name}"' not in tests} == set()
 

@@ -43,7 +43,7 @@ class SpillingStore(TierStore):
 
 
 class _NoScope(ContextDecorator):
-    def __init__(self, _: TierStore) -> None:
+    def __init__(self, _: TierStore, **__: Any) -> None:
         pass
 
     def __enter__(self) -> None:

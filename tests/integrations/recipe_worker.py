@@ -20,14 +20,22 @@ from tests.integrations.recipe_programs import ROWS, Lesson, files_left, is_clos
 LIMIT_SECONDS = 280
 NUM_MICRO_BATCHES = 4
 
+PARTS = {"block": "fully_shard(offload_module(block, store=store))", "store": "TierStore(path)"}
+
 Run = Callable[[dict[str, Any], bool], tuple[Lesson, dict[str, Any]]]
 
 
-def sharded(recipe: str) -> Run:
+def sharded(**changes: str) -> Run:
+    """`changes`: what the page says in words, names of recipes' parts and their replacements."""
+
     def run(places: dict[str, Any], offloads: bool) -> tuple[Lesson, dict[str, Any]]:
         lesson = Lesson(dist.get_rank())
         program = lesson.names() | places
-        paste(recipes()[recipe], program, offloads=offloads)
+        code = recipes()["fsdp2"]
+        for part, other in changes.items():
+            assert PARTS[part] in code
+            code = code.replace(PARTS[part], other)
+        paste(code, program, offloads=offloads)
         return lesson, program
 
     return run
@@ -64,9 +72,9 @@ def pipelined(schedule: str) -> Run:
 
 
 RUNS: dict[str, Run] = {
-    "fsdp2": sharded("fsdp2"),
-    "fsdp2, sharded first": sharded("fsdp2, sharded first"),
-    "daemon": sharded("daemon"),
+    "fsdp2": sharded(),
+    "fsdp2, sharded first": sharded(block="offload_module(fully_shard(block), store=store)"),
+    "daemon": sharded(store="TierStore.connect(socket)"),
     "pipelining, ScheduleGPipe": pipelined("ScheduleGPipe"),
     "pipelining, Schedule1F1B": pipelined("Schedule1F1B"),
 }

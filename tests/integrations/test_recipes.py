@@ -2,10 +2,14 @@
 
 import importlib
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from textwrap import indent
 from types import ModuleType
@@ -13,11 +17,14 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
+from torch import nn
 
 from tests.daemon.conftest import StartDaemon, environment_of_tests, short_directory, start_daemon
+from tests.docs.pages import blocks_of
 from tests.hooks.programs import all_bits
 from tests.hooks.test_distributed import launch
-from tests.integrations.recipe_programs import NUM_STEPS, PAGE, Lesson, is_closed, paste, recipes
+from tests.integrations.recipe_programs import NUM_STEPS, PAGE, Lesson, SpillingStore, is_closed, paste, recipes
 from tests.integrations.recipe_worker import NUM_MICRO_BATCHES, RUNS
 from tierstore import StoreStats, TierStore
 from tierstore.sidecar.inspection import inspect_daemon
@@ -28,7 +35,7 @@ pytestmark = pytest.mark.filterwarnings("default")  # the libraries' own
 
 RECIPES = recipes()
 PACKED = "tierstore/packed_gib"
-RAY_END_SECONDS = 60.0
+END_SECONDS = 60.0
 
 
 def test_page_recipes_short_enough_to_paste() -> None:
@@ -53,6 +60,149 @@ def scalars(directory: Path, name: str) -> list[float]:
     events = accumulator.EventAccumulator(str(file))
     events.Reload()
     return [event.value for event in events.Scalars(name)] if name in events.Tags()["scalars"] else []
+
+
+def compare(store_directory: Path, run: Callable[[TierStore | None], list[Any]]) -> None:
+    """For recipes that open no store: `run` takes steps, with an open store and without."""
+    with SpillingStore(store_directory) as store:
+        assert run(store) == run(None)
+    stats_of_closed(store)
+
+
+def test_forces(store_directory: Path) -> None:
+    def run(store: TierStore | None) -> list[Any]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 256), nn.Tanh(), nn.Linear(256, 1))
+        names = {"store": store, "model": model, "torch": torch, "loss_fn": nn.functional.mse_loss}
+        paste(RECIPES["forces"], names, offloads=store is not None)
+        for _ in range(NUM_STEPS):
+            names["train_step"](torch.randn(4096, 3), torch.randn(4096, 3))
+        return all_bits(parameter.grad for parameter in model.parameters())
+
+    compare(store_directory, run)
+
+
+def test_rnn_stores_what_is_small(store_directory: Path) -> None:
+    def run(store: TierStore | None) -> list[Any]:
+        torch.manual_seed(0)
+        cell = nn.GRUCell(64, 64)  # saves tensors of 32 KiB
+        names = {"store": store, "cell": cell, "initial": torch.zeros(128, 64), "sequence": torch.randn(6, 128, 64)}
+        names |= {"loss_fn": nn.functional.mse_loss, "targets": torch.randn(128, 64)}
+        for _ in range(NUM_STEPS):
+            paste(RECIPES["rnn"], names, offloads=store is not None)
+        return all_bits(parameter.grad for parameter in cell.parameters())
+
+    compare(store_directory, run)
+
+
+def test_report(tmp_path: Path, store_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("tensorboard")
+    from tests.integrations.language import Tokens, tiny_model
+
+    monkeypatch.chdir(tmp_path)
+    short = f"max_steps={NUM_STEPS}, logging_steps=1, save_strategy='no', use_cpu=True, disable_tqdm=True, report_to="
+    # What this model saves is small.
+    where = {"store": {"path": str(store_directory)}, "offload": {"min_bytes": 0}}
+    names = {"model": tiny_model(), "data": Tokens(8), "path": where}
+    exec(RECIPES["report"].replace("report_to=", short), names)
+    found = scalars(tmp_path / "out", f"train/{PACKED}")
+    assert len(found) == NUM_STEPS
+    assert min(found) > 0
+
+
+def test_report_of_lightning(tmp_path: Path, store_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lightning = pytest.importorskip("lightning.pytorch")
+    pytest.importorskip("tensorboard")
+    from tests.integrations.test_lightning import NUM_BATCHES, Module, batches
+
+    short = {"max_epochs": 1, "log_every_n_steps": 1, "accelerator": "cpu", "enable_progress_bar": False}
+    monkeypatch.setattr(lightning, "Trainer", partial(lightning.Trainer, enable_checkpointing=False, **short))
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"path": {"store": {"path": str(store_directory)}, "offload": {"min_bytes": 0}}}
+    exec(RECIPES["report, lightning"], names)
+    names["trainer"].fit(Module(), batches())
+    found = scalars(tmp_path / "out", PACKED)
+    assert len(found) == NUM_BATCHES
+    assert min(found) > 0
+
+
+def test_preemption_ends_after_the_step(store_directory: Path) -> None:
+    before, steps = signal.getsignal(signal.SIGTERM), []
+
+    def train_step() -> None:
+        if len(steps) == 1:
+            signal.raise_signal(signal.SIGTERM)
+        steps.append(len(steps))
+
+    names = {"path": store_directory, "train_step": train_step}
+    try:
+        paste(RECIPES["preemption"], names, offloads=True)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert steps == [0, 1]
+    assert is_closed(names["store"])
+
+
+SRUN = """
+ranks=$SLURM_NTASKS_PER_NODE
+while [[ $1 == --* ]]; do [[ $1 == --ntasks-per-node=1 ]] && ranks=1; shift; done
+for ((rank = 0; rank < ranks; rank++)); do "$@" & done
+wait
+"""
+"""What Slurm does on one node."""
+
+TRAIN = """
+import os, torch
+from tierstore import TierStore, tiered_offload
+with TierStore.connect(host_bytes=0) as store:
+    with tiered_offload(store):
+        loss = torch.randn(512, 512, requires_grad=True).exp().mean()
+    loss.backward()
+    print("rank of", os.environ["LOCAL_WORLD_SIZE"], store.stats().packed_bytes > 0)
+"""
+
+
+def script_of(recipe: str) -> str:
+    (script,) = [block.code for block in blocks_of(PAGE) if block.before == f"<!-- recipe: {recipe} -->"]
+    return script
+
+
+@pytest.mark.slow
+def test_script_for_slurm_serves_all_ranks_of_a_node(short_directory: Path) -> None:
+    python = f'exec {sys.executable} "$@"'
+    stand_ins = {"srun": SRUN, "python": python, "tierstore": python.replace('"$@"', '-m tierstore.cli "$@"')}
+    for name in ("bin", "scratch"):
+        (short_directory / name).mkdir(mode=0o700)
+    for name, code in stand_ins.items():
+        (short_directory / "bin" / name).write_text(f"#!/bin/bash\n{code}\n", encoding="utf-8")
+        (short_directory / "bin" / name).chmod(0o755)
+    (short_directory / "train.py").write_text(TRAIN, encoding="utf-8")
+    job = f"test-{os.getpid()}"
+    environment = environment_of_tests(
+        PATH=f"{short_directory}/bin:{os.environ['PATH']}",
+        TMPDIR=str(short_directory / "scratch"),
+        SLURM_JOB_ID=job,
+        SLURM_NNODES="1",
+        SLURM_NTASKS_PER_NODE="2",
+    )
+    with (short_directory / "out").open("wb") as out:
+        running = subprocess.Popen(
+            ["bash", "-c", script_of("slurm")],
+            cwd=short_directory,
+            env=environment,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+        )
+        code = running.wait(120)
+    served = [process for process in psutil.process_iter() if os.getsid(process.pid) == running.pid]
+    os.killpg(running.pid, signal.SIGTERM)  # as Slurm ends a job
+    assert psutil.wait_procs(served, timeout=END_SECONDS)[1] == []
+    said = (short_directory / "out").read_text(encoding="utf-8")
+    assert (code, said.count("rank of 2 True")) == (0, 2), said
+    assert served
+    assert not Path(f"/tmp/tierstore-{job}.sock").exists()
 
 
 @pytest.mark.parametrize("each_step", [False, True])
@@ -86,15 +236,28 @@ def test_accelerate(tmp_path: Path, store_directory: Path, each_step: bool) -> N
     assert run(offloads=True) == run(offloads=False)
 
 
+OWN_UPDATE = """
+def update(engine, batch):
+    optimizer.zero_grad()
+    with tiered_offload(store):
+        loss = loss_fn(model(batch[0]), batch[1])
+    loss.backward()
+    optimizer.step()
+
+with TierStore(path) as store:
+    Engine(update).run(loader)
+"""
+
+
 def ignite_program(name: str) -> str:
     """The blocks of the page put together, as it says."""
-    if name == "ignite, own update function":
-        return RECIPES[name] + RECIPES["ignite, run own update function"]
+    if name == "own update function":
+        return OWN_UPDATE
     *lines, run = RECIPES[name].splitlines(keepends=True)
     return "".join([*lines, indent(RECIPES["ignite, log"], " " * 4), run])
 
 
-@pytest.mark.parametrize("name", ["ignite", "ignite, own update function"])
+@pytest.mark.parametrize("name", ["ignite", "own update function"])
 def test_ignite_same_bits_and_a_training_that_fails_closes_the_store(store_directory: Path, name: str) -> None:
     engine = pytest.importorskip("ignite.engine")
 
@@ -179,7 +342,7 @@ def test_ray_train(store_directory: Path, short_directory: Path) -> None:
     )
     words = [sys.executable, "-m", "tests.integrations.recipe_in_ray", str(store_directory), str(out)]
     done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
-    left = psutil.wait_procs(processes_about(out), timeout=RAY_END_SECONDS)[1]
+    left = psutil.wait_procs(processes_about(out), timeout=END_SECONDS)[1]
     for process in left:
         process.kill()
     assert done.returncode == 0, done.stdout + done.stderr

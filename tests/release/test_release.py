@@ -33,6 +33,10 @@ def test_version_is_named_once_and_the_release_and_images_have_it(release: Relea
         shown = message_from_bytes(wheel.read(name))
     assert shown["Version"] == tierstore.__version__
     assert release.sdist.name == f"tierstore-{tierstore.__version__}.tar.gz"
+    assert shown["Author"]
+    versions = re.findall(r"PYTHONS \?= (.+)", (ROOT / "Makefile").read_text(encoding="utf-8"))[0].split()
+    named = [each.rpartition(" ")[2] for each in shown.get_all("Classifier", []) if re.search(r":: 3\.\d+$", each)]
+    assert named == versions, "those that are tested"
     assert shown["Description-Content-Type"] == "text/markdown"
     assert "## Ten lines" in str(shown.get_payload()), "an index shows README"
     image = f"tierstore:{tierstore.__version__}"

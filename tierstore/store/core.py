@@ -102,7 +102,7 @@ class Core:
         self.residency.tidy()
         memory = self.memory_use()
         with self.residency.counted() as (counters, levels):
-            return StoreStats.of(
+            return StoreStats._of(
                 counters,
                 **levels,
                 staging_bytes=self._staging_bytes + disk.scratch_bytes,

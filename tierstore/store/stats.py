@@ -149,7 +149,7 @@ class StoreStats:
     memory_plan: Mapping[str, float] = field(default_factory=dict, compare=False)
 
     @classmethod
-    def of(cls, counters: Counters, **now: Any) -> StoreStats:
+    def _of(cls, counters: Counters, **now: Any) -> StoreStats:
         totals = asdict(counters)
         totals["kept_bytes"] = MappingProxyType(dict(counters.kept_bytes))
         totals["stall_seconds"] = MappingProxyType(dict(counters.stall_seconds))

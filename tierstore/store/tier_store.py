@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from os import PathLike
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self, TypedDict, Unpack
 
 import torch
 
@@ -34,6 +34,27 @@ _CLOSE_DEADLINE_SECONDS = 60.0
 
 Codec = Literal["auto", "none", "zstd", "shuffle-zstd"] | str
 """Both kinds of zstd may be followed by a level: "zstd:3"."""
+
+
+class StoreChanges(TypedDict, total=False):
+    """What `TierStore.from_config` takes beside a file: arguments of `TierStore` and `TierStore.connect`."""
+
+    path: str | PathLike[str] | Sequence[str | PathLike[str]]
+    connect: str | PathLike[str]
+    host_bytes: SizeLike | None
+    disk_bytes: SizeLike | None
+    codec: Codec
+    staging_bytes: SizeLike | None
+    inline_bytes: SizeLike | None
+    checksum: bool
+    io_depth: int
+    max_write_bytes_per_day: SizeLike | None
+    return_memory: Mode
+    window_bytes: SizeLike
+    reconnect_seconds: float
+    daemon_uid: int | None
+    name: str | None
+    copies: Copies | None
 
 
 class TierStore:
@@ -63,7 +84,7 @@ class TierStore:
             costs step time; "never". See docs/how_to/memory_on_cpu.md.
         copies: the copy engine for accelerators; None: the one for whatever `torch.accelerator` drives.
 
-    Sizes are bytes as `int`, or strings such as "8GiB".
+    Sizes are bytes as `int`, or strings: "8GiB" and "8G" are 8 * 2**30 bytes, "8GB" is 8 * 10**9.
 
     Every method may be called from any thread. `put` waits while the budget is full, `get` while the bytes are not
     in memory, `flush` for writes, `close` for the I/O in progress, `trace` for its file when it ends. Nothing else
@@ -193,7 +214,7 @@ class TierStore:
         return store
 
     @classmethod
-    def from_config(cls, config: ConfigSource, **changes: Any) -> Self:
+    def from_config(cls, config: ConfigSource, **changes: Unpack[StoreChanges]) -> Self:
         """The store that a file describes: `TierStore.from_config("tierstore.toml")`.
 
         Args:
