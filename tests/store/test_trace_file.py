@@ -90,7 +90,7 @@ def test_write_to_a_file_that_is_being_written_refused_and_leaves_it(file: Path)
 
 
 def test_documentation_names_every_event_and_field() -> None:
-    text = Path(__file__).parents[2].joinpath("docs", "reference", "trace_format.md").read_text(encoding="utf-8")
+    text = Path(__file__).parents[2].joinpath("docs", "project", "internals", "trace_format.md").read_text(encoding="utf-8")
     for kind in typing.get_args(Event):
         assert f"`{kind.__struct_config__.tag}`" in text, kind
         for field in kind.__struct_fields__:
