@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tierstore.base.address import SYSTEM_ADDRESS, default_address
+from tierstore.base.address import default_address
 from tierstore.base.config import parse_size
 from tierstore.base.toml_file import read_toml
 from tierstore.errors import ConfigError
@@ -183,9 +183,7 @@ OPTIONS: dict[str, Option] = {
     ),
     "socket": Option(
         *(_path, "PATH"),
-        f"Socket to listen on. Its folder is created if needed. Default: {SYSTEM_ADDRESS} for root, and "
-        "$XDG_RUNTIME_DIR/tierstore/tierstore.sock for other users (/tmp/tierstore-UID/tierstore.sock without that "
-        "directory).",
+        "Socket to listen on. Its folder is created if needed. Default: see above.",
     ),
     "disk_bytes": Option(
         *_SIZE,

@@ -46,6 +46,7 @@ def test_help_fits_80_columns_and_has_plain_words(
     assert max(map(len, text.splitlines())) <= 80
     assert not re.search(r"<\w+(\[\w+\]| range)?>", text), "a metavar is missing, or a type is shown"
     assert not re.search(r"[{}]", text)
+    assert "…" not in text, "a path is cut"
     words = " ".join(text.lower().replace("│", " ").split())
     assert [each for each in _UNCLEAR if each in words] == []
     if not path:

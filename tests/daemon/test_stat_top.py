@@ -96,7 +96,8 @@ def test_stat_prints_tables_and_cuts_no_figure_however_narrow_the_terminal(daemo
         "restored",
         "1 MiB",
         "float32",
-        "none 1",
+        "0 running, 0 queued",
+        "1 as none",
     )
     for word in (*figures, "train.py", str(os.getpid())):
         assert word in done.stdout
@@ -125,6 +126,8 @@ def test_no_daemon_exits_1_and_says_how_to_start_one(command: str, tmp_path: Pat
     assert f"no daemon is available at {tmp_path / 's'}" in complaint
     assert "No such file or directory" in complaint
     assert f"Start one with: tierstore serve --path DIRECTORY --socket {tmp_path / 's'}" in complaint
+    if command == "stat --json":
+        assert tierstore("stat", "--socket", str(tmp_path)).stderr.endswith("what has that name is not a socket\n")
 
 
 class Impostor:

@@ -290,6 +290,19 @@ def test_verdict_and_exit_code_tell_whether_the_gradients_differ(
     assert (done.returncode, json.loads(done.stdout)["first_difference"]) == (1, {"step": 1, "name": "head.bias"})
 
 
+def test_progress_on_a_terminal_breaks_between_words(
+    ran: DemoResult, demo: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told(*_: object, say: compare.Say, **__: object) -> DemoResult:
+        say("word " * 60)
+        return ran
+
+    monkeypatch.setattr(compare, "run_demo", told)
+    assert demo().stderr.count("\n") == 1, "one line in a file"
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as a terminal
+    assert [line.rstrip()[-4:] for line in demo().stderr.splitlines()] == ["word", "word"]
+
+
 @pytest.fixture
 def full_drive(tmp_path: Path) -> Iterator[Path]:
     drive = tmp_path / "drive"

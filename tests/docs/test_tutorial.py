@@ -7,17 +7,15 @@ Only the installation is made short: the environment has no pip, and finds the p
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from tests.daemon.conftest import END_SECONDS, READY_SECONDS
+from tests.daemon.conftest import END_SECONDS
 from tests.docs.pages import DOCS, ROOT, Block, blocks_of, commands_of
 
 TUTORIAL = DOCS / "tutorial"
@@ -57,16 +55,13 @@ class Reader:
     Attributes:
         home: their home directory.
         folder: where the pages have them put everything.
-        socket: where their daemon listens.
     """
 
     def __init__(self, home: Path) -> None:
         self.home = home
         self.folder = home / Path(FOLDER[0].split()[-1]).name
-        self.socket = home / "t.sock"
         self._environment: Mapping[str, str] = {
             "HOME": str(home),
-            "TIERSTORE_SOCKET": str(self.socket),  # a daemon of root would listen in /run
             "PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin",
             "LANG": "C.UTF-8",
             "COLUMNS": "200",
@@ -98,7 +93,7 @@ class Reader:
 
 
 FIRST = Page("first_training.md")
-FOLDER, INSTALL, DRIVE, TRAIN, VIEW, SERVE, CONNECT, STAT = FIRST.consoles
+FOLDER, INSTALL, DRIVE, TRAIN, VIEW = FIRST.consoles
 TRACE = Page("reading_a_trace.md")
 SHOW, VIEW_AGAIN, COMPARE, REMOVE = TRACE.consoles
 START, ENTER = INSTALL[1], DRIVE[1]  # in each terminal, once
@@ -147,14 +142,6 @@ def trained(reader: Reader) -> Trained:
     return Trained(*(reader.types(START, ENTER, *console) for console in (TRAIN, VIEW)))
 
 
-def _wait_for(socket: Path, daemon: subprocess.Popen[str]) -> None:
-    ends_at = time.monotonic() + READY_SECONDS
-    while not socket.exists():
-        assert daemon.poll() is None
-        assert time.monotonic() < ends_at
-        time.sleep(0.01)  # nothing announces a socket
-
-
 def peaks(printed: str) -> list[int]:
     return list(map(int, re.findall(r"peak .*: (\d+) MiB", printed)))
 
@@ -176,29 +163,6 @@ def test_trace_is_drawn_and_explained(trained: Trained, reader: Reader) -> None:
     assert VIEW_AGAIN == VIEW
 
 
-@pytest.mark.slow
-def test_training_through_the_daemon(trained: Trained, reader: Reader) -> None:
-    with reader.terminal(*SERVE) as daemon:
-        try:
-            _wait_for(reader.socket, daemon)
-            with reader.terminal(START, ENTER, *CONNECT) as client:
-                assert client.stdin is not None
-                assert client.stdout is not None
-                printed = "".join(iter(lambda: client.stdout.readline(), "same gradients: True\n"))  # type: ignore[union-attr]
-                stat = reader.types(*STAT)
-                client.communicate("", timeout=END_SECONDS)
-                assert client.returncode == 0
-        finally:
-            os.killpg(daemon.pid, signal.SIGINT)
-        assert daemon.wait(END_SECONDS) == 0
-    assert FIRST.promises(CONNECT[1], f"{printed}same gradients: True\n"), printed
-    with_store, without = peaks(printed)
-    assert with_store < 0.7 * without
-    assert "1 session" in stat
-    assert re.search(r"shared\.py .*connected", stat), stat
-    assert list((reader.folder / "shared").iterdir()) == []
-
-
 def test_tutorial_has_nothing_else_to_do() -> None:
     assert sorted(page.name for page in TUTORIAL.iterdir()) == ["first_training.md", "reading_a_trace.md"]
     assert list(FIRST.files) == ["train.py"]
@@ -211,7 +175,7 @@ def test_what_the_pages_remove_is_only_what_they_made(short_directory: Path) -> 
     names = ("tierstore", "first", "venv", ".venv", "drive")
     for name in names:
         person.types(f"mkdir {name}", f"touch {name}/mine")
-    person.types(*FOLDER, _environment_without_pip(), *DRIVE, SERVE[1])
+    person.types(*FOLDER, _environment_without_pip(), *DRIVE)
     person.types(*REMOVE, cwd=person.folder)
     left = {str(path.relative_to(short_directory)) for path in short_directory.glob("*/*")}
     assert left == {f"{name}/mine" for name in names}

@@ -91,11 +91,15 @@ def test_bad_file_or_step_is_one_line_and_exit_code_2(
     refused: Callable[..., str], recorded: Path, tmp_path: Path
 ) -> None:
     lines = recorded.read_bytes().splitlines(keepends=True)
+    (tmp_path / "touched").touch()
+    (tmp_path / "other").write_text("step 1 took a second\n")
     (tmp_path / "damaged").write_bytes(b"".join([*lines[:5], b"{}\n", *lines[5:]]))
     (tmp_path / "empty").write_bytes(lines[0])
     for what in ("view", "show"):
         assert "line 6 " in refused(what, tmp_path / "damaged")
         assert "no step" in refused(what, tmp_path / "empty")
+        assert "it is empty" in refused(what, tmp_path / "touched")
+        assert "it is no trace" in refused(what, tmp_path / "other")
         assert "cannot be read" in refused(what, tmp_path / "missing")
         assert "steps 1 to 2" in refused(what, recorded, "--step", 3)
     for option in ("--html", "--perfetto"):

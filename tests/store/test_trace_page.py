@@ -54,6 +54,8 @@ async def test_page_lets_its_reader_choose_a_step_and_draws_budgets_in_light_and
     assert [option.split(":")[0] for option in options] == ["1", "2"]
     assert all("waited" in option for option in options)
     assert await tab.value("document.getElementById('picker').value") == "2"
+    heads = await tab.value("[...document.querySelectorAll('th')].map(each => each.textContent)")
+    assert heads == ["time", "forward", "backward", "disk", "written", "read"]
     before = await tab.value("document.getElementById('lanes').toDataURL()")
     change = "picker.value = '1'; picker.dispatchEvent(new Event('change'))"
     await tab.value(f"(() => {{ const picker = document.getElementById('picker'); {change}; }})()")
@@ -70,5 +72,11 @@ async def test_page_lets_its_reader_choose_a_step_and_draws_budgets_in_light_and
             await tab.open(page.as_uri())
             assert await tab.value(COUNT_PIXELS) > 20, "the words, where the budget is far above what is held"
             assert await tab.value("document.documentElement.scrollWidth") <= width
+            assert (
+                await tab.value(
+                    "(({ scrollWidth, clientWidth }) => scrollWidth - clientWidth)(document.querySelector('.tables'))"
+                )
+                == 0
+            )
         seen.add(await tab.value("getComputedStyle(document.body).backgroundColor"))
     assert len(seen) == 2

@@ -16,7 +16,7 @@ from tierstore.tuning.findings import Finding, findings_of
 from tierstore.tuning.measurements import AcceleratorState, rate
 from tierstore.tuning.report import report_of
 
-PAGE = Path(__file__).parents[2] / "docs/reference/doctor.md"
+PAGE = Path(__file__).parents[2] / "docs/project/internals/doctor.md"
 
 
 def link(**changes: Any) -> AcceleratorState:

@@ -39,7 +39,7 @@ def test_program_gets_the_plan_in_its_environment(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("script", "words"),
     [
-        ("echo alas >&2; exit 3", r"ended with 3; it wrote:\nalas"),
+        ("echo alas >&2; exit 3", r"ended with exit code 3; it wrote:\nalas"),
         ("kill -9 $$", r"SIGKILL \(out of memory"),
     ],
 )

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -144,7 +144,7 @@ def _complaint(done: Done, code: int) -> str:
     ("arguments", "words"),
     [
         (("--", "echo", "alas"), "echo entered no scope of tiered_offload before it ended"),
-        (("--", "sh", "-c", "echo alas; exit 3"), "sh ended with 3"),
+        (("--", "sh", "-c", "echo alas; exit 3"), "sh ended with exit code 3"),
         (("sh", "-c", "echo alas", "--help"), "entered no scope"),  # options behind the command are its own
         (
             ("--trial-seconds=1", "--", "sh", "-c", "echo alas; exec sleep 1000"),
@@ -159,6 +159,25 @@ def test_tune_program_that_fails_or_enters_no_scope_is_told_with_its_last_words(
     assert words in _complaint(done, 1)
     assert "alas" in done.stderr
     assert list(working_directory.glob("*.toml")) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"range(1000)": "range(1)"}, "1 step seen, 3 needed"),
+        ({"range(1000)": "range(2)", "loss.backward()": "kept = loss"}, "1 step seen, 0 to the end, 3 needed"),
+        ({"range(1000)": "range(3)", "64KiB": "1GiB"}, "the store received no saved tensor"),
+    ],
+)
+def test_tune_says_how_many_steps_were_seen_of_a_program_of_too_few(
+    changes: Mapping[str, str], words: str, command: Command, training: Sequence[str]
+) -> None:
+    text = TRAINING
+    for old, new in changes.items():
+        assert old in text
+        text = text.replace(old, new)
+    Path(training[1]).write_text(text)
+    assert words in _complaint(command("--", *training), 1)
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,8 @@ def test_file_of_outcome_opens_a_store_and_a_scope_as_measured(
     file = tmp_path / "tierstore.toml"
     file.write_text(tuned.toml)
     assert "# it is\\nfaster\n" in tuned.toml, "why"
+    long = replace(tuned, reason="word " * 40).toml
+    assert (long.count("# word"), long.count("word")) == (3, 40), "no line is longer than 80, and each is a comment"
     for config in (file, tuned.config):
         with TierStore.from_config(config) as store:
             scope = inspect_scope(tiered_offload.from_config(store, config))

@@ -17,7 +17,7 @@ def demo(
         str | None,
         typer.Option(
             metavar="PATH",
-            help="Existing directory for the store's files. Default: this one if on a disk. Nothing stays there.",
+            help="Existing directory for the store's files. Default: the current one, if on a disk. Nothing stays.",
         ),
     ] = None,
     host_bytes: Annotated[
@@ -58,7 +58,8 @@ def demo(
     from ..plain_text import plain
 
     settings = DemoSettings(steps, layers, width, context, batch, text, device, seed)
-    messages = Console(stderr=True, highlight=False, soft_wrap=True)
+    messages = Console(stderr=True, highlight=False)
+    messages.soft_wrap = not messages.is_terminal  # a terminal would break words
     with ended_by_signals():
         result = run_demo(
             settings, path=path, host_bytes=host_bytes, say=lambda line: messages.print(plain(line), markup=False)

@@ -18,7 +18,7 @@ def doctor(
     ] = 20.0,
     socket: SocketOption = None,
     as_json: Annotated[bool, JsonOption] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Also print speeds by depth, and of codecs.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Also print speeds by queue depth and codec.")] = False,
     config: Annotated[
         str | None,
         typer.Option(

@@ -17,6 +17,9 @@ def serve(**given: Given | None) -> None:
     SIGTERM and SIGINT end the daemon. It then completes the requests that it has accepted, keeps the stored data for
     the next start, and exits with 0. A second signal ends it at once.
 
+    By default it listens at /run/tierstore/tierstore.sock for root, at $XDG_RUNTIME_DIR/tierstore/tierstore.sock for
+    other users, or without that directory at /tmp/tierstore-UID/tierstore.sock. Clients look there.
+
     Each option can also be set by an environment variable (TIERSTORE_DISK_BYTES for --disk-bytes), or in the file of
     --config (disk_bytes). The command line takes precedence over the environment, and the environment over the file.
     """

@@ -81,7 +81,7 @@ def view(
         return
     for written in wrote.values():
         print(plain(f"wrote {written}"))
-    print(plain(f"step {summary.number} of {len(steps)}: {_in_words(summary)}"))
+    _tell(f"step {summary.number} of {len(steps)}", summary)
 
 
 @trace_commands.command(cls=Command)
@@ -105,10 +105,9 @@ def show(
         return
     from rich.console import Console
 
-    console = Console(highlight=False)
-    console.print(_table(summaries))
+    Console(highlight=False).print(_table(summaries))
     for summary in summaries:
-        console.print(plain(f"step {summary.number}: {_in_words(summary)}"), markup=False)
+        _tell(f"step {summary.number}", summary)
 
 
 def _write(file: Path, option: str, content: bytes) -> None:
@@ -118,8 +117,13 @@ def _write(file: Path, option: str, content: bytes) -> None:
         raise ConfigError(option, str(file), f"cannot be written: {error.strerror or error}") from error
 
 
-def _in_words(summary: StepSummary) -> str:
-    return " ".join((*summary.headline, *filter(None, (summary.memory, summary.why_memory_stays))))
+def _tell(which: str, summary: StepSummary) -> None:
+    """In one line, whose words a terminal does not break."""
+    from rich.console import Console
+
+    words = " ".join((*summary.headline, *filter(None, (summary.memory, summary.why_memory_stays))))
+    console = Console(highlight=False)
+    console.print(plain(f"{which}: {words}"), markup=False, soft_wrap=not console.is_terminal)
 
 
 def _read(file: Path) -> tuple[RecordedTrace, list[Step]]:

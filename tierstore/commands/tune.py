@@ -64,8 +64,8 @@ def tune(
     Each run ends by itself after enough steps, as by `sys.exit(0)` where the program enters its next scope. A short run
     must do no harm: the program should not overwrite an important checkpoint, for example.
 
-    The exit code is 1 if the program fails or never enters a scope of `tiered_offload`, and 2 if an argument cannot be
-    used.
+    The exit code is 1 if the program fails, enters no scope of `tiered_offload`, or takes fewer than three steps, and 2
+    if an argument cannot be used.
     """
     from ..base.config import parse_size
     from ..tuning.present import present

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..base.config import format_bytes
-from ..daemon.report import DaemonReport, JobTimes, SessionState, Totals
+from ..daemon.report import DaemonReport, SessionState, Totals
 from ..errors import ProtocolError
 from ..plain_text import plain
 
@@ -98,7 +98,8 @@ def _figures(report: DaemonReport, rates: Rates | None) -> Table:
     table.add_row("", _plain(f"{format_bytes(disk.allocated_bytes)} taken from the file system; {disk.io_mode}"))
     if disk.write_allowance_bytes is not None:
         table.add_row("allowance", f"{format_bytes(disk.write_allowance_bytes)} may be written now")
-    table.add_row("jobs", f"{_jobs(report.jobs.reads)} reading, {_jobs(report.jobs.writes)} writing")
+    for name, way in (("reads", report.jobs.reads), ("writes", report.jobs.writes)):
+        table.add_row(name, f"{way.running} running, {way.queued} queued")
     spilled_rate, restored_rate = ("", "") if rates is None else (_rate(rates[0]), _rate(rates[1]))
     written = f"{format_bytes(totals.spilled_bytes)} as {format_bytes(totals.written_bytes)} on disk"
     table.add_row("spilled", _with_rate(written, spilled_rate))
@@ -158,9 +159,9 @@ def _codecs(report: DaemonReport) -> Table:
     title = "records stored, by kind and codec"
     table = Table(title=title, title_justify="left", min_width=len(title))
     table.add_column("kind")
-    table.add_column("codecs")
+    table.add_column("records")
     for kind, counts in sorted(report.codec_choices.items()):
-        table.add_row(_plain(kind), _plain(", ".join(f"{codec} {count}" for codec, count in sorted(counts.items()))))
+        table.add_row(_plain(kind), _plain(", ".join(f"{count} as {codec}" for codec, count in sorted(counts.items()))))
     return table
 
 
@@ -172,10 +173,6 @@ def _plain(text: str, style: str = "") -> Text:
 def _bar(part: int, whole: int) -> Text:
     cells = 0 if not whole else min(_BAR_CELLS, -(-part * _BAR_CELLS // whole))
     return Text.assemble(("█" * cells, "green"), ("░" * (_BAR_CELLS - cells), "dim"))
-
-
-def _jobs(way: JobTimes) -> str:
-    return f"{way.running} (and {way.queued} queued)"
 
 
 def _rate(bytes_per_second: float) -> str:

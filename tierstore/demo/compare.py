@@ -22,6 +22,11 @@ from .settings import DEFAULT_TEXT, DemoSettings, load_text
 
 HOST_SHARE = 8
 """By default `host_bytes` is the memory that plain training added, divided by this."""
+_CAPTION = (
+    "Below the line: totals of all steps, except host memory.\n"
+    "The ratio of step times depends on the drive, on idle cores (the store needs CPU time beside training), and on "
+    "--host-bytes: with more of it, less is moved."
+)
 _ENVIRONMENT = {
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # torch.use_deterministic_algorithms requires it on CUDA
     "MKL_CBWR": "AUTO,STRICT",  # without it Intel does not promise the same bits from run to run
@@ -106,7 +111,7 @@ class DemoResult:
     def table(self) -> RenderableType:
         """The costs of both trainings, then what the store did."""
         table = Table("", title=f"{self.settings.steps} training steps on {self.plain.device}", title_justify="left")
-        table.caption, table.caption_justify = "Below the line: totals of all steps, except host memory.", "left"
+        table.caption, table.caption_justify = _CAPTION, "left"
         for name in ("plain", "tierstore", "ratio"):
             table.add_column(name, justify="right")
         for name, of_run, text in _COMPARED:

@@ -1,5 +1,5 @@
 """The events of a trace: one line of JSON for each, `{"event": "pack", ...}`, after a `header`.
-`docs/reference/trace_format.md` says what each event and field means.
+`docs/project/internals/trace_format.md` says what each event and field means.
 
 A *graph* is everything that one thread packs between two backwards, in any number of scopes, and the backward that
 follows. A *record* is the bytes of one storage; its number is the `key` of the first saved tensor on that storage.

@@ -36,6 +36,8 @@ def read_trace(path: Path) -> RecordedTrace:
         content = path.read_bytes()
     except OSError as error:
         raise ConfigError("trace", str(path), f"cannot be read: {error.strerror}") from error
+    if not content:
+        raise ConfigError("trace", str(path), "it is empty: nothing was recorded in it")
     lines = content[: content.rfind(b"\n") + 1].splitlines()
     _check_version(path, lines)
     decode = msgspec.json.Decoder(Event).decode
@@ -55,7 +57,8 @@ def _check_version(path: Path, lines: Sequence[bytes]) -> None:
     try:
         header = msgspec.json.decode(lines[0] if lines else b"", type=_AnyHeader)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ConfigError("trace", str(path), f"line 1 is not the header of a trace: {error}") from error
+        what = "it is no trace, as tiered_offload(store, trace=FILE) writes one"
+        raise ConfigError("trace", str(path), f"{what}: line 1 is no header ({error})") from error
     reason = ""
     if header.format != FORMAT:
         reason = f"line 1 is the header of something else: {header.format!r}"

@@ -55,6 +55,7 @@ def consult(
     sys.stdout.flush()
     if config is not None:
         make_file("--config", Path(config), config_text(report.settings))
+        messages.print(plain(f"wrote {config}"), markup=False, soft_wrap=True)
     return report.is_usable
 
 

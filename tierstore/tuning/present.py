@@ -38,7 +38,7 @@ def present(program: Program, *, config: Path, hardware: Path | None, as_json: b
     messages = Console(stderr=True, highlight=False)
 
     def say(line: str) -> None:
-        messages.print(plain(line), markup=False, soft_wrap=True)
+        messages.print(plain(line), markup=False, soft_wrap=not messages.is_terminal)  # a terminal would break words
 
     with ended_by_signals():
         tuned = tune(program.run, machine, say, **limits)

@@ -56,7 +56,8 @@ class Program:
         place.write_bytes(msgspec.json.encode(plan))
         exit_code = self._run(os.environ | {VARIABLE: str(place)}, said)
         if exit_code:
-            how = f"was ended by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"ended with {exit_code}"
+            ended = f"was ended by {signal.Signals(-exit_code).name}" if exit_code < 0 else ""
+            how = ended or f"ended with exit code {exit_code}"
             if exit_code == -signal.SIGKILL:
                 how += " (out of memory?)"
             raise TrialFailedError(f"{self.command[0]} {how}", _last_words(said))

@@ -160,9 +160,12 @@ def read_recording(folder: Path) -> ProgramRecording:
     num_threads = next(each.num_threads for each, _ in traces if each.pid == pid)
     step_seconds = step_seconds_of(by_process[pid])
     if step_seconds is None:
-        num_steps = len(_ended_graphs(by_process[pid])[1])
-        seen = f"{num_steps} step{'s' * (num_steps != 1)} seen, {NUM_WARMUPS + 1} needed"
-        raise TrialFailedError(f"{seen}: the program did too few steps, by itself or within the time of a trial")
+        begun, ended = map(len, _ended_graphs(by_process[pid]))
+        if not begun:
+            raise TrialFailedError("nothing to tune: the store received no saved tensor (stats().summary() says why)")
+        seen = f"{begun} step{'s' * (begun != 1)} seen" + f", {ended} to the end" * (ended != begun)
+        why = "the program did too few steps, by itself or within the time of a trial"
+        raise TrialFailedError(f"{seen}, {NUM_WARMUPS + 1} needed: {why}")
     return ProgramRecording(most, num_threads, len(by_process), step_seconds)
 
 

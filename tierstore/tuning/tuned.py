@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from textwrap import wrap
 from typing import Any
 
 from ..base.toml_file import toml_text
@@ -92,7 +93,8 @@ class Tuned:
         }
         if self.chosen.settings.inline_bytes is None:
             title.append("The program has inline_bytes=None, which TOML cannot express: pass it as an argument.")
-        return "".join(f"# {plain(line)}\n" for line in title) + toml_text(tables)
+        lines = [line for each in title for line in wrap(plain(each), 78, break_long_words=False)]
+        return "".join(f"# {line}\n" for line in lines) + toml_text(tables)
 
     def as_dict(self) -> dict[str, Any]:
         return {
