@@ -75,7 +75,7 @@ class PackLog(NotedLog):
             store.host_bytes + store.staging_bytes,
         )
         self._asked_for = self._order.asked_for
-        self.tracks = bool(options.device_bytes)
+        self.tracks = options.device_bytes != 0
         self._num_passed = 0  # tracked tensors that backward has asked for
         self._times: GraphTimes | None = None
         self._region_bytes = store.host_bytes or store.staging_bytes  # one node may save that much unnoticed
@@ -83,8 +83,9 @@ class PackLog(NotedLog):
 
     # --- forward ------------------------------------------------------------------------------------------------
 
-    def follow_plan(self, index: int, node: int, nbytes: int) -> None:
+    def follow_plan(self, index: int, node: int, nbytes: int, device: torch.device | None = None) -> None:
         """Compare pack `index`, of autograd node `node`, with the graphs that are known; choose the plan to follow.
+        `device`: the accelerator that it is on.
 
         To be called for the first pack of a log, and for each next one as long as there is a plan: after the pack, or
         before it where the plan decides whether the tensor is tracked.
@@ -92,18 +93,18 @@ class PackLog(NotedLog):
         order = self._order
         if order.follow(index, node - self.nodes[0] if index else 0, nbytes):
             if self._coverage is not None:
-                self._keep_uncovered(self._coverage, order.predicted, index)
+                self._keep_uncovered(self._coverage, order.predicted, None if index else device)
             self.plan = order.plan
 
-    def _keep_uncovered(self, coverage: Coverage, plan: Plan | None, index: int) -> None:
-        """Leave on the accelerator what compute does not cover: see NOTE [What compute covers] in `coverage.py`."""
+    def _keep_uncovered(self, coverage: Coverage, plan: Plan | None, device: torch.device | None) -> None:
+        """Leave on the accelerator what compute does not cover: see NOTE [What compute covers] in `coverage.py`.
+        `device`: that of the first tensor, with which the times begin."""
         self.residency.keep_on_device(0 if plan is None else coverage.staying_bytes(plan.trace.signatures[-1]))
-        record = None if index else self.records[0]
-        if plan is not None and record is not None and record.device is not None:
-            self._times = self.residency.time_graph(record)
+        if plan is not None and device is not None:
+            self._times = self.residency.time_graph(device)
 
-    def times_from(self, record: Record) -> GraphTimes:
-        return self.residency.time_graph(record) if self._times is None else self._times
+    def times_from(self, device: torch.device) -> GraphTimes:
+        return self.residency.time_graph(device) if self._times is None else self._times
 
     def settle(self) -> None:
         """Every kernel has run whose saved tensors are packed here: see NOTE [Not before the kernel] in `scope.py`."""

@@ -108,7 +108,7 @@ class OffloadScope:
         itself = reference if base is None else None if tensor.requires_grad else weakref.ref(tensor)
         # Then the plan is asked before the tensor is packed.
         is_foreseen = device is not None and self.tracks and (log.tracks or (log.nodes and self._may_gather(nbytes)))
-        leaves = self._leaves(log, storage, node, nbytes) if is_foreseen else None
+        leaves = self._leaves(log, storage, node, nbytes, device) if is_foreseen else None
         if leaves is None and (device is not None or not is_plain):
             return self._book(tensor, reference, itself, node, follows_plan=not is_foreseen)
         if self._fresh and node != self._fresh_node:
@@ -125,7 +125,9 @@ class OffloadScope:
             log.follow_plan(saved.index, node, nbytes)
         return saved
 
-    def _leaves(self, log: PackLog, storage: torch.UntypedStorage, node: int, nbytes: int) -> bool | None:
+    def _leaves(
+        self, log: PackLog, storage: torch.UntypedStorage, node: int, nbytes: int, device: torch.device | None
+    ) -> bool | None:
         """Whether the next tensor, on an accelerator, is tracked until it leaves with others, or because there is room.
 
         None: it is to be booked.
@@ -135,7 +137,7 @@ class OffloadScope:
             self._residency.settle()  # orders learned from earlier logs are needed for this one
         if log.plan is not None or not log.nodes:
             index = len(log.nodes)
-            log.follow_plan(index, node, nbytes)
+            log.follow_plan(index, node, nbytes, device)
             leaves = leaves or (log.plan is not None and log.plan.leaves(index))
         if CLAIMS_ATTRIBUTE in storage.__dict__:
             return None  # it may share that record
@@ -205,7 +207,7 @@ class OffloadScope:
         if isinstance(saved, RejoinedTensor):
             saved.guard(tensor, layout)
         if follows_plan and (log.plan is not None or index == 0):
-            log.follow_plan(index, node, log.sizes[index])
+            log.follow_plan(index, node, log.sizes[index], record.device)
         if log.plan is not None:
             log.place(record, index)
         saved.begin_booked(index, handle, layout)

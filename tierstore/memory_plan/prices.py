@@ -88,8 +88,10 @@ class Trials:
             self.store._core.plans.keep_within(self, self.limit_bytes, 0, staging_bytes)
 
     def tidy(self) -> None:
-        """Wait until what is stored has left memory, and return what is free."""
+        """Wait until what is stored has left memory, and return what is free. Steps that follow find pinned memory, as
+        those of a training do but for the first."""
         self.store.flush()
+        self.store._core.residency.slab.wait_until_pinned()
         self.meter.tidy()
 
     def look(self, around: Mapping[str, Around], select: Callable[[torch.Tensor], bool], *, has_backward: bool) -> None:

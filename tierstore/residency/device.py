@@ -71,8 +71,8 @@ class DeviceTier(DeviceRules[Record]):
         self.streams.spoil_times()
         self.window.keep(limit_bytes)
 
-    def time_graph(self, record: Record) -> GraphTimes:
-        return self.streams.time_graph(record, self.window.resident.limit_bytes)
+    def time_graph(self, device: torch.device) -> GraphTimes:
+        return self.streams.time_graph(device, self.window.resident.limit_bytes)
 
 
 class Streams:
@@ -129,10 +129,15 @@ class Streams:
 
     # --- times --------------------------------------------------------------------------------------------------
 
-    def time_graph(self, record: Record, staying_bytes: int) -> GraphTimes:
+    def time_graph(self, device: torch.device, staying_bytes: int) -> GraphTimes:
         self.spoil_times()
-        self._times = GraphTimes(self._copies, _device_of(record), record.stream, staying_bytes)
+        self._times = GraphTimes(self._copies, device, self.note_current(device), staying_bytes)
         return self._times
+
+    @property
+    def awaits_backward(self) -> bool:
+        """Whether the times of a forward are being taken. Any thread, without the lock: it may be out of date."""
+        return self._times is not None and not self._times.has_turned
 
     def spoil_times(self) -> None:
         if (times := self._open_times()) is not None:
@@ -230,7 +235,9 @@ class Streams:
             source.data = self.empty_on(source.device)
 
     def asked_on(self, record: Record) -> Any:
-        device: Any = record.device
+        return self.asked_on_device(record.device)
+
+    def asked_on_device(self, device: Any) -> Any:
         stream = self._copies.current_stream(device)
         if stream not in self._streams[device]:
             self._streams[device].add(stream)

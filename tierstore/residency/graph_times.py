@@ -48,6 +48,11 @@ class GraphTimes:
             self.spoil()
         return mark
 
+    @property
+    def has_turned(self) -> bool:
+        """Whether backward has begun, or nobody will see it begin."""
+        return self._turned is not None or not self.is_open
+
     def spoil(self) -> None:
         """Something else disturbed the step: ignore its times."""
         self._is_whole = self.is_open = False

@@ -117,11 +117,11 @@ class HandingOut(Guard):
             self._go_ahead()
 
     def asked_on(self, device: torch.device) -> None:
-        """Backward is given a tracked tensor on this thread: note the stream that will use it."""
+        """Backward is given a tracked tensor on this thread: note the stream that will use it, and the time."""
         streams = self._devices.streams
-        if not streams.knows_current(device):
+        if streams.awaits_backward or not streams.knows_current(device):
             with self.lock:
-                streams.note_current(device)
+                streams.asked_on_device(device)
 
     @whole
     def pass_by(self, ahead: Lookahead[Record], reload_ahead: Lookahead[Record], index: int) -> None:

@@ -397,9 +397,10 @@ class Residency(HandingOut):
             self._booking.book_tracked(self.rules.device_group_bytes)
 
     @whole
-    def time_graph(self, record: Record) -> GraphTimes:
+    def time_graph(self, device: torch.device) -> GraphTimes:
+        """Take the times of a graph, from this point of the stream on which this thread works there."""
         self._is_changing = True
-        return self._devices.time_graph(record)
+        return self._devices.time_graph(device)
 
     # --- traces: the caller holds the lock -------------------------------------------------------------------------
 
