@@ -23,9 +23,6 @@ WARM_UP_STEPS = 2
 WARM_UP_STEPS_OF_AUTO = 5
 """It learns from those that follow the order."""
 
-_SHORT_SECONDS = 1
-"""A step for figures beside the times is taken if it takes no more."""
-
 Figures = dict[str, Any]
 
 
@@ -42,7 +39,7 @@ def measure(request: dict[str, Any]) -> Figures:
         prepared_seconds = time.perf_counter() - began
         num_warm_up = WARM_UP_STEPS_OF_AUTO if request["options"].get("device_bytes") == "auto" else WARM_UP_STEPS
         figures = _train(model, batch, prepared, num_warm_up, request["steps"])
-        if figures["step_seconds"] < _SHORT_SECONDS:
+        if figures["step_seconds"] < 1:  # one more step
             figures["resident_bytes"] = _resident_bytes(model, batch, prepared)
     figures |= {"batch": len(batch[0]), "prepared_seconds": prepared_seconds}
     if "limit" in request["options"]:

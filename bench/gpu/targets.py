@@ -13,7 +13,6 @@ Found = Mapping[str, Figures]
 _COVERED = "tierstore, as much as compute covers"
 _BESIDE = (
     (_COVERED, "none", "as much as compute covers, step beside none", 1.02),
-    ("tierstore, a third leaves", "none", "a third leaves, step beside none", 1.1),
     ('tierstore, device_bytes="auto"', "none", 'device_bytes="auto", step beside none', 1.02),
     ("tierstore, everything stays", "none", "everything stays, step beside none", 1.05),
     ("tierstore, checkpoint", "checkpoint", "checkpointing with its inputs offloaded, step beside without", 1.02),

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bench.parties import daemon
 from bench.peers import checkpoint_blocks, save_on_cpu
 from tierstore import TierStore, offload_module, plan_memory, tiered_offload
 
@@ -27,7 +26,6 @@ VARIANTS = (
     "checkpoint",
     "checkpoint, save_on_cpu",
     "tierstore",
-    "tierstore, sidecar",
     "tierstore, checkpoint",
     "tierstore, plan",
 )
@@ -63,7 +61,8 @@ def prepare(
     elif variant == "OffloadActivations":
         yield Prepared(_offload_activations(device))
     elif variant.startswith("tierstore"):
-        with _store(variant, scratch, options) as store:
+        memory = {name: options[name] for name in ("host_bytes", "staging_bytes") if name in options}
+        with TierStore(scratch, **memory) as store:
             scope = {name: options[name] for name in ("device_bytes", "min_bytes") if name in options}
             if variant == "tierstore, plan":
                 plan = plan_memory(model, lambda: model(*batch), store, limit=options["limit"])
@@ -83,17 +82,6 @@ def prepare(
 def _saved_on_cpu(call: Callable[..., Tensor], pin_memory: bool, *batch: Tensor) -> Tensor:
     with save_on_cpu(pin_memory=pin_memory):
         return call(*batch)
-
-
-@contextmanager
-def _store(variant: str, scratch: Path, options: Options) -> Iterator[TierStore]:
-    memory = {"host_bytes": options["host_bytes"]} | {k: v for k, v in options.items() if k == "staging_bytes"}
-    if "sidecar" in variant:
-        with daemon(scratch) as server, TierStore.connect(server.socket, **memory) as store:
-            yield store
-    else:
-        with TierStore(scratch, **memory) as store:
-            yield store
 
 
 def _offload_activations(device: torch.device) -> Callable[[], AbstractContextManager[Any]]:

@@ -12,9 +12,6 @@ from bench.gpu.cases import TINY_CASES
 from bench.gpu.one import measure
 from bench.gpu.targets import covered_fraction, floor_seconds, verdicts
 from bench.gpu.variants import VARIANTS
-from tests.daemon.conftest import short_directory
-
-__all__ = ["short_directory"]
 
 MIB = 2**20
 REQUEST = {"device": "cpu", "steps": 1, "tiny": True}
@@ -28,13 +25,13 @@ def _figures(variant: str, workload: str, scratch: Path, **options: object) -> d
 
 
 @pytest.mark.parametrize("workload", [pytest.param("tiny resnet", marks=pytest.mark.slow), "tiny decoder"])
-def test_variants_same_gradients(workload: str, short_directory: Path) -> None:
-    plain = _figures("none", workload, short_directory)
+def test_variants_same_gradients(workload: str, tmp_path: Path) -> None:
+    plain = _figures("none", workload, tmp_path)
     assert plain["saved_bytes"] >= plain["largest_saved_bytes"] > 0
     for variant in VARIANTS:
         if variant in ("none", "OffloadActivations", "tierstore, plan"):  # a plan needs a device's limit
             continue
-        found = _figures(variant, workload, short_directory, host_bytes=0, device_bytes=0, min_bytes=0)
+        found = _figures(variant, workload, tmp_path, host_bytes=0, device_bytes=0, min_bytes=0)
         assert found["gradients"] == plain["gradients"], variant
         if variant.startswith("tierstore"):
             assert found["packed_bytes"] > 0

@@ -86,6 +86,21 @@ def test_auto_finds_what_compute_covers(make_store: MakeStore, covered: float) -
     assert stays_bytes <= store.stats().device_limit_bytes < stays_bytes + LAYER_BYTES
 
 
+def test_auto_what_stays_has_no_record(make_store: MakeStore) -> None:
+    engine = _engine(0.5)
+    store = make_store(host_bytes="1GiB", copies=engine)
+    for _ in range(4):
+        _step(store, engine, "auto")
+    offloaded_bytes = store.stats().offloaded_bytes
+    with tiered_offload(store, min_bytes=0, device_bytes="auto"):
+        start = torch.zeros(LAYER_BYTES // 4, requires_grad=True)
+        loss = forward_through(engine, [LAYER_SECONDS] * NUM_LAYERS, start).sum()
+    num_records = len(store._core.residency.records)  # before `stats`, which makes one of each tensor
+    num_left = (store.stats().offloaded_bytes - offloaded_bytes) // LAYER_BYTES
+    assert 0 < num_records == num_left < NUM_LAYERS
+    loss.backward()
+
+
 def test_auto_link_that_is_slow_on_the_way_back_finds_what_backward_covers(make_store: MakeStore) -> None:
     engine = _engine(2, back_bytes_per_second=0.5 * SAVED_BYTES / BACKWARD_SECONDS)
     store = make_store(host_bytes="1GiB", copies=engine)
