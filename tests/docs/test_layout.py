@@ -12,7 +12,8 @@ from markdown_it import MarkdownIt
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-MOST_WORDS = 20_000
+MOST_WORDS, MOST_WORDS_OF_BENCHMARKS = 20_000, 2_500
+BENCHMARKS = DOCS / "project" / "benchmarks.md"
 NOT_OURS = re.compile(r"\..*|build|dist|site|wheels|.*\.egg-info")  # folders that are made, not written
 
 SOURCES = (".py", ".toml", ".yml", ".yaml", ".json", ".sh", ".service", ".html", ".c")
@@ -61,8 +62,10 @@ def leads_nowhere(page: Path, target: str) -> bool:
 
 
 def test_pages_of_users_are_short_enough_to_read() -> None:
-    words = {page: words_of(page) for page in PAGES if DOCS in page.parents and DOCS / "project" not in page.parents}
+    pages = [page for page in PAGES if DOCS in page.parents and DOCS / "project" not in page.parents]
+    words = {page: words_of(page) for page in (ROOT / "README.md", BENCHMARKS, *pages)}
     assert len(words) > 20
+    assert words[BENCHMARKS] <= MOST_WORDS_OF_BENCHMARKS
     assert sum(words.values()) <= MOST_WORDS, sorted(words.items(), key=lambda item: -item[1])[:5]
 
 
