@@ -222,7 +222,12 @@ def test_newest_node_of_another_thread_is_not_read(make_store: MakeStore) -> Non
     loss.backward()
 
 
-def test_moved_before_it_is_booked_stays_where_it_is(make_store: MakeStore) -> None:
+@pytest.mark.parametrize(
+    "move", [lambda storage: storage.resize_(2 * NBYTES), torch.UntypedStorage.share_memory_], ids=["resized", "shared"]
+)
+def test_moved_before_it_is_booked_stays_where_it_is(
+    make_store: MakeStore, move: Callable[[torch.UntypedStorage], object]
+) -> None:
     """As where FSDP frees and refills a storage: what lies elsewhere than at packing is somebody else's to manage."""
     store = make_store(host_bytes=4 * NBYTES)
     weight = torch.randn(SIDE, SIDE, requires_grad=True)
@@ -230,7 +235,7 @@ def test_moved_before_it_is_booked_stays_where_it_is(make_store: MakeStore) -> N
         hidden = torch.randn(SIDE, SIDE)
         product = hidden * weight
         content, address = hidden.clone(), hidden.data_ptr()
-        hidden.untyped_storage().resize_(2 * NBYTES)  # copies, and then frees what it copied from
+        move(hidden.untyped_storage())  # copies, and then frees what it copied from
         assert hidden.data_ptr() != address
         del hidden
     assert len(inspect(store).records) == 0

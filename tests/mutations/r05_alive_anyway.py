@@ -21,7 +21,7 @@ MUTATIONS = {
             "Rules._release", "self.counters.kept_bytes['alive elsewhere'] += ..."
         ),
     },
-    "test_resized_storage_is_managed_elsewhere": {
+    "test_resized_or_moved_storage_is_managed_elsewhere": {
         "a storage that moved is managed elsewhere": drop("is_sole_owner", "storage_address(source) == record.address"),
     },
     "test_held_by_somebody_else_until_that_lets_go": {

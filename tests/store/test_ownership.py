@@ -84,10 +84,13 @@ def test_dropped_handles_leave_no_owner_behind(store: TierStore) -> None:
     assert is_sole_owner(kept.record)
 
 
-def test_resized_storage_is_managed_elsewhere(store: TierStore) -> None:
+@pytest.mark.parametrize("change", [lambda storage: storage.resize_(0), torch.UntypedStorage.share_memory_])
+def test_resized_or_moved_storage_is_managed_elsewhere(
+    store: TierStore, change: Callable[[torch.UntypedStorage], object]
+) -> None:
     tensor = torch.randn(3000)
     handle = _handle(store, tensor)
-    tensor.untyped_storage().resize_(0)
+    change(tensor.untyped_storage())
     del tensor
     assert not is_sole_owner(handle.record)
 
