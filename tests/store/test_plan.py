@@ -52,22 +52,6 @@ def test_what_backward_needs_first_stays_as_far_as_the_budgets_reach(
     assert (plan.places, plan.is_needed) == (places, is_needed)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "device_bytes", "leaving"),
-    [
-        ([2, 8, 2, 8, 2, 8, 2, 8], 32, [1]),  # the largest of the first 16 bytes, not the first two of all
-        ([2, 8, 2, 8, 2, 8, 2, 8], 20, [0, 1, 2, 3]),  # half has to leave: what is needed last
-        ([2, 8, 2, 8, 2, 8, 2, 8], 0, list(range(8))),
-        ([9, 1, 1, 1], 11, [0]),
-    ],
-)
-def test_few_and_large_ones_leave_a_device_of_those_that_are_needed_last(
-    sizes: list[int], device_bytes: int, leaving: list[int]
-) -> None:
-    plan = make_plan(_trace(sizes, on_device=True), [], 1000, device_bytes)
-    assert [index for index in range(len(sizes)) if plan.leaves(index)] == leaving
-
-
 def test_order_of_backward_decides_not_that_of_forward() -> None:
     plan = make_plan(_trace([10, 10, 10], order=[0, 1, 2]), [], 10, 0)
     assert plan.places == [HOST, DISK, DISK]

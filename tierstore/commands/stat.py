@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -97,6 +98,6 @@ def ask_daemon(address: str | None, daemon_uid: int | None = None) -> tuple[str,
         if not isinstance(error.__cause__, (FileNotFoundError, ConnectionRefusedError)):
             raise
         reason = f"{error.reason}. Start one with: {start_line(address)}"
-        if Path(address).exists() and not Path(address).is_socket():
+        if os.path.exists(address) and not Path(address).is_socket():  # False where the folder cannot be read
             reason = "what has that name is not a socket"
         raise replace(error, reason=reason) from error.__cause__

@@ -1,18 +1,12 @@
 """Where the saved tensors of a graph should be kept, known from its last run. Pure: numbers in and out.
 
 In the order in which backward asks:
-1. As many tensors as the budgets hold stay on the accelerator and in host memory. NOTE [Few and large] says which.
+1. As many tensors as the budgets hold stay on the accelerator and in host memory.
 2. As many of the next as the staging window holds leave only when they must. They are then still on their way when
    backward begins, and are handed over from memory. Sent early, they would just have reached the disk, and would be
    read back at once, behind the last writes.
 3. The rest goes to disk as soon as it is ours, not only when the budget is full. So the drive has all of forward to
    write it, and backward to read it.
-
-NOTE [Few and large]
-A copy costs the thread that trains as much for a small tensor as for a large one. Those that backward needs last leave
-an accelerator: a copy out has all of forward, and a copy back most of backward. But where no more than half has to
-leave, it is chosen from up to twice as many bytes, the largest first. In a decoder of which a fifth leaves, these are a
-fifth of as many tensors.
 
 NOTE [Before the graph is known]
 The plan is followed while forward still runs, when several known graphs may begin with the packs so far. Then only the
@@ -168,14 +162,14 @@ def _places(trace: Trace, host_bytes: int, device_bytes: int, staging_bytes: int
     Records on an accelerator do not wait in staging, because they have to be copied out early.
     """
     places: list[Place | None] = [None] * len(trace)
-    used_host_bytes = used_staging_bytes = 0
-    leaving = _leaving(trace, device_bytes)
+    used_device_bytes = used_host_bytes = used_staging_bytes = 0
     for index in trace.order:
         record = trace.records[index]
         size = trace.sizes[record]
         if places[record] is not None or not size:
             continue
-        if trace.on_device[record] and record not in leaving:
+        if trace.on_device[record] and used_device_bytes + size <= device_bytes:
+            used_device_bytes += size
             places[record] = Place.DEVICE
         elif used_host_bytes + size <= host_bytes:
             used_host_bytes += size
@@ -186,24 +180,3 @@ def _places(trace: Trace, host_bytes: int, device_bytes: int, staging_bytes: int
         else:
             places[record] = Place.DISK
     return places
-
-
-def _leaving(trace: Trace, device_bytes: int) -> set[int]:
-    """The records that have to leave their accelerator, so that no more than `device_bytes` stay."""
-    sizes = {record: trace.sizes[record] for record in map(trace.records.__getitem__, trace.order)}
-    on_device = [record for record in reversed(sizes) if trace.on_device[record]]  # needed last, first
-    total_bytes = sum(sizes[record] for record in on_device)
-    surplus_bytes = total_bytes - device_bytes
-    choice_bytes = max(surplus_bytes, min(2 * surplus_bytes, total_bytes // 2))
-    leaving, left_bytes, far = set[int](), 0, []
-    for record in on_device:
-        if choice_bytes <= 0:
-            break
-        choice_bytes -= sizes[record]
-        far.append(record)
-    for record in sorted(far, key=sizes.__getitem__, reverse=True):
-        if left_bytes >= surplus_bytes:
-            break
-        left_bytes += sizes[record]
-        leaving.add(record)
-    return leaving
