@@ -2,7 +2,7 @@
 
 check: open, read every record, write more, and keep all; prints a `Report` as JSON.
 hold: open, say so, and wait for the end of standard input.
-die: die where the index is read.
+SIGKILL, SIGSEGV, ...: die of this signal where the index is read.
 """
 
 import asyncio
@@ -107,12 +107,15 @@ async def _hold(directory: Path) -> None:
         sys.stdin.read()
 
 
-async def _die(directory: Path) -> None:
-    Index.entries = lambda _: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign, assignment, return-value]
+async def _die(directory: Path, number: signal.Signals) -> None:
+    Index.entries = lambda _: os.kill(os.getpid(), number)  # type: ignore[method-assign, assignment, return-value]
     async with open_named(directory):
         pass
 
 
 if __name__ == "__main__":
     command, directory = sys.argv[1:]
-    asyncio.run({"check": _check, "hold": _hold, "die": _die}[command](Path(directory)))
+    if command.startswith("SIG"):
+        asyncio.run(_die(Path(directory), signal.Signals[command]))
+    else:
+        asyncio.run({"check": _check, "hold": _hold}[command](Path(directory)))

@@ -297,12 +297,28 @@ async def test_truncated_index_never_gives_wrong_bytes(directory: Path, folder: 
     assert (first.corrupt, first.failed) == (0, 0)
 
 
-async def test_index_whose_reading_ends_a_start_is_cleared(directory: Path) -> None:
+def die_in_reading(directory: Path, number: signal.Signals) -> None:
+    with another(number.name, directory, stderr=subprocess.DEVNULL) as dying:
+        assert dying.wait(60) == -number
+
+
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT])
+async def test_index_whose_reading_crashes_a_start_is_cleared(directory: Path, number: signal.Signals) -> None:
     await fill(directory)
-    with another("die", directory) as dying:
-        assert dying.wait(60) == -signal.SIGKILL
+    die_in_reading(directory, number)
     assert await open_and_look(directory) == ("cleared: the last start ended while it read the index", 0)
     assert await open_and_look(directory) == ("taken up: 1 records", 1)
+
+
+async def test_start_that_is_killed_while_it_reads_the_index_loses_nothing(directory: Path) -> None:
+    """But the third in a row does: what hangs there must not hang every start."""
+    await fill(directory)
+    for num_kills in (1, 2, 3):
+        for _ in range(num_kills):
+            die_in_reading(directory, signal.SIGKILL)
+        taken_up = f"taken up: {len(KEYS) + num_kills - 1} records"
+        cleared = "cleared: the last start ended while it read the index"
+        assert (await open_and_look(directory))[0] == (cleared if num_kills == 3 else taken_up)
 
 
 async def test_second_process_is_refused_until_the_first_is_killed(directory: Path) -> None:

@@ -6,7 +6,8 @@ files in its folder:
 =================  =========================================================================================
 ``lock``           held by the process that uses the folder; its pid
 ``format``         version of this format, boot id, seed of the checksums, how extents are aligned
-``opening``        there while a start reads the index
+``opening``        there while a start reads the index: a byte for each start since the last that has read it, and what
+                   a crash leaves
 ``index``          LMDB (`index.py`)
 ``segment-NNNNNN``  extents (`segments.py`)
 =================  =========================================================================================
@@ -15,11 +16,14 @@ files in its folder:
 from __future__ import annotations
 
 import errno
+import faulthandler
 import io
 import os
 import re
 import secrets
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -46,6 +50,7 @@ _FORMAT_VERSION = 2
 _FORMAT, _OPENING, _INDEX = "format", "opening", "index"
 _OWN_NAMES = re.compile(r"format|opening|index|segment-(?:\d{6}|[1-9]\d{6,})", re.ASCII)
 _MOST_FORMAT_BYTES = 4096
+_MOST_STARTS = 3  # that may be killed while they read the index; a crash leaves more bytes
 _MOST_ITEMSIZE_BYTES = 1024  # as in the protocol's `Write`; decoding makes a pass for each byte of it
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 # The cause of these errors is this process or the drive, not the index.
@@ -106,7 +111,8 @@ class _Format(msgspec.Struct, frozen=True):
 class NamedHome:
     """Files with names, in the folder `tierstore-daemon` of a directory, which survive a kill, not a power loss:
     nothing is synced. So files from before the last boot are removed, not read, as are files of another version, and an
-    index that is damaged, or whose reading ended the process at the last start. Other files in the folder stay."""
+    index that is damaged: also if the process crashed at the last start while it read it, or was killed then at the
+    last three. Other files in the folder stay."""
 
     outlives = True  # so every record must be entered in the index
 
@@ -134,15 +140,13 @@ class NamedHome:
         format_ = self._read_format()
         reason = self._reason_to_clear(format_)
         if format_ is not None and reason is None:
-            self._folder.write(_OPENING, b"")
             try:
-                return self._take_up(format_.seed, disk_bytes, mode)
+                with self._leaving_a_trace():
+                    return self._take_up(format_.seed, disk_bytes, mode)
             except (lmdb.Error, DamagedBytesError, MemoryError) as error:
                 if getattr(error, "code", None) in _PASSING:
                     raise
                 reason = f"the index is damaged ({error})"
-            finally:
-                self._folder.remove(_OPENING)
         if self._clear():
             self.found = f"cleared: {reason}"
         return self._begin(disk_bytes)
@@ -185,7 +189,7 @@ class NamedHome:
             return f"written with an alignment of {found.alignment_bytes} bytes, not {ALIGNMENT_BYTES}"
         if self._folder.sizes(_INDEX)[0] == 0:
             return "it has no index"
-        if self._folder.read(_OPENING, 0) is not None:
+        if self._folder.sizes(_OPENING)[0] >= _MOST_STARTS:
             return "the last start ended while it read the index"
         return None
 
@@ -198,6 +202,21 @@ class NamedHome:
         except BaseException:  # a full file system: nothing was there, and nothing stays
             self._clear()
             raise
+
+    @contextmanager
+    def _leaving_a_trace(self) -> Iterator[None]:
+        """Around the reading of the index, of which a crash or a kill leaves the file `opening`."""
+        others = faulthandler.is_enabled()
+        with io.FileIO(self._folder.open(_OPENING, os.O_RDWR | os.O_CREAT | os.O_APPEND), "a") as file:
+            file.truncate(os.fstat(file.fileno()).st_size + 1)  # takes no space: the drive may be full
+            faulthandler.enable(file, all_threads=False)
+            try:
+                yield
+            finally:
+                faulthandler.disable()
+                if others and sys.__stderr__ is not None:
+                    faulthandler.enable(sys.__stderr__)
+                self._folder.remove(_OPENING)
 
     def _take_up(self, seed: int, disk_bytes: int, mode: IoMode) -> Contents:
         index = self._open_index(disk_bytes)
