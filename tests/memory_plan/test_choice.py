@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from tierstore.memory_plan.decision import NARROW_BYTES, Action, Decision, Moment, Option, Prices, StepCosts
+from tierstore.memory_plan.decision import (
+    NARROW_BYTES,
+    Action,
+    BlockPlan,
+    Decision,
+    Moment,
+    Option,
+    Prices,
+    StepCosts,
+)
 from tierstore.memory_plan.plan_memory import Chooser
 from tierstore.memory_plan.prices import TriedDecision
 from tierstore.memory_plan.steps import MeasuredStep
@@ -40,6 +49,13 @@ def test_window_is_narrowed_only_if_nothing_else_fits(store_mib: int, peak_mib: 
         is_narrow = peak_mib != 60 + store_mib
         assert decision.staging_bytes == (NARROW_BYTES if is_narrow else None)
         assert (chooser.decide(0.9) is None) or not is_narrow, "a part of the limit is only tried if there is room"
+
+
+@pytest.mark.parametrize(("differs", "otherwise"), [("", KEEP), ("a second call gave other bits", STORE)])
+def test_strategy_of_computing_all_again_leaves_what_spares_nothing(differs: str, otherwise: Action) -> None:
+    """As checkpoints of each layer leave the head. A block that must not be computed again is stored."""
+    prices = of_a_block(KEPT, STORED)._replace(blocks={"block": BlockPlan("block", "Linear", differs=differs)})
+    assert prices.uniform(RECOMPUTE).actions == {"block": otherwise}
 
 
 def of_many_blocks() -> Prices:

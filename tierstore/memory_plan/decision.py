@@ -251,11 +251,14 @@ class Prices(NamedTuple):
         )
 
     def uniform(self, action: Action) -> Decision:
-        """This action in each block; blocks that cannot be computed again are stored instead."""
+        """This action in each block; blocks that cannot be computed again are stored instead, and where that would
+        spare nothing they keep what they save."""
         chosen = {}
         for name, several in self.options.items():
             by_action = {option.action: option for option in several}
-            chosen[name] = by_action.get(action) or by_action.get(Action("store")) or by_action[Action("keep")]
+            could_be_computed = name in self.blocks and not self.blocks[name].differs
+            others = [Action("keep")] if could_be_computed else [Action("store"), Action("keep")]
+            chosen[name] = next(by_action[each] for each in (action, *others) if each in by_action)
         return self.decision_of(chosen)
 
 

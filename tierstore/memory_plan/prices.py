@@ -34,7 +34,7 @@ from .meter import LimitReachedError, MemoryGuard, Meter
 from .recording import TOO_LARGE, BlockRecording, RecordedCall
 from .steps import MeasuredStep, Steps, StepTimeline, check_is_plain
 
-_STORE, _RECOMPUTE = Action("store"), Action("recompute", stores=True)
+_STORE, _CHECKPOINT, _RECOMPUTE = Action("store"), Action("recompute"), Action("recompute", stores=True)
 _MIN_BYTES = (2**20, 2**18, 2**16, 2**14)
 _MOST_SMALL = 0.03
 """The share of all saved bytes that may stay because they are in small tensors."""
@@ -209,33 +209,40 @@ def _with_times(
     least = untimed.narrow().decide(None)
     if trials.guards_memory and least is not None and with_margin(least.peak_bytes) > trials.limit_bytes:
         raise LimitReachedError(least.peak_bytes)
-    taken: dict[Action, TriedDecision] = {}
-    for action in (_RECOMPUTE, _STORE):
-        ways = [prices.uniform(action) for prices in (untimed, untimed.narrow())]
-        if trials.guards_memory:
-            ways = [decision for decision in ways if with_margin(decision.peak_bytes) <= trials.limit_bytes]
-        if ways:
-            taken[action] = TriedDecision(ways[0], trials.take(ways[0], 2))
-            if action == _RECOMPUTE:
-                again_seconds = trials.again_seconds
+    recomputed = _first_that_fits(trials, untimed, _CHECKPOINT, _RECOMPUTE)
+    if recomputed is not None:
+        again_seconds = trials.again_seconds
+    stored = _first_that_fits(trials, untimed, _STORE)
     timed = with_options(again_seconds)
-    steps = {action: each.measured for action, each in taken.items()}
-    return timed._replace(costs=_costs(timed, steps, sum(again_seconds.values()))), list(taken.values())
+    costs = _costs(timed.costs, stored, recomputed, sum(again_seconds.values()))
+    return timed._replace(costs=costs), [each for each in (recomputed, stored) if each is not None]
 
 
-def _costs(prices: Prices, steps: Mapping[Action, MeasuredStep], again_seconds: float) -> StepCosts:
-    all_bytes, inputs_bytes = (prices.uniform(action).stored_bytes for action in (_STORE, _RECOMPUTE))
-    stored, recomputed, per_byte = steps.get(_STORE), steps.get(_RECOMPUTE), _USUAL_SECONDS
-    if stored is not None and recomputed is not None and all_bytes - inputs_bytes > _LEAST_DIFFERENCE * all_bytes:
-        added_seconds = stored.seconds - (recomputed.seconds - again_seconds)
-        per_byte = max(added_seconds / (all_bytes - inputs_bytes), _LEAST_SECONDS)
+def _first_that_fits(trials: Trials, prices: Prices, *actions: Action) -> TriedDecision | None:
+    """Tries one of the strategies, of which the last needs least memory. None: even that would be killed."""
+    ways = [each.uniform(action) for action in actions for each in (prices, prices.narrow())]
+    fitting = [decision for decision in ways if with_margin(decision.peak_bytes) <= trials.limit_bytes]
+    if not fitting and trials.guards_memory:
+        return None
+    decision = (fitting or ways[-1:])[0]
+    return TriedDecision(decision, trials.take(decision, 2))
+
+
+def _costs(
+    costs: StepCosts, stored: TriedDecision | None, recomputed: TriedDecision | None, again_seconds: float
+) -> StepCosts:
+    """`again_seconds`: that `recomputed` has computed again."""
+    per_byte, step_seconds = _USUAL_SECONDS, 3 * again_seconds  # backward computes twice as much as forward
+    if stored is not None and recomputed is not None:
+        more_bytes = stored.decision.stored_bytes - recomputed.decision.stored_bytes
+        if more_bytes > _LEAST_DIFFERENCE * stored.decision.stored_bytes:
+            added_seconds = stored.measured.seconds - (recomputed.measured.seconds - again_seconds)
+            per_byte = max(added_seconds / more_bytes, _LEAST_SECONDS)
     if stored is not None:
-        step_seconds = stored.seconds - per_byte * all_bytes
+        step_seconds = stored.measured.seconds - per_byte * stored.decision.stored_bytes
     elif recomputed is not None:
-        step_seconds = recomputed.seconds - again_seconds - per_byte * inputs_bytes
-    else:
-        step_seconds = 3 * again_seconds  # backward computes twice as much as forward
-    return replace(prices.costs, step_seconds=step_seconds, store_seconds=per_byte)
+        step_seconds = recomputed.measured.seconds - again_seconds - per_byte * recomputed.decision.stored_bytes
+    return replace(costs, step_seconds=step_seconds, store_seconds=per_byte)
 
 
 def _min_bytes(recording: BlockRecording) -> int:
@@ -256,7 +263,8 @@ def _moments(trials: Trials, calls: Calls) -> list[Moment]:
     recomputed = trials.timeline(
         {name: _STORE if any(call.differs for call in several) else _RECOMPUTE for name, several in calls.items()}
     )
-    least_bytes = trials.bytes_of_store - trials.spared_bytes
+    inputs_bytes = sum(union(call.inputs for several in calls.values() for call in several).values())
+    least_bytes = min(inputs_bytes, trials.bytes_of_store - trials.spared_bytes)  # they stay, or go to the store
     _refuse_large(calls, recomputed, dict.fromkeys(calls, least_bytes), trials.limit_bytes)
     names = recomputed.names
     moments = [Moment(recomputed.first_bytes, frozenset())]
