@@ -209,7 +209,9 @@ def _with_times(
     least = untimed.narrow().decide(None)
     if trials.guards_memory and least is not None and with_margin(least.peak_bytes) > trials.limit_bytes:
         raise LimitReachedError(least.peak_bytes)
-    recomputed = _first_that_fits(trials, untimed, _CHECKPOINT, _RECOMPUTE)
+    # In host memory, what is computed again competes with the store for cores, and its price is to tell that.
+    ways = (_RECOMPUTE,) if trials.meter.is_of_host else (_CHECKPOINT, _RECOMPUTE)
+    recomputed = _first_that_fits(trials, untimed, *ways)
     if recomputed is not None:
         again_seconds = trials.again_seconds
     stored = _first_that_fits(trials, untimed, _STORE)
