@@ -91,7 +91,7 @@ class PackLog(NotedLog):
         before it where the plan decides whether the tensor is tracked.
         """
         order = self._order
-        if order.follow(index, node - self.nodes[0] if index else 0, nbytes):
+        if order.follow(index, node - self.packs[0][0] if index else 0, nbytes):
             if self._coverage is not None:
                 self._keep_uncovered(self._coverage, order.predicted, None if index else device)
             self.plan = order.plan
@@ -126,7 +126,7 @@ class PackLog(NotedLog):
                 self.residency.look_ahead(self._order.lookahead)
         self._asked_for[index] = None
         if self._large_nodes:
-            warn_if_region(self._large_nodes.pop(self.nodes[index], None), self._region_bytes)
+            warn_if_region(self._large_nodes.pop(self.packs[index][0], None), self._region_bytes)
 
     def pass_by(self, index: int, device: torch.device) -> None:
         """Backward gets tracked tensor `index`: see NOTE [Tracked, then booked] in `tracked.py`."""
@@ -194,7 +194,9 @@ class PackLog(NotedLog):
             index in self.tracked if record is None else record.device is not None
             for index, record in enumerate(records)
         ]
-        return Packs(self.nodes[:num_packs], self.sizes[:num_packs], records, self._storages(records), on_device)
+        nodes = [node for node, _ in self.packs[:num_packs]]
+        sizes = [nbytes for _, nbytes in self.packs[:num_packs]]
+        return Packs(nodes, sizes, records, self._storages(records), on_device)
 
     def _storages(self, records: Sequence[Record | None]) -> list[int]:
         """For each pack, the number of its storage: packs of one storage have the same, unless they are dead."""

@@ -87,11 +87,12 @@ class RecordedScope:
             return saved
         self._owners = graph
         graph.add(saved)
+        node, nbytes = log.packs[index]
         recorder.append(
             (
                 Pack, began, ended, self._thread, self._number, log.number, index, saved.key,
                 None if record is None else record.key,
-                log.nodes[index], saved.storage_id, saved.version, log.sizes[index], tensor.nbytes,
+                node, saved.storage_id, saved.version, nbytes, tensor.nbytes,
                 tensor.dtype, device or tensor.device, tensor.shape,
             )
         )  # fmt: skip

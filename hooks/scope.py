@@ -29,6 +29,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+from torch.nn import Parameter
 
 from tierstore.residency.capture import is_capturing
 from tierstore.residency.handle import Handle, Record
@@ -42,7 +43,7 @@ from tierstore.store.tier_store import TierStore
 from .below import HOOKS_ARE_CALLED_BELOW, HeldTensor, is_below_autograd
 from .order import LogOptions, PackLog, open_log
 from .saved import RejoinedTensor, SavedTensor
-from .select import Kept, SmallLimits, attributes_of, bytes_of, stays_alive
+from .select import Kept, SmallLimits, attributes_of, bytes_of
 
 Select = Callable[[torch.Tensor], bool]
 
@@ -88,7 +89,8 @@ class OffloadScope:
             return self.keep(tensor, "small")
         base = tensor._base
         root = tensor if base is None else base
-        if stays_alive(root):
+        if (root.requires_grad and root.is_leaf) or (type(root) is not torch.Tensor and isinstance(root, Parameter)):
+            # as `stays_alive`, without its call
             return self.keep(tensor, "parameter")
         is_plain = storage.resizable() and not storage.is_shared()
         if not is_plain and is_foreign(storage):
@@ -107,7 +109,9 @@ class OffloadScope:
         reference = weakref.ref(root)
         itself = reference if base is None else None if tensor.requires_grad else weakref.ref(tensor)
         # Then the plan is asked before the tensor is packed.
-        is_foreseen = device is not None and self.tracks and (log.tracks or (log.nodes and self._may_gather(nbytes)))
+        is_foreseen = (
+            device is not None and self.tracks and (log.tracks or (log.num_packs and self._may_gather(nbytes)))
+        )
         leaves = self._leaves(log, storage, node, nbytes, device) if is_foreseen else None
         if leaves is None and (device is not None or not is_plain):
             return self._book(tensor, reference, itself, node, follows_plan=not is_foreseen)
@@ -133,12 +137,11 @@ class OffloadScope:
         None: it is to be booked.
         """
         leaves = not log.tracks
-        if not log.nodes:
+        if not log.num_packs:
             self._residency.settle()  # orders learned from earlier logs are needed for this one
-        if log.plan is not None or not log.nodes:
-            index = len(log.nodes)
-            log.follow_plan(index, node, nbytes, device)
-            leaves = leaves or (log.plan is not None and log.plan.leaves(index))
+        if log.plan is not None or not log.num_packs:
+            log.follow_plan(log.num_packs, node, nbytes, device)
+            leaves = leaves or (log.plan is not None and log.plan.leaves(log.num_packs))
         if CLAIMS_ATTRIBUTE in storage.__dict__:
             return None  # it may share that record
         if leaves:
@@ -207,7 +210,7 @@ class OffloadScope:
         if isinstance(saved, RejoinedTensor):
             saved.guard(tensor, layout)
         if follows_plan and (log.plan is not None or index == 0):
-            log.follow_plan(index, node, log.sizes[index], record.device)
+            log.follow_plan(index, node, log.packs[index][1], record.device)
         if log.plan is not None:
             log.place(record, index)
         saved.begin_booked(index, handle, layout)

@@ -113,7 +113,7 @@ class InsideStore:
     def newest_noted_bytes(self) -> list[int]:
         """The newest entry of each log in which something is noted."""
         logs = (reference() for reference in self.residency._noted._logs.values())
-        return [log.sizes[-1] for log in logs if log is not None]
+        return [log.packs[-1][1] for log in logs if log is not None]
 
     def drop_ended(self) -> None:
         """Account for what was noted and is gone."""

@@ -69,7 +69,7 @@ class Booking:
     def book_leaving(self, group_bytes: int, log: NotedLog, *, may_wait: bool) -> None:
         """Book what is tracked, is settled, and waits to leave. `may_wait`: what others hold waits once more."""
         self._book_sorted(self.noted.take_leaving(log), self._grouping_on_device(group_bytes), may_wait=may_wait)
-        log.num_sorted = len(log.nodes)
+        log.num_sorted = log.num_packs
 
     @staticmethod
     def _grouping_on_device(group_bytes: int) -> Grouping[Part]:
@@ -88,7 +88,7 @@ class Booking:
         """`tensors`: all of one storage that are noted and settled."""
         first = tensors[0]
         log = first.log
-        nbytes = log.sizes[first.index]
+        _, nbytes = log.packs[first.index]
         is_small = 0 < nbytes <= grouping.largest_bytes and log.gathers
         part = take_if_ours(tensors, nbytes) if is_small else None
         if part is not None:
@@ -238,5 +238,5 @@ class Booking:
     def _count_join(self, noted: NotedTensor, alias: torch.Tensor) -> None:
         if not noted.joined:
             noted.joined = True
-            self._counters.packed_bytes -= noted.log.sizes[noted.index]
+            self._counters.packed_bytes -= noted.log.packs[noted.index][1]
             self._counters.deduplicated_bytes += alias.nbytes

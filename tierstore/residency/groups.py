@@ -84,7 +84,7 @@ def copy_into(slot: Slot, group: Group[Part]) -> None:
     """Copy the bytes of all parts into the group's slot."""
     for part, first_byte in zip(group.parts, group.first_bytes, strict=True):
         noted = part.tensors[0]
-        memmove(slot.address + first_byte, noted.address, noted.log.sizes[noted.index])
+        memmove(slot.address + first_byte, noted.address, noted.log.packs[noted.index][1])
 
 
 def become_members(group: Group[Part], handle: Handle, empty: torch.Tensor | None) -> None:

@@ -69,7 +69,7 @@ class HandleFactory:
         if alias is None:
             raise RuntimeError(f"tensor {noted.key} is booked already")
         layout = self._same_layout(layout_of(alias))
-        kind, nbytes = _kind_of(layout.dtype), noted.log.sizes[noted.index]
+        kind, nbytes = _kind_of(layout.dtype), noted.log.packs[noted.index][1]
         handle = Handle(noted.log.store, alias_of(alias, layout))
         handle.record = record = Record(handle, self._note_release, noted.key, nbytes, noted.address, layout, kind)
         record.version = noted.version

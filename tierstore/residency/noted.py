@@ -111,10 +111,9 @@ class NotedLog:
         store: the handles of its booked tensors, and this reference, keep it open.
         residency: the store's, by which its records are told from those of other stores.
         number: unique in this process.
-        nodes: the autograd node that saved each tensor.
+        num_packs: how many tensors were packed. `packs`: the autograd node that saved each, and its storage's bytes.
         newest_node: the node that saved last; its kernel may still have to run.
         is_settled: the kernel of the newest node has run too.
-        sizes: bytes of each tensor's storage.
         noted_storages: id and size of the storage of each tensor in `noted`, by index. `num_noted`: how many tensors of
             each such storage there are.
         records: the record of each tensor; None while it is only noted.
@@ -139,8 +138,8 @@ class NotedLog:
         self.number = next(self._numbers)
         self.store = store
         self.residency = residency
-        self.nodes: list[int] = []
-        self.sizes: list[int] = []
+        self.num_packs = 0
+        self.packs: list[tuple[int, int]] = []
         self.noted_storages: dict[int, tuple[int, int]] = {}
         self.num_noted: dict[tuple[int, int], int] = {}
         self.records: list[Record | None] = []
@@ -162,14 +161,14 @@ class NotedLog:
         self.first_key = 0
 
     def append_booked(self, record: Record, node: int) -> int:
-        index = len(self.nodes)
+        index = self.num_packs
         if not index:
             self.first_key = record.key
         self.newest_node = node
         self.is_settled = False
-        self.nodes.append(node)
-        self.sizes.append(record.nbytes)
+        self.packs.append((node, record.nbytes))
         self.records.append(record)
+        self.num_packs = index + 1
         return index
 
     def come_in(self, indices: Sequence[int], record: Record) -> None:
@@ -179,8 +178,8 @@ class NotedLog:
 
     def let_leave(self, index: int) -> None:
         """Tracked tensor `index` is to leave with others."""
-        self.leaving[index] = self.sizes[index]
-        self.leaving_bytes += self.sizes[index]
+        _, self.leaving[index] = self.packs[index]
+        self.leaving_bytes += self.leaving[index]
 
     def place_group(self, record: Record, tensors: Iterable[NotedTensor]) -> None:
         """A group is worth as much as the member that is needed first."""
@@ -195,7 +194,7 @@ class NotedLog:
         """Returns the bytes that are noted now and were not before: those of a storage that is new."""
         index = noted.index
         self.noted[index] = weakref.ref(noted)
-        self.noted_storages[index] = storage = noted.storage_id, self.sizes[index]
+        self.noted_storages[index] = storage = noted.storage_id, self.packs[index][1]
         num_before = self.num_noted.get(storage, 0)
         self.num_noted[storage] = num_before + 1
         return 0 if num_before else storage[1]
@@ -234,21 +233,21 @@ class NotedLog:
 
     def is_mostly_dead(self) -> bool:
         """Whether most of its tensors are dead. Checked only each time the number of packs has doubled, else False."""
-        if len(self.nodes) < self._look_at:
+        if self.num_packs < self._look_at:
             return False
-        self._look_at = 2 * len(self.nodes)
+        self._look_at = 2 * self.num_packs
         num_noted = sum(1 for reference in self.unbooked() if reference() is not None)
         num_booked = sum(1 for record in list(self.records) if record is not None and record.source is not None)
-        return 2 * (num_noted + num_booked) < len(self.nodes)
+        return 2 * (num_noted + num_booked) < self.num_packs
 
     def settled(self, among: Mapping[int, weakref.ref[NotedTensor]]) -> list[tuple[int, NotedTensor | None]]:
         """(index, tensor) of those `among` these that may be read; None: it has died."""
-        nodes, unsettled = self.nodes, None if self.is_settled else self.newest_node
-        return [(index, reference()) for index, reference in sorted(among.items()) if nodes[index] != unsettled]
+        packs, unsettled = self.packs, None if self.is_settled else self.newest_node
+        return [(index, reference()) for index, reference in sorted(among.items()) if packs[index][0] != unsettled]
 
     def unsurveyed(self) -> Iterator[NotedTensor]:
-        for index in range(self.num_surveyed, len(self.nodes)):
-            if not self.is_settled and self.nodes[index] == self.newest_node:
+        for index in range(self.num_surveyed, self.num_packs):
+            if not self.is_settled and self.packs[index][0] == self.newest_node:
                 return
             self.num_surveyed = index + 1
             reference = self.noted.get(index) or self.tracked.get(index)
@@ -308,14 +307,13 @@ class NotedTensors:
         if not (log.noted or log.tracked):
             self.drop_ended()
             self._logs[log.number] = log.remains
-        nodes = log.nodes
-        noted.index = index = len(nodes)
+        noted.index = index = log.num_packs
         if not index:
             log.first_key = noted.key
         log.is_settled = False
-        nodes.append(node)
-        log.sizes.append(nbytes)
+        log.packs.append((node, nbytes))
         log.records.append(None)
+        log.num_packs = index + 1
         if noted.device is not None:
             self.tracked.add(noted, log, index, noted.storage_id, nbytes)
             return 0
@@ -362,13 +360,13 @@ class NotedTensors:
             if noted.device is None:
                 self.num_bytes += log.enter(noted)
             else:
-                self.tracked.add(noted, log, index, noted.storage_id, log.sizes[index])
+                self.tracked.add(noted, log, index, noted.storage_id, log.packs[index][1])
                 log.let_leave(index)
 
     def end_round(self) -> None:
         """What is noted now was put back, or is not settled."""
         for log in self._living_logs():
-            log.num_sorted = len(log.nodes)
+            log.num_sorted = log.num_packs
 
     def take_tracked(self, of: NotedLog | None = None) -> list[NotedTensor]:
         """The same for those on accelerators, of one log or of all, those saved first first."""

@@ -158,7 +158,7 @@ class Residency(HandingOut):
             except BaseException:
                 self._withdraw(record)
                 raise
-        if not log.nodes:
+        if not log.num_packs:
             self._noted.drop_ended()  # orders learned from earlier logs are needed for this one
         return log.append_booked(record, node)
 
