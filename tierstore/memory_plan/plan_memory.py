@@ -13,7 +13,7 @@ from ..errors import ConfigError, ConfigTypeError
 from ..store.tier_store import TierStore
 from .contents import contents_of
 from .decision import LEAST_MARGIN, Action, Decision, Prices, margin_of, with_margin
-from .meter import LimitReachedError, meter_of
+from .meter import LimitReachedError, Meter, meter_of
 from .plan import MemoryPlan
 from .prices import Trials, TriedDecision, are_several, measure_prices
 
@@ -68,18 +68,10 @@ def plan_memory(
 
     Errors of `run`, of backward and of the store are raised as they are.
     """
-    if not isinstance(model, nn.Module):
-        raise ConfigTypeError("model", model, "give a torch.nn.Module")
-    if not callable(run):
-        raise ConfigTypeError("run", run, "give a function that computes the loss")
-    if not isinstance(store, TierStore):
-        raise ConfigTypeError("store", store, "give an open TierStore")
+    _check_types(model, run, store)
     limit_bytes, reserve_bytes = parse_size(limit, "limit"), parse_size(reserve, "reserve")
     usable_bytes = limit_bytes - reserve_bytes
-    meter = meter_of(model)
-    if not meter.can_reset:
-        what = f"the peak of the {meter.unit} cannot be measured: /proc/self/clear_refs cannot be written"
-        raise ConfigError("limit", limit, what)
+    meter = _meter_of(model, limit)
     try:
         with Trials(model, run, store, meter, usable_bytes) as trials:
             prices, known = measure_prices(trials)
@@ -97,6 +89,23 @@ def plan_memory(
         raise ConfigError("limit", limit, f"it cannot fit: the least is {least} of {meter.unit}")
     contents = contents_of(choice, prices, limit_bytes, reserve_bytes, meter.unit)
     return MemoryPlan(contents, prices, store, trials.steps.num_taken, chooser.seconds)
+
+
+def _check_types(model: object, run: object, store: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise ConfigTypeError("model", model, "give a torch.nn.Module")
+    if not callable(run):
+        raise ConfigTypeError("run", run, "give a function that computes the loss")
+    if not isinstance(store, TierStore):
+        raise ConfigTypeError("store", store, "give an open TierStore")
+
+
+def _meter_of(model: nn.Module, limit: SizeLike) -> Meter:
+    meter = meter_of(model)
+    if not meter.can_reset:
+        what = f"the peak of the {meter.unit} cannot be measured: /proc/self/clear_refs cannot be written"
+        raise ConfigError("limit", limit, what)
+    return meter
 
 
 class Chooser:

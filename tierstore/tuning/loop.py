@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -70,25 +72,35 @@ def tune_loop(
     if start is None and limit_bytes is not None:
         start = default_settings(limit_bytes)
     machine = None if hardware is None else read_report(Path(hardware)).measurements
-    directory, min_limit_bytes = check_directory(path), parse_size(min_bytes, "min_bytes")
+    scope = {"min_bytes": parse_size(min_bytes, "min_bytes"), "device_bytes": device_bytes}
+    loop = _Loop(step, steps + NUM_WARMUPS, check_directory(path), start, scope)
+    return tune(loop.run, machine, lambda line: None, host_bytes=limit_bytes, rounds=rounds)
 
-    def run(settings: TrialSettings | None, folder: Path) -> None:
-        used = start if settings is None else settings
+
+@dataclass(frozen=True)
+class _Loop:
+    """As `Program`, for a `step` that is called `num_steps` times in a trial. `start`: its own settings; `scope`:
+    arguments of `tiered_offload` that no trial changes."""
+
+    step: Callable[[tiered_offload], object]
+    num_steps: int
+    directory: Path
+    start: TrialSettings | None
+    scope: Mapping[str, Any]
+
+    def run(self, settings: TrialSettings | None, folder: Path) -> None:
+        used = self.start if settings is None else settings
         store_options, options = ({}, {}) if used is None else (used.store, used.offload)
         trace = announce_trace(folder, 1, torch.get_num_threads())
         try:
-            with TierStore(directory, **store_options) as store:
-                scope = tiered_offload(
-                    store, min_bytes=min_limit_bytes, device_bytes=device_bytes, trace=trace, **options
-                )
+            with TierStore(self.directory, **store_options) as store:
+                scope = tiered_offload(store, trace=trace, **self.scope, **options)
                 recorder = store._core.traces.begin(trace)
                 recorder.is_paced = True
-                for _ in range(steps + NUM_WARMUPS):
-                    step(scope)
+                for _ in range(self.num_steps):
+                    self.step(scope)
                 recorder.tell_times()
         except (torch.OutOfMemoryError, StoreFullError) as error:
             if settings is None:
                 raise
             raise TrialFailedError(str(error)) from error
-
-    return tune(run, machine, lambda line: None, host_bytes=limit_bytes, rounds=rounds)
