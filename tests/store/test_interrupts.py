@@ -5,7 +5,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from tests.daemon.conftest import environment_of_tests
 from tests.inspect_store import inspect
 from tests.moments import MOST_MOMENTS, Moment, interrupt
 from tierstore import StoreBusyError, StoreClosedError, TierStore, tiered_offload
+from tierstore.base.free_runs import FreeRuns
 from tierstore.hooks.saved import SavedTensor
 from tierstore.hooks.scope import OffloadScope
 from tierstore.residency.torch_names import pop_hooks, top_hooks
@@ -272,3 +273,24 @@ def test_second_interrupt_before_the_first_has_closed_the_store_closes_it_at_the
             store.put(torch.ones(1000))
     with pytest.raises(StoreClosedError, match="an interrupt came in the middle of a change"):
         store.put(torch.ones(1000))
+
+
+def test_what_is_half_changed_does_not_keep_the_engine_from_ending(make_store: Any) -> None:
+    """The list of free memory is half changed when the engine's thread gives back a slot that somebody still had."""
+    num_closed = 0
+    for number in range(1, MOST_MOMENTS):
+        store = make_store(host_bytes=0)
+        handles = [store.put(torch.full((size,), 1.0)) for size in (*[2**16] * 7, 60_000)]
+        store.flush()
+        lent = [store.get(handle) for handle in handles[:7]]  # they leave less than a slot of the 2 MiB in use
+        del lent[3], handles[3]  # most of its slot is taken next, and the slots behind it are given back at last
+        moment = Moment(FreeRuns.take, number, interrupt)
+        with suppress(KeyboardInterrupt), moment:
+            store.get(handles[6])
+        num_closed += inspect(store).closed is not None
+        del lent
+        store.close()  # an error of the thread would be a warning, and so an error of this test
+        assert not store._core.engine.is_running
+        if not moment.has_come:
+            break
+    assert num_closed > 5

@@ -158,6 +158,7 @@ class Guard:
         self._begin_lock()
         self.closed: StoreClosedError | None = None
         self._is_changing = False  # the books are half changed; only under the lock
+        self._are_half_changed = False  # for good: the store is closed for that
         self._num_getting = 0  # threads that wait for bytes, or whose bytes are there but which have not woken yet
 
     def _begin_lock(self) -> None:
@@ -192,6 +193,7 @@ class Guard:
 
     def _check_open(self) -> None:
         if self.closed is None and self._is_changing:  # a second interrupt came, or no stack was left, in `_judge`
+            self._are_half_changed = True
             self._end(StoreClosedError(self._name, _HALF_CHANGED.format("an interrupt")))
         if self.closed is not None:
             raise StoreClosedError(self.closed.store, self.closed.reason) from self.closed.__cause__
@@ -216,6 +218,7 @@ class Guard:
         """
         if self._is_changing and (isinstance(error, RecursionError) or is_interrupt(error)):
             reason = _HALF_CHANGED.format(f"a {type(error).__name__}")
+            self._are_half_changed = True
             try:
                 with outside_of_modes():
                     self._end(StoreClosedError(self._name, reason))
@@ -320,7 +323,11 @@ class Guard:
                 self._end(StoreClosedError(self._name))
             else:
                 self._end_failed(error)
-            self.rules.end_jobs()
+            try:
+                self.rules.end_jobs()
+            except Exception:
+                if not self._are_half_changed:  # else they cannot always be taken apart
+                    raise
             under_way = self._devices.under_way()
         for marker in under_way:
             try:
