@@ -188,14 +188,13 @@ class PackLog(NotedLog):
 
     def _packs(self) -> Packs[Record]:
         """Copies of the lists, as far as packs are complete: another thread may be in one; its record comes last."""
-        num_packs = len(self.records)
-        records = self.records[:num_packs]
+        records = list(self.records)
+        packs = self.packs[: len(records)]
         on_device = [
             index in self.tracked if record is None else record.device is not None
             for index, record in enumerate(records)
         ]
-        nodes = [node for node, _ in self.packs[:num_packs]]
-        sizes = [nbytes for _, nbytes in self.packs[:num_packs]]
+        nodes, sizes = [node for node, _ in packs], [nbytes for _, nbytes in packs]
         return Packs(nodes, sizes, records, self._storages(records), on_device)
 
     def _storages(self, records: Sequence[Record | None]) -> list[int]:
