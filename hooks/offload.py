@@ -110,6 +110,7 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
         self._trial = trial_of_process()
         if self._trial is not None:
             prefetch = self._trial.offload.get("prefetch", prefetch)
+            device_bytes = self._trial.offload.get("device_bytes", device_bytes)
             lookahead_bytes = self._trial.offload.get("lookahead_bytes", lookahead_bytes)
             trace = self._trial.trace_of(store, torch.get_num_threads())
         if select is not None and not callable(select):

@@ -6,8 +6,7 @@ files in its folder:
 =================  =========================================================================================
 ``lock``           held by the process that uses the folder; its pid
 ``format``         version of this format, boot id, seed of the checksums, how extents are aligned
-``opening``        there while a start reads the index: a byte for each start since the last that has read it, and what
-                   a crash leaves
+``opening``        while a start reads the index: a byte for each start in a row killed then, or a crash's words
 ``index``          LMDB (`index.py`)
 ``segment-NNNNNN``  extents (`segments.py`)
 =================  =========================================================================================
