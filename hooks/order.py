@@ -2,7 +2,7 @@
 
 In forward, each pack is compared with the graphs that are known. In backward, the log counts what is asked for and has
 the store bring back what comes next. When the graph is gone, the order in which backward asked is learned. The
-decisions are made in `tierstore/rules`: `plan.py`, `lookahead.py`, `reach.py`.
+decisions are made in `tierstore/ledger`: `plan.py`, `lookahead.py`, `reach.py`.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import NamedTuple
 import torch
 
 from tierstore.errors import ModifiedInPlaceError
+from tierstore.ledger.coverage import Coverage
+from tierstore.ledger.graph_order import Budgets, GraphOrder, Packs
+from tierstore.ledger.ledger import NUM_PASSED
+from tierstore.ledger.lookahead import LearnedOrders
+from tierstore.ledger.plan import Plan
+from tierstore.ledger.state import State
 from tierstore.residency.graph_times import GraphTimes
 from tierstore.residency.handle import Record
 from tierstore.residency.layout import Layout, alias_of, describe
 from tierstore.residency.noted import NotedLog
 from tierstore.residency.residency import Residency
-from tierstore.rules.coverage import Coverage
-from tierstore.rules.graph_order import Budgets, GraphOrder, Packs
-from tierstore.rules.lookahead import LearnedOrders
-from tierstore.rules.plan import Plan
-from tierstore.rules.rules import NUM_PASSED
-from tierstore.rules.state import State
 from tierstore.store.tier_store import TierStore
 
 from .advice import large_nodes, warn_if_region

@@ -11,11 +11,11 @@ import weakref
 from collections import deque
 from collections.abc import Sequence
 
+from tierstore.ledger.state import State
 from tierstore.residency.layout import unseen_by_modes
 from tierstore.residency.noted import NotedTensor
 from tierstore.residency.ownership import is_sole_owner, num_owners
 from tierstore.residency.residency import Residency
-from tierstore.rules.state import State
 from tierstore.tracing.events import Ours
 from tierstore.tracing.recorder import Recorder
 

@@ -68,7 +68,7 @@ class OffloadScope:
         self._note = store._core.residency.note  # bound once: each pack needs them
         self._track = store._core.residency.track
         self._fits_on_device = store._core.residency.fits_on_device
-        self._may_gather = store._core.residency.rules.may_gather
+        self._may_gather = store._core.residency.ledger.may_gather
         self._device_of = store._core.residency.device_of
         self._keys = store._core.residency.handles.keys
 

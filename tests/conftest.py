@@ -18,7 +18,7 @@ from tests.census import Census
 from tests.descriptors import descriptors_of
 from tierstore import TierStore
 from tierstore.demo.model import choose_vector_kernels
-from tierstore.rules import windows as host
+from tierstore.ledger import windows as host
 
 MakeStore = Callable[..., TierStore]
 _CENSUS = pytest.StashKey[Census]()

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from tierstore import TierStore, tiered_offload
     from tierstore.disk.drives import Drives
     from tierstore.disk.local import LocalDisk
+    from tierstore.ledger.windows import Window
     from tierstore.residency.handle import Record
     from tierstore.residency.noted import NotedTensor
-    from tierstore.rules.windows import Window
     from tierstore.store.engine import Engine
 
 __all__ = ["inspect", "inspect_drives", "inspect_engine", "inspect_scope", "inspect_tier"]
@@ -46,7 +46,7 @@ class InsideStore:
         self._store = store
         self.name = store._core.name
         self.residency = store._core.residency
-        self.rules = store._core.residency.rules
+        self.ledger = store._core.residency.ledger
         self.engine = store._core.engine
         self.loop, self.thread = self.engine._loop, self.engine._thread
         self.disk: Any = self.engine.disk
@@ -122,42 +122,42 @@ class InsideStore:
     @property
     def num_restores(self) -> int:
         """Reads that are queued or running."""
-        return self.rules.num_restores
+        return self.ledger.num_restores
 
     @property
     def num_discards(self) -> int:
         """Records to be freed on disk, queued or running."""
-        return self.rules.num_discards
+        return self.ledger.num_discards
 
     @property
     def is_fetching_by_hand(self) -> bool:
         """Whether something that was named to `prefetch` is still to be fetched."""
-        return self.rules.by_hand.peek() is not None
+        return self.ledger.by_hand.peek() is not None
 
     def window(self, name: Literal["host", "staging", "lent"]) -> Window:
         """One of the windows of host memory."""
-        window: Window = getattr(self.rules.windows, name)
+        window: Window = getattr(self.ledger.windows, name)
         return window
 
     @property
     def used_bytes(self) -> tuple[int, int]:
         """Held within host memory's budget, and beside it."""
-        return self.rules.windows.used_bytes
+        return self.ledger.windows.used_bytes
 
     @property
     def noted_bytes_in_staging(self) -> int:
         """What is noted, as far as staging is charged with it."""
-        return self.rules.windows.noted_bytes
+        return self.ledger.windows.noted_bytes
 
     @property
     def uncharged_bytes(self) -> int:
         """What was saved, and no window is charged with."""
-        return self.residency._ledger.uncharged_bytes()
+        return self.residency._books.uncharged_bytes()
 
     @property
     def pending_bytes(self) -> int:
         """Booked, but not yet known to be the store's alone."""
-        return self.rules.pending.num_bytes
+        return self.ledger.pending.num_bytes
 
     @property
     def has_slots(self) -> bool:
@@ -166,7 +166,7 @@ class InsideStore:
 
     def let_staging_grow(self, grows: bool = True) -> None:
         """As where no `staging_bytes` is given."""
-        set_existing(self.rules.windows, grows=grows)
+        set_existing(self.ledger.windows, grows=grows)
 
     def stall(self) -> threading.Event:
         return InsideEngine(self.engine).stall()
@@ -185,12 +185,12 @@ class InsideStore:
     @property
     def counters(self) -> Any:
         """Totals since it was opened."""
-        return self.rules.counters
+        return self.ledger.counters
 
     @property
     def observer(self) -> Any:
         """It is told of every move."""
-        return self.rules.observer
+        return self.ledger.observer
 
     @property
     def recorder(self) -> Any:

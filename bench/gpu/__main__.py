@@ -17,7 +17,7 @@ from bench.harness import RESULTS
 from bench.machine import describe_machine, describe_versions
 from tierstore.base.interrupts import ended_by_signals
 from tierstore.demo.place import store_directory
-from tierstore.rules.device_window import FLIGHT_BYTES, RELOAD_BYTES
+from tierstore.ledger.device_window import FLIGHT_BYTES, RELOAD_BYTES
 
 from .cases import CASES, TINY_CASES, Case
 from .runner import Budget, Outcome, run_cases, run_tests

@@ -10,8 +10,8 @@ from tests.conftest import MakeStore
 from tests.gpu.device import DEVICE, NEEDS_DEVICE, hold_up, is_pinned_at
 from tests.inspect_store import inspect
 from tierstore import TierStore, tiered_offload
+from tierstore.ledger.device_window import FLIGHT_BYTES, RELOAD_BYTES
 from tierstore.residency.slab import _address_of
-from tierstore.rules.device_window import FLIGHT_BYTES, RELOAD_BYTES
 
 pytestmark = NEEDS_DEVICE
 

@@ -14,7 +14,7 @@ from tests.hooks.late_copies import LateCopies
 from tests.hooks.programs import forget_after_error, gradient_of, half_leaf, sine_chain
 from tests.inspect_store import inspect
 from tierstore import ModifiedInPlaceError, TierStore, tiered_offload
-from tierstore.rules import windows
+from tierstore.ledger import windows
 
 _KIB = 2**10
 _NUM = 40

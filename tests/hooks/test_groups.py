@@ -15,8 +15,8 @@ from tests.conftest import MakeStore
 from tests.hooks.programs import forget_after_error, gradient_of, half_leaf, sine_chain
 from tests.inspect_store import inspect
 from tierstore import ModifiedInPlaceError, TierStore, tiered_offload
+from tierstore.ledger import windows
 from tierstore.residency.slots import Slots
-from tierstore.rules import windows
 
 _KIB = 2**10
 _NUM = 40

@@ -11,7 +11,7 @@ from tests.conftest import MakeStore
 from tests.hooks.programs import SIDE, Mlp, assert_same_gradients, program_of
 from tests.inspect_store import inspect
 from tierstore import StoreStats, TierStore, offload_module, tiered_offload
-from tierstore.rules.state import State
+from tierstore.ledger.state import State
 from tierstore.testing import SimulatedCopies
 
 

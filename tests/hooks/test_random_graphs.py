@@ -36,7 +36,7 @@ from tests.hooks.late_copies import LateCopies
 from tests.hooks.random_graphs import BACKWARDS, EDITS, NO_ROOM, OPERATIONS, VIEWS, CopyAtPack, Machine, Step
 from tests.inspect_store import inspect
 from tierstore import TierStore, tiered_offload
-from tierstore.rules import windows
+from tierstore.ledger import windows
 from tierstore.testing import SimulatedCopies
 
 KIB = 2**10

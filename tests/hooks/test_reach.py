@@ -1,6 +1,6 @@
 """How far ahead of backward is fetched: near, where the drive was seen to be fast enough for that, else far.
 
-NOTE [No farther than it takes] in `tierstore/rules/reach.py`.
+NOTE [No farther than it takes] in `tierstore/ledger/reach.py`.
 """
 
 import threading
@@ -15,7 +15,7 @@ from tests.inspect_store import inspect
 from tests.waiting import until
 from tierstore import TierStore, tiered_offload
 from tierstore.disk import records
-from tierstore.rules.state import State
+from tierstore.ledger.state import State
 
 ELEMENTS = 64 * 2**10
 NBYTES = 4 * ELEMENTS

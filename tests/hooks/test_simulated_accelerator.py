@@ -18,10 +18,10 @@ from tests.conftest import MakeStore
 from tests.hooks.programs import forget_after_error
 from tests.inspect_store import inspect
 from tierstore import TierStore, tiered_offload
+from tierstore.ledger.device import DeviceRules
 from tierstore.residency.copies import Marker
 from tierstore.residency.handle import Handle
 from tierstore.residency.memory import StoreMemory
-from tierstore.rules.device import DeviceRules
 from tierstore.testing import SimulatedCopies
 
 

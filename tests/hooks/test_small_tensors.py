@@ -1,4 +1,4 @@
-"""Small tensors stay noted where staging has room for them: NOTE [Small tensors] in `tierstore/rules/windows.py`."""
+"""Small tensors stay noted where staging has room for them: NOTE [Small tensors] in `tierstore/ledger/windows.py`."""
 
 from collections.abc import Callable
 from itertools import product
@@ -10,7 +10,7 @@ from tests.conftest import MakeStore
 from tests.hooks.programs import half_leaf, sine_chain
 from tests.inspect_store import inspect
 from tierstore import TierStore, tiered_offload
-from tierstore.rules import windows as host
+from tierstore.ledger import windows as host
 
 _KIB = 2**10
 _MOST_BYTES = 512 * _KIB

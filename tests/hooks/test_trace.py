@@ -14,7 +14,7 @@ from tests.conftest import MakeStore
 from tests.hooks.programs import SIDE, bits, in_threads
 from tests.inspect_store import inspect
 from tierstore import ConfigError, StorageIOError, TierStore, keep_resident, tiered_offload
-from tierstore.rules.counters import STALL_CAUSES
+from tierstore.ledger.counters import STALL_CAUSES
 from tierstore.testing import SimulatedCopies
 from tierstore.tracing import events
 from tierstore.tracing.reader import RecordedTrace, read_trace

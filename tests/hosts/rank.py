@@ -29,7 +29,7 @@ from torch.distributed.fsdp import fully_shard
 
 from tierstore import TierStore, tiered_offload
 from tierstore.base.address import default_address
-from tierstore.rules import windows
+from tierstore.ledger import windows
 
 LIMIT_SECONDS = 200
 """A rank that lives longer is ended by SIGALRM, whatever has become of those that started it."""

@@ -5,7 +5,7 @@ from .changes import after, always, drop, never, replace
 MUTATIONS = {
     "test_residency_stages.py": {
         "what was written of memory that moved meanwhile is not taken for the bytes": never(
-            "Rules.end_write", "has_moved"
+            "Ledger.end_write", "has_moved"
         ),
     },
     "test_parameters_and_their_views_kept": {
@@ -18,7 +18,7 @@ MUTATIONS = {
             "Down.examine", "self.pending.share(record)", "self.windows.charge(record, self.windows.host)"
         ),
         "what somebody else holds is counted": drop(
-            "Rules._release", "self.counters.kept_bytes['alive elsewhere'] += ..."
+            "Ledger._release", "self.counters.kept_bytes['alive elsewhere'] += ..."
         ),
     },
     "test_resized_or_moved_storage_is_managed_elsewhere": {
@@ -40,7 +40,7 @@ MUTATIONS = {
         ),
     },
     "test_input_let_go_later_taken_by_flush": {
-        "what was held is looked at again by flush": drop("Residency.flush", "self.rules.examine()"),
+        "what was held is looked at again by flush": drop("Residency.flush", "self.ledger.examine()"),
     },
     "test_records_of_two_stores_do_not_count_as_others": {
         "aliases that other stores hold are discounted": replace(
@@ -59,7 +59,7 @@ MUTATIONS = {
     },
     "test_input_let_go_later_taken_by_later_packs": {
         "what was held is looked at again at each pack": replace(
-            "Residency._send_out", "NUM_EXAMINED_PER_PACK", "0", inside="self.rules.relieve(...)"
+            "Residency._send_out", "NUM_EXAMINED_PER_PACK", "0", inside="self.ledger.relieve(...)"
         ),
     },
     "test_moved_before_it_is_booked_stays_where_it_is": {

@@ -45,12 +45,12 @@ MUTATIONS = {
     },
     "test_what_is_asked_for_is_read_before_what_lies_ahead_of_it": {
         "what is asked for is read before what lies ahead of it": drop(
-            "Rules.ask_for", "if record.state is State.DISK: ..."
+            "Ledger.ask_for", "if record.state is State.DISK: ..."
         ),
     },
     "test_read_ahead_that_has_failed_is_not_told_to_get": {
         "prefetch is a hint: where it fails, the request tries again": replace(
-            "Rules._leave_unread", "error if record.demanded else ...", "error"
+            "Ledger._leave_unread", "error if record.demanded else ...", "error"
         ),
     },
 }

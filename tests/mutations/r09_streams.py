@@ -86,7 +86,7 @@ MUTATIONS = {
         ),
     },
     "test_device_lost_next_call_raises_and_close_returns": {
-        "a lost device does not keep a store from closing": drop("Rules.end_all", "self.device.stop_asking()"),
+        "a lost device does not keep a store from closing": drop("Ledger.end_all", "self.device.stop_asking()"),
     },
     "test_offload_released_meanwhile_holds_the_memory_until_copied": {
         "a slot is not used again before the copy from it is over": always(

@@ -23,7 +23,7 @@ MUTATIONS = {
         ),
     },
     "test_pack_that_needs_all_of_staging_gets_it_from_the_prefetch": {
-        "nothing is prefetched while a pack waits": drop("Rules.go_ahead", "self.num_packing"),
+        "nothing is prefetched while a pack waits": drop("Ledger.go_ahead", "self.num_packing"),
     },
     "test_every_budget_keeps_its_limits_and_the_bytes": {
         "no budget at all is enough": drop("HostWindows.admits_move", "not staging.used_bytes"),
@@ -51,7 +51,7 @@ MUTATIONS = {
     },
     "test_prefetch_goes_on_in_the_room_of_a_queued_handle_that_was_dropped": {
         "what finalizers freed lets the others go on": replace(
-            "Guard._drain", "self.rules.drain()", "self.rules.drain() and False"
+            "Guard._drain", "self.ledger.drain()", "self.ledger.drain() and False"
         ),
     },
     "test_flush_ends_when_the_handle_of_the_last_write_has_only_begun_to_die": {
@@ -59,7 +59,7 @@ MUTATIONS = {
     },
     "test_put_goes_on_when_a_handle_has_only_begun_to_die": {
         "what is passed over leaves its room to the others": drop(
-            "Rules.begin_write", "self.withdraw(record)\nself.advance()"
+            "Ledger.begin_write", "self.withdraw(record)\nself.advance()"
         ),
     },
     "test_change_failed_on_the_loop_closes_the_store_before_the_engine_has_ended": {

@@ -10,7 +10,7 @@ MUTATIONS = {
         "the last reference ends the store": drop("Core._start_engine", "user=store"),
     },
     "test_read_that_ends_while_the_handle_has_only_begun_to_die_frees_everything": {
-        "a read whose handle has gone by then leaves nothing": drop("Rules.end_read", "self._bury(record)"),
+        "a read whose handle has gone by then leaves nothing": drop("Ledger.end_read", "self._bury(record)"),
     },
     "test_what_is_submitted_before_serve_begins_then": {
         "an engine that does not serve yet does not end by itself": drop(

@@ -10,8 +10,8 @@ import torch
 
 from tests.inspect_store import inspect
 from tierstore import TierStore
+from tierstore.ledger.state import State
 from tierstore.residency.handle import Record
-from tierstore.rules.state import State
 from tierstore.testing import SimulatedCopies
 
 HELD_SECONDS = 60.0

@@ -25,7 +25,7 @@ from tests.reliability.drives import used_bytes
 from tests.reliability.states import STATES, content, copies_for, held_at
 from tests.reliability.supervised import SupervisedDaemon
 from tierstore import StoreClosedError, TierStore
-from tierstore.rules.state import State
+from tierstore.ledger.state import State
 
 WAIT_SECONDS = 60.0
 FEW_STATES = ["offloading", "writing", "writing, stored", "reading", "doomed"]

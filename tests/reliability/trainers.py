@@ -15,8 +15,8 @@ import torch
 
 from tests.reliability.states import HELD_SECONDS, copies_for, held_at
 from tierstore import TierStore
+from tierstore.ledger import windows as host
 from tierstore.residency.device import Copies
-from tierstore.rules import windows as host
 
 
 def say(words: str) -> None:

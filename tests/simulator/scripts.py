@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, Protocol
 
 from tierstore.base.defaults import NUM_RESTORES, NUM_SPILLS
 from tierstore.disk.tier import Loaded, Stored
-from tierstore.rules.device_window import FLIGHT_BYTES, RELOAD_BYTES
-from tierstore.rules.observer import Observer
+from tierstore.ledger.device_window import FLIGHT_BYTES, RELOAD_BYTES
+from tierstore.ledger.observer import Observer
 from tierstore.simulator import Settings
 
 NUM_LANES = {"spill": NUM_SPILLS, "restore": NUM_RESTORES}

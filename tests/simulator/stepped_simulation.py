@@ -19,10 +19,10 @@ from tests.simulator.scripts import (
 )
 from tierstore.disk.tier import Loaded, Stored
 from tierstore.errors import StoreFullError
-from tierstore.rules.counters import Counters
-from tierstore.rules.graph_order import Budgets
-from tierstore.rules.lookahead import LearnedOrders
-from tierstore.rules.windows import HostWindows
+from tierstore.ledger.counters import Counters
+from tierstore.ledger.graph_order import Budgets
+from tierstore.ledger.lookahead import LearnedOrders
+from tierstore.ledger.windows import HostWindows
 from tierstore.simulator import Action, Settings, Workload
 from tierstore.simulator.clock import Clock
 from tierstore.simulator.rank import Rank
@@ -130,7 +130,7 @@ def simulated_decisions(
             engine.finish_one()
     except StoreFullError:
         decisions.seen.append(FULL)
-    return decisions.seen, rank.ledger.counters
+    return decisions.seen, rank.books.counters
 
 
 def _step(

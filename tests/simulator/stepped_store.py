@@ -37,8 +37,8 @@ from tierstore import TierStore, tiered_offload
 from tierstore.disk.tier import DiskTier, DiskUsage, Kind, Loaded, Stored
 from tierstore.errors import StoreFullError
 from tierstore.hooks import scope
+from tierstore.ledger.counters import Counters
 from tierstore.residency.copies import Marker
-from tierstore.rules.counters import Counters
 from tierstore.simulator import Action, EndScope, LetGo, Pack, Release, Settings, Unpack, Workload
 from tierstore.store.options import StoreOptions
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from tests.simulator.scripts import Decision, Device, Script
 from tests.simulator.stepped_simulation import simulated_decisions
 from tests.simulator.stepped_store import real_decisions
-from tierstore.rules import windows as host
+from tierstore.ledger import windows as host
 from tierstore.simulator import Action, EndScope, LetGo, Pack, Release, Saved, Settings, Unpack, Workload
 
 _UNIT = 64 * 2**10
@@ -190,7 +190,7 @@ def test_decisions_random_steps_are_those_of_the_store(workload: Workload, how: 
 def test_decisions_random_steps_of_small_tensors_are_those_of_the_store(
     workload: Workload, how: Settings, script: Script
 ) -> None:
-    """See NOTE [Small tensors] in `tierstore/rules/windows.py`."""
+    """See NOTE [Small tensors] in `tierstore/ledger/windows.py`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(host, "SMALL_BYTES", 2 * _UNIT)  # but no record is held back by the engine
         patch.setattr(host, "MOST_NOTED_BYTES", 8 * _UNIT)

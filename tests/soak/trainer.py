@@ -18,8 +18,8 @@ from tests.soak.episodes import EPISODES, Worker
 from tests.soak.plan import Order, Said, TrainerPlan
 from tierstore import DaemonUnavailableError, TierStore, TierStoreError
 from tierstore.demo.model import choose_vector_kernels
+from tierstore.ledger import windows
 from tierstore.residency.handle import Handle
-from tierstore.rules import windows
 
 _MOST_FLUSHES = 100
 _EMPTY = ("live_handles", "device_bytes", "host_bytes", "lent_bytes", "staging_used_bytes", "disk_bytes")

@@ -11,9 +11,9 @@ from tests.conftest import MakeStore
 from tests.inspect_store import inspect
 from tests.waiting import until
 from tierstore import Handle, TierStore
-from tierstore.rules.by_hand import ByHand
-from tierstore.rules.lookahead import Lookahead
-from tierstore.rules.state import State
+from tierstore.ledger.by_hand import ByHand
+from tierstore.ledger.lookahead import Lookahead
+from tierstore.ledger.state import State
 
 NBYTES = 40_000
 ROOM = 4

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from tests.hooks.virtual_accelerator import VirtualAccelerator
+from tierstore.ledger.coverage import Measured
 from tierstore.residency import graph_times
 from tierstore.residency.graph_times import GraphTimes
-from tierstore.rules.coverage import Measured
 
 
 @pytest.fixture(autouse=True)

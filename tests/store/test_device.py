@@ -18,13 +18,13 @@ import torch
 
 from tests.waiting import until
 from tierstore.disk.tier import Kind
+from tierstore.ledger.state import State
 from tierstore.residency.copies import Marker
 from tierstore.residency.device import DeviceTier
 from tierstore.residency.handle import Handle, Record
 from tierstore.residency.layout import layout_of
 from tierstore.residency.ownership import claim
 from tierstore.residency.slab import Slab, Slot
-from tierstore.rules.state import State
 
 CPU = torch.device("cpu")
 NBYTES = 4096

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from tierstore.rules.device_window import DeviceWindow
-from tierstore.rules.plan import Place
+from tierstore.ledger.device_window import DeviceWindow
+from tierstore.ledger.plan import Place
 
 
 @dataclass

@@ -15,14 +15,14 @@ from tests.inspect_store import inspect_engine
 from tierstore.base.threads import IoThreads, start_thread
 from tierstore.disk.local import LocalDisk
 from tierstore.disk.tier import Kind, Stored
+from tierstore.ledger.state import State
 from tierstore.residency.transfers import BytesToWrite
-from tierstore.rules.state import State
 from tierstore.store.engine import Engine, OpenDisk
 
 NBYTES = 50_000
 
 
-class Ledger:
+class Books:
     """Stands for the residency of an engine: wants everything, and writes down what it is told."""
 
     def __init__(self) -> None:
@@ -77,35 +77,35 @@ def open_disk(store_directory: Path) -> OpenDisk:
 
 
 @pytest.fixture
-def open_engine(open_disk: OpenDisk) -> Iterator[Callable[[], tuple[Engine, Ledger]]]:
+def open_engine(open_disk: OpenDisk) -> Iterator[Callable[[], tuple[Engine, Books]]]:
     engines: list[Engine] = []
 
-    def make() -> tuple[Engine, Ledger]:
-        ledger = Ledger()
+    def make() -> tuple[Engine, Books]:
+        books = Books()
         engines.append(Engine(open_disk, "tierstore-test"))
-        engines[-1].serve(ledger)
-        return engines[-1], ledger
+        engines[-1].serve(books)
+        return engines[-1], books
 
     yield make
     for engine in engines:
         engine.stop(20)
 
 
-def _fill(ledger: Ledger, keys: range, nbytes: int = NBYTES) -> None:
+def _fill(books: Books, keys: range, nbytes: int = NBYTES) -> None:
     for key in keys:
-        ledger.contents[key] = bytes([key % 251]) * nbytes
+        books.contents[key] = bytes([key % 251]) * nbytes
 
 
 def test_what_is_submitted_before_serve_begins_then(open_disk: OpenDisk) -> None:
-    engine, ledger = Engine(open_disk, "tierstore-test"), Ledger()
-    _fill(ledger, range(3))
+    engine, books = Engine(open_disk, "tierstore-test"), Books()
+    _fill(books, range(3))
     for key in range(3):
         engine.submit_spill(_record(key))
     assert engine.disk_budget_bytes == 2**28  # the disk tier is open
-    engine.serve(ledger)
-    ledger.wait_for("spill", *range(3))
+    engine.serve(books)
+    books.wait_for("spill", *range(3))
     engine.stop(20)
-    assert ledger.endings == [None]
+    assert books.endings == [None]
 
 
 def test_stop_before_serve_ends_the_engine(open_disk: OpenDisk) -> None:
@@ -115,24 +115,24 @@ def test_stop_before_serve_ends_the_engine(open_disk: OpenDisk) -> None:
 
 
 def test_small_records_wait_for_company_or_for_somebody_who_waits(
-    open_engine: Callable[[], tuple[Engine, Ledger]],
+    open_engine: Callable[[], tuple[Engine, Books]],
 ) -> None:
-    engine, ledger = open_engine()
-    _fill(ledger, range(5000), 100)
+    engine, books = open_engine()
+    _fill(books, range(5000), 100)
     begun: list[int] = []
-    begin = ledger.begin_spill
-    ledger.begin_spill = lambda record: begun.append(record.key) or begin(record)  # type: ignore[method-assign]
+    begin = books.begin_spill
+    books.begin_spill = lambda record: begun.append(record.key) or begin(record)  # type: ignore[method-assign]
     small = [_record(key) for key in range(5000)]
     for record in small:
         record.nbytes = 100
     for record in small[:10]:
         engine.submit_spill(record)
     engine.submit_spill(_record(4999))
-    ledger.wait_for("spill", 4999)
+    books.wait_for("spill", 4999)
     assert begun == [4999], "others do not take them along"
     small[3].state = State.HOST  # it was asked for
     engine.hurry()
-    ledger.wait_for("spill", *(key for key in range(10) if key != 3))
+    books.wait_for("spill", *(key for key in range(10) if key != 3))
     assert 3 not in begun
     for record in small[10:4990]:
         record.state = State.FREED
@@ -142,37 +142,37 @@ def test_small_records_wait_for_company_or_for_somebody_who_waits(
     for record in small[10:4990]:
         record.state = State.QUEUED
         engine.submit_spill(record)
-    ledger.wait_for("spill", *range(10, 3000))
+    books.wait_for("spill", *range(10, 3000))
     engine.hurry()
-    ledger.wait_for("spill", *range(10, 4990))
+    books.wait_for("spill", *range(10, 4990))
 
 
-def test_spill_waits_for_the_copy_that_fills_its_slot(open_engine: Callable[[], tuple[Engine, Ledger]]) -> None:
-    engine, ledger = open_engine()
+def test_spill_waits_for_the_copy_that_fills_its_slot(open_engine: Callable[[], tuple[Engine, Books]]) -> None:
+    engine, books = open_engine()
     memory = bytearray(NBYTES)
-    ledger.contents[1] = memory  # type: ignore[assignment]
-    _fill(ledger, range(2, 3))
+    books.contents[1] = memory  # type: ignore[assignment]
+    _fill(books, range(2, 3))
     copied = threading.Event()
     engine.submit_spill(_record(1, SimpleNamespace(synchronize=copied.wait)))
     engine.submit_spill(_record(2))
-    ledger.wait_for("spill", 2)
-    assert ("spill", 1) not in ledger.outcomes
+    books.wait_for("spill", 2)
+    assert ("spill", 1) not in books.outcomes
     memory[:] = b"c" * NBYTES
     copied.set()
-    ledger.wait_for("spill", 1)
+    books.wait_for("spill", 1)
     engine.submit_restore(_record(1), demanded=True)
-    ledger.wait_for("restore", 1)
-    assert ledger.restored[1] == b"c" * NBYTES
+    books.wait_for("restore", 1)
+    assert books.restored[1] == b"c" * NBYTES
 
 
-def test_stop_is_idempotent_and_tells_the_books_once(open_engine: Callable[[], tuple[Engine, Ledger]]) -> None:
-    engine, ledger = open_engine()
+def test_stop_is_idempotent_and_tells_the_books_once(open_engine: Callable[[], tuple[Engine, Books]]) -> None:
+    engine, books = open_engine()
     engine.request_stop()
     engine.stop(20)
     engine.stop(20)
     engine.request_stop()
     assert not engine.is_running
-    assert ledger.endings == [None]
+    assert books.endings == [None]
     engine.submit_spill(_record(1))  # nobody listens; nothing is raised
     engine.submit_restore(_record(1), demanded=True)
     engine.submit_discard(1)

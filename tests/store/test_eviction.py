@@ -6,8 +6,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tierstore.rules.eviction import EvictionOrder
-from tierstore.rules.plan import Place
+from tierstore.ledger.eviction import EvictionOrder
+from tierstore.ledger.plan import Place
 
 
 def _record(key: int, worth: int | None = None, place: Place | None = None) -> Any:

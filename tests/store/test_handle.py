@@ -9,11 +9,11 @@ from typing import Any, cast
 import pytest
 import torch
 
-import tierstore.rules.state
+import tierstore.ledger.state
 from tierstore.disk.tier import Kind
+from tierstore.ledger.state import MOVES, State
 from tierstore.residency.handle import Handle, Record
 from tierstore.residency.layout import layout_of
-from tierstore.rules.state import MOVES, State
 
 
 def _handle(source: torch.Tensor | None = None, released: deque[Record] | None = None, key: int = 1) -> Handle:
@@ -59,7 +59,7 @@ def test_bytes_that_are_gone_never_come_back_without_a_read() -> None:
 
 
 def test_table_in_the_docstring_names_every_state() -> None:
-    documented = re.findall(r"^([A-Z]+)  ", tierstore.rules.state.__doc__ or "", re.MULTILINE)
+    documented = re.findall(r"^([A-Z]+)  ", tierstore.ledger.state.__doc__ or "", re.MULTILINE)
     assert documented == [state.name for state in State]
 
 

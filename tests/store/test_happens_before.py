@@ -9,12 +9,12 @@ import torch
 
 from tests.store.happens_before import BLOCK_BYTES, DEVICE, HOST, ClockedCopies, UnorderedError
 from tierstore.disk.tier import Kind
+from tierstore.ledger.state import State
 from tierstore.residency.device import DeviceTier
 from tierstore.residency.handle import Handle, Record
 from tierstore.residency.layout import layout_of
 from tierstore.residency.ownership import claim
 from tierstore.residency.slab import Slab
-from tierstore.rules.state import State
 
 STREAMS = ("compute", "side")
 OWNERS = (*STREAMS, "elsewhere")  # a stream that computes, but on which nothing is ever packed

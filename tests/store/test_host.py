@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tierstore.rules.windows import HostWindows
+from tierstore.ledger.windows import HostWindows
 
 
 def _record(nbytes: int) -> Any:

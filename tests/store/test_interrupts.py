@@ -267,7 +267,7 @@ def test_second_interrupt_before_the_first_has_closed_the_store_closes_it_at_the
 ) -> None:
     store = make_store(host_bytes=0)
     with monkeypatch.context() as twice:
-        twice.setattr("tierstore.rules.down.Down.admit", lambda *_: interrupt())
+        twice.setattr("tierstore.ledger.down.Down.admit", lambda *_: interrupt())
         twice.setattr("tierstore.residency.guard.is_interrupt", lambda _: interrupt())
         with pytest.raises(KeyboardInterrupt):
             store.put(torch.ones(1000))

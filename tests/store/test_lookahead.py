@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tierstore.rules.lookahead import LearnedOrders, Lookahead, reverse_topological
-from tierstore.rules.plan import Place, Trace
+from tierstore.ledger.lookahead import LearnedOrders, Lookahead, reverse_topological
+from tierstore.ledger.plan import Place, Trace
 
 
 def _records(num: int) -> list[Any]:

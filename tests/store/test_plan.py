@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tierstore.rules.plan import Place, Trace, make_plan
+from tierstore.ledger.plan import Place, Trace, make_plan
 
 DEVICE, HOST, STAGING, DISK = Place
 

@@ -9,7 +9,7 @@ import torch
 from tests.conftest import MakeStore
 from tests.inspect_store import inspect
 from tierstore import StoreBusyError, TierStore, tiered_offload
-from tierstore.rules.windows import HostWindows
+from tierstore.ledger.windows import HostWindows
 from tierstore.store.plans import PlansOfStore
 
 

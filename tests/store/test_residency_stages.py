@@ -22,8 +22,8 @@ from tierstore.base.defaults import NUM_RESTORES
 from tierstore.disk.local import LocalDisk
 from tierstore.disk.tier import Kind, Stored
 from tierstore.hooks.order import LogOptions, PackLog, open_log
+from tierstore.ledger.state import State
 from tierstore.residency.layout import layout_of, memory_at, storage_address
-from tierstore.rules.state import State
 
 NBYTES = 40_000
 
@@ -366,14 +366,14 @@ def test_news_that_comes_just_as_a_look_ends_is_not_lost(bench: Bench, monkeypat
     store, _ = bench.open(host_bytes=0)
     handle = store.put(_tensor())
     store.flush()
-    rules = store._core.residency.rules
-    end_discards = rules.end_discards
+    ledger = store._core.residency.ledger
+    end_discards = ledger.end_discards
 
     def ends_late(num_records: int) -> None:
         time.sleep(1)  # under the lock: the look ends meanwhile, and then the waiter is notified
         end_discards(num_records)
 
-    monkeypatch.setattr(rules, "end_discards", ends_late)
+    monkeypatch.setattr(ledger, "end_discards", ends_late)
     go_on = bench.stall_loop(store)
     del handle
     flushing = bench.on_thread(store, store.flush)

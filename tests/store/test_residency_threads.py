@@ -17,13 +17,13 @@ def test_collector_inside_every_critical_section_does_no_harm(
 ) -> None:
     """What is garbage is found there, and nowhere else."""
     store = make_store(host_bytes="8KiB", staging_bytes="8KiB")
-    drain = inspect(store).rules.drain
+    drain = inspect(store).ledger.drain
 
     def collect_and_drain() -> bool:
         gc.collect()
         return drain()
 
-    monkeypatch.setattr(inspect(store).rules, "drain", collect_and_drain)
+    monkeypatch.setattr(inspect(store).ledger, "drain", collect_and_drain)
     kept: list[tuple[int, Handle]] = []
     for i in range(60):
         cycle: list[object] = [store.put(torch.arange(500.0) - i)]

@@ -2,8 +2,8 @@
 
 import pytest
 
+from tierstore.ledger.windows import HostWindows
 from tierstore.residency.slots import Slots
-from tierstore.rules.windows import HostWindows
 
 NBYTES = 2 * 2**20
 

@@ -9,7 +9,7 @@ import torch
 from tests.conftest import MakeStore
 from tests.inspect_store import inspect
 from tierstore import ConfigError, StoreStats, TierStore, tiered_offload
-from tierstore.rules.counters import KEPT_REASONS, STALL_CAUSES
+from tierstore.ledger.counters import KEPT_REASONS, STALL_CAUSES
 from tierstore.testing import SimulatedCopies
 
 PROMISED = {

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from tests.conftest import MakeStore
 from tests.inspect_store import inspect, inspect_engine
 from tierstore import ConfigError, Handle, ModifiedInPlaceError, StoreClosedError, TierStore
-from tierstore.rules.state import State
+from tierstore.ledger.state import State
 
 DTYPES = [
     torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.uint64,

@@ -13,8 +13,8 @@ from tests.conftest import MakeStore
 from tests.inspect_store import inspect
 from tests.waiting import until
 from tierstore import Handle, StoreFullError, StoreStats, TierStore, tiered_offload
-from tierstore.rules.lookahead import Lookahead
-from tierstore.rules.state import State
+from tierstore.ledger.lookahead import Lookahead
+from tierstore.ledger.state import State
 
 NBYTES = 40_000
 HOST_BUDGETS = (0, 1, NBYTES - 1, NBYTES, NBYTES + 1, 3 * NBYTES, 8 * NBYTES)

@@ -18,8 +18,8 @@ from tests.waiting import until
 from tierstore import CorruptDataError, StorageIOError, StoreClosedError, StoreFullError, TierStore
 from tierstore.disk.local import LocalDisk
 from tierstore.disk.tier import Kind, Stored
+from tierstore.ledger.state import State
 from tierstore.residency.copies import Marker
-from tierstore.rules.state import State
 from tierstore.testing import SimulatedCopies
 
 

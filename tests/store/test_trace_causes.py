@@ -3,7 +3,7 @@
 import pytest
 
 from tests.store.test_trace_file import HEADER
-from tierstore.rules.counters import STALL_CAUSES
+from tierstore.ledger.counters import STALL_CAUSES
 from tierstore.tracing.causes import explain
 from tierstore.tracing.events import Event, Gone, Levels, Pack, Restore, Scope, ScopeEnd, Spill, Stall, Unpack
 from tierstore.tracing.page import page_of

@@ -14,7 +14,7 @@ import torch
 from tests.daemon.conftest import environment_of_tests
 from tests.inspect_store import inspect
 from tierstore import ConfigError, TierStore, tiered_offload
-from tierstore.rules.observer import Observer
+from tierstore.ledger.observer import Observer
 from tierstore.tracing import recorder as recording
 from tierstore.tracing.events import Cancelled, End, Lost, Pack, Release, Unpack
 from tierstore.tracing.reader import read_trace

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 import torch
 
 from ..base.interrupts import is_interrupt
-from ..rules.groups import DEVICE_ALIGNMENT_BYTES, Group, Grouping
-from ..rules.ledger import Ledger
-from ..rules.windows import NUM_MEMBERS
+from ..ledger.books import Books
+from ..ledger.groups import DEVICE_ALIGNMENT_BYTES, Group, Grouping
+from ..ledger.windows import NUM_MEMBERS
 from .device import Streams
 from .groups import Part, become_members, copy_into, may_join_later, take_if_ours
 from .handle import Handle, Record
@@ -27,7 +27,7 @@ class Booking:
 
     def __init__(
         self,
-        ledger: Ledger[Record],
+        books: Books[Record],
         handles: HandleFactory,
         noted: NotedTensors,
         lent_views: LentViews,
@@ -39,10 +39,10 @@ class Booking:
         self._streams = streams
         self._slots = slots
         self._begin_to_pin = slots.slab.begin_to_pin
-        self._windows = ledger.windows
-        self._records = ledger.records
-        self._pending = ledger.pending
-        self._counters = ledger.counters
+        self._windows = books.windows
+        self._records = books.records
+        self._pending = books.pending
+        self._counters = books.counters
         self._lent_views = lent_views
 
     def num_live(self) -> int:

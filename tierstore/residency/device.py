@@ -29,10 +29,10 @@ from typing import Any
 
 import torch
 
-from ..rules.device import CopyBack, CopyOut, DeviceRules
-from ..rules.device_window import FLIGHT_BYTES, RELOAD_BYTES, DeviceWindow
-from ..rules.groups import DEVICE_ALIGNMENT_BYTES
-from ..rules.windows import Window
+from ..ledger.device import CopyBack, CopyOut, DeviceRules
+from ..ledger.device_window import FLIGHT_BYTES, RELOAD_BYTES, DeviceWindow
+from ..ledger.groups import DEVICE_ALIGNMENT_BYTES
+from ..ledger.windows import Window
 from .capture import is_capturing
 from .copies import Copies, Marker
 from .graph_times import GraphTimes

@@ -2,7 +2,7 @@
 
 Where the host runs ahead of the device it cannot measure them. Where it does not, the device waits for the host, also
 between two marks around a wait for a copy. The time that the host takes from one to the other is not the copy's.
-See NOTE [What compute covers] in `rules/coverage.py`.
+See NOTE [What compute covers] in `ledger/coverage.py`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..rules.coverage import Measured
+from ..ledger.coverage import Measured
 
 if TYPE_CHECKING:
     import torch

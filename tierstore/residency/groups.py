@@ -2,9 +2,9 @@
 
 NOTE [Groups]
 A record of its own costs a tensor of 64 KiB more time than its bytes take to a drive. So small tensors in host memory
-stay noted until there are enough of them (NOTE [Small tensors] in `rules/windows.py`). Those that are the store's alone
-are then copied, one behind the other, into one slot, and their own memory is freed. The slot has one record. It is
-written, read, evicted and released as one. Each member is handed out as a view of it.
+stay noted until there are enough of them (NOTE [Small tensors] in `ledger/windows.py`). Those that are the store's
+alone are then copied, one behind the other, into one slot, and their own memory is freed. The slot has one record. It
+is written, read, evicted and released as one. Each member is handed out as a view of it.
 
 * The members of a group are of one graph, one dtype and one planned place. They are ours alone when they are copied,
   and nobody can come to hold them later: only the group refers to their bytes.
@@ -33,7 +33,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..rules.groups import Group
+from ..ledger.groups import Group
 from .handle import Handle, Member
 from .layout import alias_of, layout_of
 from .lent import in_use

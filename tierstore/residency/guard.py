@@ -1,6 +1,6 @@
 """The lock of a store, who may hold it, who waits for what, and how everything ends.
 
-Training threads and the engine's loop hold the lock for a short time; the rules (`rules/`) make the changes under it.
+Training threads and the engine's loop hold the lock for a short time; the rules (`ledger/`) make the changes under it.
 Only training threads may wait, and only for progress that the engine makes without them. A waiting thread holds no slot
 and no staging that this progress could need. So every wait ends: with progress, with an error, or with the end of the
 engine.
@@ -23,11 +23,11 @@ from ..base.interrupts import is_interrupt
 from ..base.threads import refuse_green_threads, refuse_to_wait
 from ..disk.tier import Loaded, Stored
 from ..errors import StoreBusyError, StoreClosedError, TierStoreError
+from ..ledger.books import Books
+from ..ledger.counters import STALL_CAUSES
+from ..ledger.ledger import Ledger
+from ..ledger.windows import HostWindows, Window
 from ..plain_text import plain
-from ..rules.counters import STALL_CAUSES
-from ..rules.ledger import Ledger
-from ..rules.rules import Rules
-from ..rules.windows import HostWindows, Window
 from .booking import Booking
 from .copies import AcceleratorCopies, Copies
 from .device import DeviceTier
@@ -139,21 +139,21 @@ class Guard:
         windows = HostWindows(host_bytes, staging_bytes, grows=staging_grows)
         resident = Window(0)
         self._noted = NotedTensors(windows, resident)
-        self._ledger = ledger = Ledger[Record](windows, self._noted, is_sole_owner)
-        self._counters = ledger.counters
+        self._books = books = Books[Record](windows, self._noted, is_sole_owner)
+        self._counters = books.counters
         self._lent_views = lent_views = LentViews()
         size_bytes = host_bytes + staging_bytes
-        self._slots = slots = Slots(windows, size_bytes, ledger.uncharged_bytes, counters=ledger.counters)
+        self._slots = slots = Slots(windows, size_bytes, books.uncharged_bytes, counters=books.counters)
         self.slab = slots.slab
         self._devices = DeviceTier(
             copies or AcceleratorCopies(), lent_views=lent_views, note_copy=slots.note_copy, resident=resident
         )
         streams = self._devices.streams
         self.device_of = streams.device_of
-        self.handles = HandleFactory(self, ledger.released.append, streams.device_of)
-        self._booking = Booking(ledger, self.handles, self._noted, lent_views, slots, streams)
+        self.handles = HandleFactory(self, books.released.append, streams.device_of)
+        self._booking = Booking(books, self.handles, self._noted, lent_views, slots, streams)
         self._memory = StoreMemory(self._booking, slots, self._devices, lent_views)
-        self.rules = Rules[Record](ledger, self._memory, self._devices, engine, engine.disk_budget_bytes)
+        self.ledger = Ledger[Record](books, self._memory, self._devices, engine, engine.disk_budget_bytes)
         self.fits_on_device = self._devices.window.fits
         self._begin_lock()
         self.closed: StoreClosedError | None = None
@@ -206,7 +206,7 @@ class Guard:
         try:
             if self.closed is None:
                 self.closed = closed
-                self.rules.end_all()
+                self.ledger.end_all()
         finally:
             self._progress.notify_all()
 
@@ -236,23 +236,23 @@ class Guard:
         self._begin_lock()
         self._is_changing = False
         self.closed = StoreClosedError(self._name, reason)
-        self.rules.abandon()
+        self.ledger.abandon()
 
     # --- under the lock --------------------------------------------------------------------------------------------
 
     def _drain(self) -> None:
         """Account for everything that has died; if there was anything, let others go on."""
         was_changing, self._is_changing = self._is_changing, True
-        if self.rules.drain():
+        if self.ledger.drain():
             self._advance()
         self._is_changing = was_changing
 
     def _advance(self) -> None:
-        self.rules.advance()
+        self.ledger.advance()
         self._progress.notify_all()
 
     def _go_ahead(self) -> None:
-        if self.rules.go_ahead():
+        if self.ledger.go_ahead():
             self._progress.notify_all()  # a write that `flush` waits for was cancelled, and nobody else tells it
 
     def _wait(self, cause: str, record: Record | None = None) -> None:
@@ -274,14 +274,14 @@ class Guard:
                 self._lock.acquire()
             raise
         seconds = time.perf_counter() - began
-        self.rules.counters.stall_seconds[cause] += seconds
-        self.rules.observer.stalled(seconds, cause, None if record is None else record.key)
+        self.ledger.counters.stall_seconds[cause] += seconds
+        self.ledger.observer.stalled(seconds, cause, None if record is None else record.key)
         self._check_open()
         self._drain()
         self._is_changing = was_changing
 
     def _raise_spill_error(self) -> None:
-        error, self.rules.spill_error = self.rules.spill_error, None
+        error, self.ledger.spill_error = self.ledger.spill_error, None
         if isinstance(error, TierStoreError):
             raise copy_of(error) from error
         if error is not None:
@@ -292,29 +292,29 @@ class Guard:
     @_or_the_end
     def begin_spill(self, record: Record) -> BytesToWrite | None:
         self._drain()
-        if not self.rules.begin_write(record):
+        if not self.ledger.begin_write(record):
             self._progress.notify_all()  # the record may have been withdrawn
             return None
         return BytesToWrite(self._memory.bytes_held(record), record.kind, record.ready)
 
     @_or_the_end
     def end_spill(self, record: Record, outcome: Stored | Exception) -> None:
-        self.rules.end_write(record, outcome)
+        self.ledger.end_write(record, outcome)
         self._advance()
 
     @_or_the_end
     def begin_restore(self, record: Record) -> memoryview | None:
         self._drain()
-        return self._memory.bytes_held(record) if self.rules.begin_read(record) else None
+        return self._memory.bytes_held(record) if self.ledger.begin_read(record) else None
 
     @_or_the_end
     def end_restore(self, record: Record, outcome: Loaded | Exception) -> None:
-        self.rules.end_read(record, outcome)
+        self.ledger.end_read(record, outcome)
         self._advance()
 
     @_or_the_end
     def end_discard(self, num_records: int) -> None:
-        self.rules.end_discards(num_records)
+        self.ledger.end_discards(num_records)
         self._advance()
 
     def engine_ended(self, error: BaseException | None) -> None:
@@ -324,7 +324,7 @@ class Guard:
             else:
                 self._end_failed(error)
             try:
-                self.rules.end_jobs()
+                self.ledger.end_jobs()
             except Exception:
                 if not self._are_half_changed:  # else they cannot always be taken apart
                     raise
@@ -346,28 +346,28 @@ class Guard:
     # --- waiting for room ------------------------------------------------------------------------------------------
 
     def _make_room(self) -> None:
-        rules = self.rules
+        ledger = self.ledger
         collected = False
-        while rules.blocked:
+        while ledger.blocked:
             self._raise_spill_error()
-            if rules.num_jobs or self._num_getting:
+            if ledger.num_jobs or self._num_getting:
                 self._wait_for_room()
             elif not collected:
                 collected = True
-                rules.windows.keep_noted(0)  # small tensors give way
+                ledger.windows.keep_noted(0)  # small tensors give way
                 self._collect_garbage()
             else:
-                raise rules.full_error(rules.blocked[0].nbytes) from rules.disk_error
-            rules.admit_blocked(is_awaited=True)
+                raise ledger.full_error(ledger.blocked[0].nbytes) from ledger.disk_error
+            ledger.admit_blocked(is_awaited=True)
             self._slots.trim()
         self._raise_spill_error()
 
     def _wait_for_room(self) -> None:
-        self.rules.num_packing += 1
+        self.ledger.num_packing += 1
         try:
             self._wait(_PACK_WAITS)
         finally:
-            self.rules.num_packing -= 1
+            self.ledger.num_packing -= 1
 
     def _collect_garbage(self) -> None:
         """Collect garbage, without the lock: graphs in reference cycles may be all that fills the store."""
@@ -379,7 +379,7 @@ class Guard:
             self._lock.acquire()
         self._drain()
         self._is_changing = was_changing
-        self.rules.disk_is_full = False  # try once more
+        self.ledger.disk_is_full = False  # try once more
 
 
 def holds_any_lock() -> bool:

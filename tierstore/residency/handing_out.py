@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..errors import ModifiedInPlaceError, StoreClosedError, TierStoreError
-from ..rules.counters import STALL_CAUSES
-from ..rules.state import IN_MEMORY, State
+from ..ledger.counters import STALL_CAUSES
+from ..ledger.state import IN_MEMORY, State
 from .guard import Guard, copy_of, holds_any_lock, whole
 from .handle import Member, Record
 from .layout import Layout, describe, fits_in_storage, is_inside_modes, rebuild, rebuild_beyond
 
 if TYPE_CHECKING:
-    from ..rules.lookahead import Lookahead
+    from ..ledger.lookahead import Lookahead
 
 _UNPACK_WAITS = STALL_CAUSES[1]
 
@@ -55,13 +55,13 @@ class HandingOut(Guard):
             StorageIOError: they could not be read; they are still on disk.
             StoreClosedError: the store is closed; they are gone.
         """
-        rules = self.rules
+        ledger = self.ledger
         if record.state is not State.CLOSED:
             self._check_open()
         self._drain()
         self._check_unchanged(record, layout)
         self._is_changing = True
-        if rules.ask_for(record, ahead, index):
+        if ledger.ask_for(record, ahead, index):
             self._progress.notify_all()  # `flush` waits for the write that was cancelled, and nobody else tells it
         if record.state in IN_MEMORY:
             return self._hand_over(record, layout, reload_ahead, index, member)
@@ -74,7 +74,7 @@ class HandingOut(Guard):
             was_changing, self._is_changing = self._is_changing, True
             record.demanded -= 1
             self._num_getting -= 1
-            rules.used(record)
+            ledger.used(record)
             self._advance()
             self._is_changing = was_changing
 
@@ -90,7 +90,7 @@ class HandingOut(Guard):
                 if handle is None or self.closed is not None or self._is_changing or is_inside_modes():
                     return None
                 self._is_changing = True
-                is_next = self.rules.next_member(record, ahead, index)
+                is_next = self.ledger.next_member(record, ahead, index)
                 self._is_changing = False  # a new view that is not kept does no harm
                 if not is_next:
                     return None
@@ -113,7 +113,7 @@ class HandingOut(Guard):
         if self.closed is None:
             self._drain()
             self._is_changing = True
-            self.rules.ahead = ahead
+            self.ledger.ahead = ahead
             self._go_ahead()
 
     def asked_on(self, device: torch.device) -> None:
@@ -129,7 +129,7 @@ class HandingOut(Guard):
         if self.closed is None:
             self._drain()
             self._is_changing = True
-            if self.rules.pass_by(ahead, reload_ahead, index):
+            if self.ledger.pass_by(ahead, reload_ahead, index):
                 self._progress.notify_all()
 
     @whole
@@ -138,7 +138,7 @@ class HandingOut(Guard):
         if self.closed is None:
             self._drain()
             self._is_changing = True
-            self.rules.name(records)
+            self.ledger.name(records)
             self._go_ahead()
 
     # --- under the lock --------------------------------------------------------------------------------------------
@@ -153,10 +153,10 @@ class HandingOut(Guard):
 
     def _await_bytes(self, record: Record) -> None:
         if record.state is State.QUEUED:
-            self.rules.cancel_spill(record)
+            self.ledger.cancel_spill(record)
         while record.state not in IN_MEMORY:
             self._raise_cause(record)
-            self.rules.hasten(record)
+            self.ledger.hasten(record)
             self._wait(_UNPACK_WAITS, record)
 
     def _hand_over(
@@ -169,7 +169,7 @@ class HandingOut(Guard):
     ) -> torch.Tensor:
         source = self._check_unchanged(record, layout)
         self._is_changing = True
-        if not self.rules.hand_over(record, reload_ahead, index):
+        if not self.ledger.hand_over(record, reload_ahead, index):
             return self._member_alone(record, layout, member)
         self._is_changing = False  # a new view that is not kept does no harm
         return self._view_of(record, source, layout, index, member)

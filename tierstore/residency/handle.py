@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from ..base.remains import Remains
-from ..rules.state import MOVES, State
+from ..ledger.state import MOVES, State
 from .layout import Layout, in_dtype, set_lazy_bits
 
 if TYPE_CHECKING:
     from ..disk.tier import Kind
-    from ..rules.plan import Place
-    from ..rules.windows import Window
+    from ..ledger.plan import Place
+    from ..ledger.windows import Window
     from .copies import Marker
     from .slab import Slot
 
@@ -35,7 +35,7 @@ class Record(Remains["Handle"]):
 
     Attributes:
         key: unique in this store, growing in the order of packing.
-        state: see the table in `rules/state.py`; assigned by `move` alone.
+        state: see the table in `ledger/state.py`; assigned by `move` alone.
         version: the tensor's version counter when it was saved.
         root: the tensor that was saved, or its base, for as long as that lives.
         address: where the source's storage lay when it was saved or restored. If it has moved since, others manage it.

@@ -9,7 +9,7 @@ When the bytes leave memory, the alias is pointed at an empty storage. A tensor 
 still be in use then: the slot is *lent* until the storage over it dies.
 Device memory of an accelerator is handled likewise; the slot then holds a copy that nobody else ever sees.
 
-A handle that dies takes its alias along, and its record goes into the queue `Rules.released`. When the storage over a
+A handle that dies takes its alias along, and its record goes into the queue `Ledger.released`. When the storage over a
 slot dies, the slot goes into a queue of `slots.py`; when a log dies, its remains go into a queue of `noted.py`.
 """
 

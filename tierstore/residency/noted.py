@@ -28,14 +28,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from ..base.remains import Remains
-from ..rules.windows import HostWindows, Window
+from ..ledger.windows import HostWindows, Window
 from .handle import Handle, Member, Record
 from .layout import Layout, layout_of
 from .torch_names import storage_use_count
 from .tracked import TrackedBytes, TrackedReference
 
 if TYPE_CHECKING:
-    from ..rules.plan import Plan
+    from ..ledger.plan import Plan
 
 _FIRST_LOOK_PACKS = 1024
 """A log is not searched for dead tensors before it has this many packs."""

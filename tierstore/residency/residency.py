@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..rules.counters import STALL_CAUSES, Counters
-from ..rules.observer import Observer
-from ..rules.pending import NUM_EXAMINED_PER_PACK
-from ..rules.state import State
+from ..ledger.counters import STALL_CAUSES, Counters
+from ..ledger.observer import Observer
+from ..ledger.pending import NUM_EXAMINED_PER_PACK
+from ..ledger.state import State
 from .guard import holds_any_lock, whole
 from .handing_out import HandingOut
 from .handle import Record
@@ -47,22 +47,22 @@ class Residency(HandingOut):
             try:
                 if self.closed is not None or self._is_changing:
                     self._check_open()
-                rules, log = self.rules, noted.log
+                ledger, log = self.ledger, noted.log
                 log.newest_node = node
                 new_bytes = 0 if (noted.storage_id, nbytes) in log.num_noted else nbytes
-                is_short = rules.is_short_of(new_bytes)
-                is_planned = log.plan is not None and not rules.may_wait
+                is_short = ledger.is_short_of(new_bytes)
+                is_planned = log.plan is not None and not ledger.may_wait
                 is_short |= is_planned
-                if is_short and (rules.must_examine() or not self._booking.is_booked(noted)):
+                if is_short and (ledger.must_examine() or not self._booking.is_booked(noted)):
                     self._relieve(is_planned=is_planned)
-                    rules.is_short_of(new_bytes)  # it may stay noted now
+                    ledger.is_short_of(new_bytes)  # it may stay noted now
                 self._is_changing = True
                 counters = self._counters
                 counters.packed_tensors += 1
                 counters.packed_bytes += nbytes
                 new_bytes = self._noted.add(noted, node, nbytes)
-                if rules.uses_staging:
-                    rules.charge_noted(new_bytes)
+                if ledger.uses_staging:
+                    ledger.charge_noted(new_bytes)
                 if is_short:
                     if self._booking.may_be_booked(noted):
                         self._join_if_booked(noted)
@@ -83,15 +83,15 @@ class Residency(HandingOut):
             try:
                 if self.closed is not None or self._is_changing:
                     self._check_open()
-                rules, log = self.rules, tracked.log
+                ledger, log = self.ledger, tracked.log
                 log.newest_node = node
-                device_rules = rules.device
-                must_act: object = rules.pending.must_be_examined or rules.blocked or rules.spill_error is not None
+                device_rules = ledger.device
+                must_act: object = ledger.pending.must_be_examined or ledger.blocked or ledger.spill_error is not None
                 if not (must_act or tracked.key % _EVERY) and (device_rules.flights or device_rules.busy):
                     must_act = device_rules.has_finished()
-                if leaves and log.leaving_bytes + nbytes > rules.device_group_bytes:
+                if leaves and log.leaving_bytes + nbytes > ledger.device_group_bytes:
                     self._is_changing = True
-                    self._booking.book_leaving(self.rules.device_group_bytes, log, may_wait=True)
+                    self._booking.book_leaving(self.ledger.device_group_bytes, log, may_wait=True)
                     self._is_changing = False
                     must_act = True
                 if must_act:
@@ -122,7 +122,7 @@ class Residency(HandingOut):
                 return True
             self._is_changing = True
             log.newest_node = node
-            group_bytes = self.rules.device_group_bytes
+            group_bytes = self.ledger.device_group_bytes
             if log.leaving:
                 self._booking.book_leaving(group_bytes, log, may_wait=True)
             if not self._devices.window.fits(nbytes):
@@ -146,10 +146,10 @@ class Residency(HandingOut):
         self._check_open()
         self._drain()
         self._is_changing = True
-        if log.leaving_bytes > self.rules.device_group_bytes:
+        if log.leaving_bytes > self.ledger.device_group_bytes:
             log.newest_node = node
-            self._booking.book_leaving(self.rules.device_group_bytes, log, may_wait=True)
-        self.rules.pending.settle(fresh)
+            self._booking.book_leaving(self.ledger.device_group_bytes, log, may_wait=True)
+        self.ledger.pending.settle(fresh)
         fresh.clear()
         if is_new:
             self._register(record)
@@ -171,12 +171,12 @@ class Residency(HandingOut):
         self._check_open()
         self._drain()
         self._is_changing = True
-        if self.rules.windows.noted_bytes:
-            self.rules.examine(0)
+        if self.ledger.windows.noted_bytes:
+            self.ledger.examine(0)
         self._register(record)
         record.forced = True
         if record.nbytes:
-            self.rules.admit(record)
+            self.ledger.admit(record)
             self._slots.trim()
             try:
                 self._make_room()
@@ -190,12 +190,12 @@ class Residency(HandingOut):
         if self.closed is None:
             self._drain()
             self._is_changing = True
-            self.rules.pending.settle(records)
+            self.ledger.pending.settle(records)
             self._slots.trim()
 
     def begin_backward(self, log: NotedLog) -> None:
         """Backward of the log begins: its plan ends, and `survey`. Does not wait."""
-        self.rules.end_plan(log.records)
+        self.ledger.end_plan(log.records)
         self.survey(log)
 
     @whole
@@ -209,9 +209,9 @@ class Residency(HandingOut):
             self._is_changing = True
             if log.tracked:
                 self._survey_tracked(log)
-            self.rules.relieve(None)
+            self.ledger.relieve(None)
             self._booking.survey(log)
-            self.rules.pending.survey()
+            self.ledger.pending.survey()
 
     @whole
     def book(self, noted: NotedTensor) -> None:
@@ -263,21 +263,21 @@ class Residency(HandingOut):
         self._check_open()
         self._drain()
         self._is_changing = True
-        self.rules.disk_is_full = False  # others may have freed something
-        self.rules.examine()
+        self.ledger.disk_is_full = False  # others may have freed something
+        self.ledger.examine()
         self._slots.trim()
         self._make_room()
         while True:
             self._is_changing = False
-            while self.rules.num_spills or self.rules.num_discards or self.rules.has_doomed:
+            while self.ledger.num_spills or self.ledger.num_discards or self.ledger.has_doomed:
                 self._wait(_PACK_WAITS)
             self._raise_spill_error()
-            if not self.rules.unwritten_bytes:
+            if not self.ledger.unwritten_bytes:
                 return
-            if self.rules.disk_is_full:
-                raise self.rules.full_error(self.rules.unwritten_bytes) from self.rules.disk_error
+            if self.ledger.disk_is_full:
+                raise self.ledger.full_error(self.ledger.unwritten_bytes) from self.ledger.disk_error
             self._is_changing = True
-            self.rules.retry_unwritten()
+            self.ledger.retry_unwritten()
 
     @whole
     def _count_rejoined(self, nbytes: int) -> None:
@@ -287,14 +287,14 @@ class Residency(HandingOut):
     # --- under the lock --------------------------------------------------------------------------------------------
 
     def _survey_tracked(self, log: NotedLog) -> None:
-        group_bytes = self.rules.device_group_bytes
+        group_bytes = self.ledger.device_group_bytes
         if not (log.tracks and self._devices.window.fits(0)):
             self._booking.book_tracked(group_bytes, log)
         elif log.leaving:
             self._booking.book_leaving(group_bytes, log, may_wait=False)
 
     def _register(self, record: Record) -> None:
-        self._ledger.register(record)
+        self._books.register(record)
         if record.device is not None:
             self.slab.begin_to_pin(record.device)
             self._devices.streams.note_stream(record)
@@ -310,8 +310,8 @@ class Residency(HandingOut):
 
     def _send_out(self, *, is_planned: bool = False) -> None:
         self._is_changing = True
-        self.rules.relieve(NUM_EXAMINED_PER_PACK, is_planned=is_planned)
-        if self.rules.blocked or self.rules.spill_error is not None:
+        self.ledger.relieve(NUM_EXAMINED_PER_PACK, is_planned=is_planned)
+        if self.ledger.blocked or self.ledger.spill_error is not None:
             self._make_room()
 
     @unseen_by_modes
@@ -320,7 +320,7 @@ class Residency(HandingOut):
 
     def _withdraw(self, record: Record) -> None:
         was_changing, self._is_changing = self._is_changing, True
-        self.rules.withdraw(record)
+        self.ledger.withdraw(record)
         self._advance()
         self._is_changing = was_changing
 
@@ -328,16 +328,16 @@ class Residency(HandingOut):
 
     @property
     def records(self) -> list[Record]:
-        return list(self._ledger.records.values())
+        return list(self._books.records.values())
 
     def has_any(self) -> bool:
         """Any thread, without the lock: it may be out of date."""
-        return bool(self._ledger.records or self._noted.num_bytes or self._devices.held_bytes)
+        return bool(self._books.records or self._noted.num_bytes or self._devices.held_bytes)
 
     @property
     def disk_bytes(self) -> int:
         """Any thread, without the lock: it may be out of date."""
-        return self.rules.disk_bytes
+        return self.ledger.disk_bytes
 
     def count_kept(self, reason: str, nbytes: int) -> None:
         with self.lock:
@@ -350,15 +350,15 @@ class Residency(HandingOut):
         self._lent_views.take_back(None)
         self._drain()
         if self.closed is None:
-            self._booking.book_tracked(self.rules.device_group_bytes)
-            self.rules.examine()
+            self._booking.book_tracked(self.ledger.device_group_bytes)
+            self.ledger.examine()
             self._engine.hurry()
 
     @contextmanager
     def counted(self) -> Iterator[tuple[Counters, Mapping[str, int]]]:
         """Hold the lock while the caller reads: all counters, and the levels of now. See `StoreStats`."""
         with self.lock:
-            rules, windows = self.rules, self.rules.windows
+            ledger, windows = self.ledger, self.ledger.windows
             host_bytes, staging_bytes = windows.used_bytes
             levels = {
                 "live_handles": self._booking.num_live(),
@@ -368,8 +368,8 @@ class Residency(HandingOut):
                 "host_bytes_peak": windows.host_bytes_peak,
                 "staging_used_bytes": staging_bytes,
                 "lent_bytes": windows.lent.used_bytes,
-                "disk_bytes": rules.disk_bytes,
-                "disk_bytes_peak": rules.disk_bytes_peak,
+                "disk_bytes": ledger.disk_bytes,
+                "disk_bytes_peak": ledger.disk_bytes_peak,
             }
             yield self._counters, levels
 
@@ -380,13 +380,13 @@ class Residency(HandingOut):
 
     @property
     def window_limits(self) -> tuple[int, int]:
-        return self.rules.windows.limits
+        return self.ledger.windows.limits
 
     @whole
     def limit_windows(self, host_bytes: int, staging_bytes: int) -> None:
         """Keep at most `host_bytes` in host memory from now on, and `staging_bytes` more for what is being moved."""
         self._is_changing = True
-        self.rules.windows.limit(host_bytes, staging_bytes)
+        self.ledger.windows.limit(host_bytes, staging_bytes)
 
     @whole
     def keep_on_device(self, device_bytes: int) -> None:
@@ -394,7 +394,7 @@ class Residency(HandingOut):
         self._is_changing = True
         self._devices.keep(device_bytes)
         if not self._devices.window.fits(0):
-            self._booking.book_tracked(self.rules.device_group_bytes)
+            self._booking.book_tracked(self.ledger.device_group_bytes)
 
     @whole
     def time_graph(self, device: torch.device) -> GraphTimes:
@@ -405,9 +405,9 @@ class Residency(HandingOut):
     # --- traces: the caller holds the lock -------------------------------------------------------------------------
 
     def observe(self, observer: Observer) -> None:
-        self.rules.observer = observer
+        self.ledger.observer = observer
 
     def levels(self) -> tuple[int, ...]:
-        windows, uncharged_bytes = self.rules.windows, self._ledger.uncharged_bytes()
+        windows, uncharged_bytes = self.ledger.windows, self._books.uncharged_bytes()
         lent_bytes = windows.lent.used_bytes
         return self._devices.held_bytes, uncharged_bytes, *windows.used_bytes, lent_bytes, self.disk_bytes

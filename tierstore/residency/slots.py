@@ -15,8 +15,8 @@ from collections.abc import Callable
 
 import torch
 
-from ..rules.counters import Counters
-from ..rules.windows import HostWindows
+from ..ledger.counters import Counters
+from ..ledger.windows import HostWindows
 from .slab import Slab, Slot, SlotWatch
 
 _MOST_SPARE_BYTES = 2**30  # addresses, not memory: room for many slots

@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, Protocol, TypeVar
 
-from ..rules.windows import Window
+from ..ledger.windows import Window
 
 T = TypeVar("T")
 

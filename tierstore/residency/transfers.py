@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from ..rules.memory import Submissions
+from ..ledger.memory import Submissions
 from .handle import Record
 
 if TYPE_CHECKING:

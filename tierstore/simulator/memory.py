@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 from itertools import chain
 
-from ..rules.groups import Group, Grouping
-from ..rules.ledger import Ledger
-from ..rules.windows import HostWindows
+from ..ledger.books import Books
+from ..ledger.groups import Group, Grouping
+from ..ledger.windows import HostWindows
 from .record import GraphLog, SimulatedRecord
 
 
@@ -31,7 +31,7 @@ class SimulatedMemory:
         self.num_bytes = 0
         self.ended: deque[GraphLog] = deque()
         self.log: GraphLog | None = None
-        self.ledger = Ledger[SimulatedRecord](windows, self, lambda record: record.log.is_sole_owner(record))
+        self.books = Books[SimulatedRecord](windows, self, lambda record: record.log.is_sole_owner(record))
         self._has_returned = False
 
     # --- noted tensors and their booking ------------------------------------------------------------------------------
@@ -41,7 +41,7 @@ class SimulatedMemory:
             self._drop_ended()
         new_bytes = log.note(index)
         self.num_bytes += new_bytes
-        self.ledger.counters.packed_tensors += 1
+        self.books.counters.packed_tensors += 1
         return new_bytes
 
     def join_if_booked(self, log: GraphLog, index: int) -> None:
@@ -52,7 +52,7 @@ class SimulatedMemory:
         log = self.log
         if log is None or not self.num_bytes:
             return
-        windows = self.ledger.windows
+        windows = self.books.windows
         grouping = Grouping[list[int]](windows.group_bytes, windows.member_bytes)
         by_storage: dict[int, list[int]] = {}
         for index in log.settled():
@@ -87,8 +87,8 @@ class SimulatedMemory:
         record.become_group(members, group.nbytes)
         if log.plan is not None:
             log.plan.place_group(record, members, log.first_key)
-        self.ledger.records[record.key] = record
-        self.ledger.pending.settle((record,))
+        self.books.records[record.key] = record
+        self.books.pending.settle((record,))
         for index in members:
             self._remove(log.take_out(index))
             log.come_in(index, record)
@@ -109,13 +109,13 @@ class SimulatedMemory:
         else:
             record = log.make_record(index)
             log.place(index, record)
-            self.ledger.records[record.key] = record
-            self.ledger.pending.settle((record,))
+            self.books.records[record.key] = record
+            self.books.pending.settle((record,))
         log.come_in(index, record)
 
     def _remove(self, nbytes: int) -> None:
         self.num_bytes -= nbytes
-        self.ledger.windows.keep_noted(self.num_bytes)
+        self.books.windows.keep_noted(self.num_bytes)
 
     def _drop_ended(self) -> None:
         while self.ended:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from ..disk.tier import Loaded, Stored
 from ..errors import StoreFullError
-from ..rules.counters import STALL_CAUSES
-from ..rules.device import DeviceRules
-from ..rules.device_window import DeviceWindow
-from ..rules.memory import Submissions
-from ..rules.observer import Observer
-from ..rules.pending import NUM_EXAMINED_PER_PACK
-from ..rules.rules import Rules
-from ..rules.state import IN_MEMORY, State
-from ..rules.windows import HostWindows
+from ..ledger.counters import STALL_CAUSES
+from ..ledger.device import DeviceRules
+from ..ledger.device_window import DeviceWindow
+from ..ledger.ledger import Ledger
+from ..ledger.memory import Submissions
+from ..ledger.observer import Observer
+from ..ledger.pending import NUM_EXAMINED_PER_PACK
+from ..ledger.state import IN_MEMORY, State
+from ..ledger.windows import HostWindows
 from .clock import Clock, Process, Resume
 from .hardware import Activity
 from .memory import SimulatedMemory
@@ -37,9 +37,9 @@ class Rank:
     ) -> None:
         no_device = DeviceRules[SimulatedRecord](None, DeviceWindow(0, 0, 0))  # type: ignore[arg-type]
         self._memory = SimulatedMemory(windows)
-        self.ledger = self._memory.ledger
-        self.rules = Rules[SimulatedRecord](self.ledger, self._memory, no_device, engine, disk_bytes)
-        self.rules.observer = observer
+        self.books = self._memory.books
+        self.ledger = Ledger[SimulatedRecord](self.books, self._memory, no_device, engine, disk_bytes)
+        self.ledger.observer = observer
         self._clock = clock
         self._workload = workload
         self._waiting: list[Resume] = []  # for progress, as training threads wait for a condition
@@ -80,45 +80,45 @@ class Rank:
         if record is not None:
             record.users.remove(index)
             if not record.users:
-                self.rules.released.append(record)
+                self.ledger.released.append(record)
         if len(log.let_go) == len(log.saved):
             self._memory.ended.append(log)
 
     def _note(self, log: GraphLog, index: int) -> Process:
-        rules, saved = self.rules, log.saved[index]
+        ledger, saved = self.ledger, log.saved[index]
         log.newest_node, log.is_settled = saved.node, False
         new_bytes = 0 if log.root_of(index) in log.num_noted else saved.nbytes
-        is_short = rules.is_short_of(new_bytes)
-        is_planned = log.plan is not None and not rules.may_wait
+        is_short = ledger.is_short_of(new_bytes)
+        is_planned = log.plan is not None and not ledger.may_wait
         is_short |= is_planned
-        if is_short and (rules.must_examine() or log.unread_record_of(index) is None):
+        if is_short and (ledger.must_examine() or log.unread_record_of(index) is None):
             self._drain()
-            rules.relieve(NUM_EXAMINED_PER_PACK, is_planned=is_planned)
+            ledger.relieve(NUM_EXAMINED_PER_PACK, is_planned=is_planned)
             yield from self._make_room()
-            rules.is_short_of(new_bytes)
+            ledger.is_short_of(new_bytes)
         new_bytes = self._memory.note(log, index)
-        if rules.uses_staging:
-            rules.charge_noted(new_bytes)
+        if ledger.uses_staging:
+            ledger.charge_noted(new_bytes)
         if is_short:
             self._memory.join_if_booked(log, index)
         if log.plan is not None or index == 0:
             log.follow_plan(index)
 
     def _make_room(self) -> Process:
-        rules = self.rules
+        ledger = self.ledger
         collected = False
-        while rules.blocked:
-            if rules.num_jobs:
-                rules.num_packing += 1
+        while ledger.blocked:
+            if ledger.num_jobs:
+                ledger.num_packing += 1
                 yield from self._wait(_PACK_WAITS)
-                rules.num_packing -= 1
+                ledger.num_packing -= 1
             elif not collected:
                 collected = True
                 self._drain()
-                rules.disk_is_full = False
+                ledger.disk_is_full = False
             else:
-                raise rules.full_error(rules.blocked[0].nbytes)
-            rules.admit_blocked(is_awaited=True)
+                raise ledger.full_error(ledger.blocked[0].nbytes)
+            ledger.admit_blocked(is_awaited=True)
 
     def _unpack(self, log: GraphLog, index: int) -> Process:
         """See `SavedTensor.unpack` and `PackLog.fetch`."""
@@ -137,40 +137,40 @@ class Rank:
         if not log.is_started:
             log.is_started = True
             log.plan = None
-            self.rules.end_plan(log.records)
+            self.ledger.end_plan(log.records)
             self._survey(log)
             if any(record is not None and record.state is not State.PENDING for record in log.records):
                 log.look_ahead()
             if log.order.is_followed and log.records[index] is None:
                 self._drain()
-                self.rules.ahead = log.order.lookahead
-                self.rules.go_ahead()
+                self.ledger.ahead = log.order.lookahead
+                self.ledger.go_ahead()
         log.order.asked_for[index] = None
 
     def _survey(self, log: GraphLog) -> None:
         self._drain()
-        self.rules.relieve(None)
+        self.ledger.relieve(None)
         self._memory.survey(log)
-        self.rules.pending.survey()
+        self.ledger.pending.survey()
 
     def _fetch(self, log: GraphLog, record: SimulatedRecord, index: int) -> Process:
-        rules, lookahead = self.rules, log.order.lookahead if log.order.is_followed else None
-        if record.num_members > 1 and lookahead is not None and rules.next_member(record, lookahead, index):
+        ledger, lookahead = self.ledger, log.order.lookahead if log.order.is_followed else None
+        if record.num_members > 1 and lookahead is not None and ledger.next_member(record, lookahead, index):
             return
         self._drain()
-        rules.ask_for(record, lookahead, index)
+        ledger.ask_for(record, lookahead, index)
         if record.state in IN_MEMORY:
-            rules.hand_over(record, None, index)
+            ledger.hand_over(record, None, index)
             return
         record.demanded += 1
         if record.state is State.QUEUED:
-            rules.cancel_spill(record)
+            ledger.cancel_spill(record)
         while record.state not in IN_MEMORY:
-            rules.hasten(record)
+            ledger.hasten(record)
             yield from self._wait(_UNPACK_WAITS, record)
-        rules.hand_over(record, None, index)
+        ledger.hand_over(record, None, index)
         record.demanded -= 1
-        rules.used(record)
+        ledger.used(record)
         self._advance()
         if record.state in _ON_DISK_ALONE:
             self._memory.give_back_lent()  # whoever was given it is about to let go
@@ -179,38 +179,38 @@ class Rank:
         began_seconds = self._clock.now_seconds
         yield self._waiting.append
         seconds = self._clock.now_seconds - began_seconds
-        self.ledger.counters.stall_seconds[cause] += seconds
-        self.rules.observer.stalled(seconds, cause, None if record is None else record.key)
+        self.books.counters.stall_seconds[cause] += seconds
+        self.ledger.observer.stalled(seconds, cause, None if record is None else record.key)
         self._drain()
 
     # --- the engine ---------------------------------------------------------------------------------------------------
 
     def begin_spill(self, record: SimulatedRecord) -> bool:
         self._drain()
-        return self.rules.begin_write(record)
+        return self.ledger.begin_write(record)
 
     def end_spill(self, record: SimulatedRecord, outcome: Stored | StoreFullError) -> None:
-        self.rules.end_write(record, outcome)
+        self.ledger.end_write(record, outcome)
         self._advance()
 
     def begin_restore(self, record: SimulatedRecord) -> bool:
         self._drain()
-        return self.rules.begin_read(record)
+        return self.ledger.begin_read(record)
 
     def end_restore(self, record: SimulatedRecord, outcome: Loaded) -> None:
-        self.rules.end_read(record, outcome)
+        self.ledger.end_read(record, outcome)
         self._advance()
 
     def end_discard(self, num_records: int) -> None:
-        self.rules.end_discards(num_records)
+        self.ledger.end_discards(num_records)
         self._advance()
 
     def _drain(self) -> None:
-        if self.rules.drain():
+        if self.ledger.drain():
             self._advance()
 
     def _advance(self) -> None:
-        self.rules.advance()
+        self.ledger.advance()
         waiting, self._waiting = self._waiting, []
         for resume in waiting:
             self._clock.call_soon(resume)

@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from ..rules.graph_order import Budgets, GraphOrder, Packs
-from ..rules.lookahead import LearnedOrders
-from ..rules.plan import Place, Plan
-from ..rules.state import MOVES, State
-from ..rules.windows import Window
+from ..ledger.graph_order import Budgets, GraphOrder, Packs
+from ..ledger.lookahead import LearnedOrders
+from ..ledger.plan import Place, Plan
+from ..ledger.state import MOVES, State
+from ..ledger.windows import Window
 from .workload import Saved
 
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ..base.defaults import NUM_AT_ONCE
-from ..rules.counters import Counters
-from ..rules.graph_order import Budgets
-from ..rules.lookahead import LearnedOrders
-from ..rules.observer import Observer
-from ..rules.windows import HostWindows
+from ..ledger.counters import Counters
+from ..ledger.graph_order import Budgets
+from ..ledger.lookahead import LearnedOrders
+from ..ledger.observer import Observer
+from ..ledger.windows import HostWindows
 from .clock import Clock, Process
 from .engine import SimulatedEngine
 from .hardware import Activity, Hardware
@@ -110,11 +110,11 @@ class _Run:
             host_bytes, staging_bytes = self._windows.limits
             budgets = Budgets(host_bytes, 0, staging_bytes)
             log = GraphLog(self._workload.saved, next_key, settings.scope_lookahead_bytes, orders, budgets)
-            began_seconds, before = self._clock.now_seconds, deepcopy(self._rank.ledger.counters)
+            began_seconds, before = self._clock.now_seconds, deepcopy(self._rank.books.counters)
             yield from self._step(log)
             next_key = log.next_key
             seconds = self._clock.now_seconds - began_seconds
-            self.done.append(SimulatedStep(seconds, _difference(self._rank.ledger.counters, before)))
+            self.done.append(SimulatedStep(seconds, _difference(self._rank.books.counters, before)))
 
     def _step(self, log: GraphLog) -> Process:
         self._rank.begin(log)

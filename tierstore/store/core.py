@@ -15,10 +15,10 @@ from ..base.system_words import words_of
 from ..base.threads import is_thread_of_store
 from ..disk.tier import DiskUsage
 from ..errors import StorageIOError, StoreFullError, TierStoreError, TierStoreWarning
+from ..ledger.lookahead import LearnedOrders
 from ..residency.residency import Residency
 from ..returning.advice import stacklevel_of_user
 from ..returning.returner import MemoryUse, Returner
-from ..rules.lookahead import LearnedOrders
 from ..tracing.events import StoreSettings
 from ..tracing.recordings import Recordings, header_of
 from .engine import Engine, OpenDisk

@@ -22,9 +22,9 @@ from ..base.event_loop import new_event_loop
 from ..base.remains import Remains
 from ..base.threads import IoThreads, start_thread
 from ..errors import ConfigError, StorageIOError
+from ..ledger.state import State
+from ..ledger.windows import SMALL_BYTES
 from ..residency.handle import Record
-from ..rules.state import State
-from ..rules.windows import SMALL_BYTES
 
 if TYPE_CHECKING:
     from ..disk.tier import DiskTier, Loaded, Stored

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..base.config import format_bytes
 from ..errors import ConfigTypeError
-from ..rules.counters import Counters
+from ..ledger.counters import Counters
 
 _GIB = 2**30
 _LEAST_AWAY_BYTES, _MOST_TIMES_KEPT = 32 * 2**20, 4

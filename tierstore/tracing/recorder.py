@@ -27,7 +27,7 @@ from ..base.remains import Remains
 from ..base.system_words import words_of
 from ..base.threads import start_thread
 from ..errors import ConfigError, StorageIOError
-from ..rules.observer import Observer
+from ..ledger.observer import Observer
 from .events import (
     Booked,
     Cancelled,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ..base.config import allowed_cores
 from ..base.system_words import words_of
 from ..errors import ConfigError, ConfigTypeError, StorageIOError
-from ..rules.observer import Observer
+from ..ledger.observer import Observer
 from .events import FORMAT, VERSION, Header, Machine, StoreSettings
 from .recorder import Recorder, TraceFile
 

@@ -19,7 +19,7 @@ class Noted(Protocol):
     def num_bytes(self) -> int: ...
 
 
-class Ledger(Generic[R]):
+class Books(Generic[R]):
     """Made first, since the memory and the rules both need it. Guarded by the store's lock.
 
     Attributes:

@@ -1,7 +1,7 @@
 """The way down: which records leave memory, and when. From where autograd left the bytes to the host, and to disk.
 
 `examine` finds the pending records that are ours alone. `admit` gives each a place in the host window or sends it out
-at once. `_spill` makes room by sending out what is needed last. The end of a write is in `rules.py`.
+at once. `_spill` makes room by sending out what is needed last. The end of a write is in `ledger.py`.
 
 The caller holds the store's lock; nothing here waits.
 """
@@ -14,10 +14,10 @@ from typing import Generic
 
 from ..disk.tier import Stored
 from ..errors import StoreFullError
+from .books import Books
 from .by_hand import ByHand
 from .device import DeviceRules
 from .eviction import EvictionOrder as Eviction
-from .ledger import Ledger
 from .lookahead import Lookahead
 from .memory import Memory, Submissions
 from .observer import Observer
@@ -42,11 +42,11 @@ class Down(Generic[R]):
         uses_staging, may_wait: of the pack that `is_short_of` was last asked about; see there.
     """
 
-    def __init__(self, ledger: Ledger[R], memory: Memory[R], device: DeviceRules[R], engine: Submissions[R]) -> None:
-        self.windows = ledger.windows
-        self.pending = ledger.pending
-        self.noted = ledger.noted
-        self.counters = ledger.counters
+    def __init__(self, books: Books[R], memory: Memory[R], device: DeviceRules[R], engine: Submissions[R]) -> None:
+        self.windows = books.windows
+        self.pending = books.pending
+        self.noted = books.noted
+        self.counters = books.counters
         self.device = device
         self.observer = Observer()
         self.blocked: deque[R] = deque()
@@ -62,7 +62,7 @@ class Down(Generic[R]):
         self.spill_error: Exception | None = None
         self.uses_staging = self.may_wait = False
         self.is_closed = False
-        self._ledger = ledger
+        self._books = books
         self._memory = memory
         self._pages = memory.pages
         self._engine = engine

@@ -3,7 +3,7 @@
 The way down is in `down.py`, the way up in `up.py`. `advance` is called whenever room was freed: it lets the blocked
 records in, and the next writes and reads begin. The caller holds the store's lock; nothing here waits.
 
-A handle that dies puts its record into the queue `Ledger.released`; `drain` does the rest at the start of every call:
+A handle that dies puts its record into the queue `Books.released`; `drain` does the rest at the start of every call:
 see NOTE [No finalizers] in `base/remains.py`.
 """
 
@@ -13,8 +13,8 @@ from dataclasses import replace
 
 from ..disk.tier import Loaded, Stored
 from ..errors import CorruptDataError, StoreFullError
+from .books import Books
 from .device import DeviceRules
-from .ledger import Ledger
 from .lookahead import Lookahead
 from .memory import Memory, Submissions
 from .record import R
@@ -30,7 +30,7 @@ _AT_REST = frozenset({State.OFFLOADING, State.HOST, State.CLEAN})
 """States in which one more member is handed out, and nothing else changes."""
 
 
-class Rules(Up[R]):
+class Ledger(Up[R]):
     """See the module's docstring.
 
     Attributes:
@@ -39,14 +39,14 @@ class Rules(Up[R]):
 
     def __init__(
         self,
-        ledger: Ledger[R],
+        books: Books[R],
         memory: Memory[R],
         device: DeviceRules[R],
         engine: Submissions[R],
         disk_budget_bytes: int,
     ) -> None:
-        super().__init__(ledger, memory, device, engine)
-        self.released = ledger.released
+        super().__init__(books, memory, device, engine)
+        self.released = books.released
         self.num_packing = 0
         self._disk_budget_bytes = disk_budget_bytes
         self._is_abandoned = False
@@ -304,7 +304,7 @@ class Rules(Up[R]):
 
     def _release(self, record: R) -> None:
         """Release a record whose handle is gone; a running job ends it later."""
-        if self._ledger.records.pop(record.key, None) is None:
+        if self._books.records.pop(record.key, None) is None:
             return  # it was never registered: the store refused it
         state = record.state
         if state is State.FREED or (state is State.CLOSED and record.held is not None):
@@ -356,7 +356,7 @@ class Rules(Up[R]):
         self.is_closed = True
         self.device.stop_asking()
         self.drain()
-        for record in self._ledger.records.values():
+        for record in self._books.records.values():
             self.eviction.remove(record)
             self.device.release(record)
             self._memory.let_go(record)
@@ -375,6 +375,6 @@ class Rules(Up[R]):
     def abandon(self) -> None:
         """In a forked child: close all records, and free nothing."""
         self.is_closed = self._is_abandoned = True
-        for record in list(self._ledger.records.values()):
+        for record in list(self._books.records.values()):
             if record.state is not State.CLOSED:
                 record.move(State.CLOSED)

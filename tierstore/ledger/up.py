@@ -72,7 +72,7 @@ class Up(Down[R]):
 
     def name(self, records: Iterable[R]) -> None:
         for record in records:
-            is_known = record.key in self._ledger.records  # else its handle is gone
+            is_known = record.key in self._books.records  # else its handle is gone
             if is_known and (record.state is State.DISK or not self.by_hand.has_fetched(record)):
                 self.by_hand.name(record)
 
