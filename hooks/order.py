@@ -123,18 +123,18 @@ class PackLog(NotedLog):
         if not self.started:
             self._start()
             if self._order.is_followed and self.records[index] is None:  # one with a record looks ahead in `fetch`
-                self.residency.look_ahead(self._order.lookahead)
+                self.residency.handing_out.look_ahead(self._order.lookahead)
         self._asked_for[index] = None
         if self._large_nodes:
             warn_if_region(self._large_nodes.pop(self.packs[index][0], None), self._region_bytes)
 
     def pass_by(self, index: int, device: torch.device) -> None:
         """Backward gets tracked tensor `index`: see NOTE [Tracked, then booked] in `tracked.py`."""
-        self.residency.asked_on(device)
+        self.residency.handing_out.asked_on(device)
         order = self._order
         if order.is_followed:
             if not self._num_passed % NUM_PASSED:
-                self.residency.pass_by(order.lookahead, order.reload_ahead, index)
+                self.residency.handing_out.pass_by(order.lookahead, order.reload_ahead, index)
             self._num_passed += 1
 
     def fetch(self, index: int, layout: Layout) -> torch.Tensor:
@@ -155,14 +155,14 @@ class PackLog(NotedLog):
             if member.counter._version != member.version:
                 raise ModifiedInPlaceError(describe(layout), member.version, member.counter._version)
             if order.is_followed:
-                view = self.residency.next_member(record, member, layout, order.lookahead, index)
+                view = self.residency.handing_out.next_member(record, member, layout, order.lookahead, index)
                 if view is not None:
                     return view
         if not order.is_followed:
             if record.state is State.PENDING:
-                return self.residency.fetch(record, layout, index=index, member=member)
+                return self.residency.handing_out.fetch(record, layout, index=index, member=member)
             self._look_ahead()
-        return self.residency.fetch(record, layout, order.lookahead, order.reload_ahead, index, member)
+        return self.residency.handing_out.fetch(record, layout, order.lookahead, order.reload_ahead, index, member)
 
     def give(self, index: int, layout: Layout) -> torch.Tensor:
         """The same for a traced graph: noted or not. `layout` has no lazy bits."""
@@ -172,7 +172,7 @@ class PackLog(NotedLog):
     def _start(self) -> None:
         self.started = True
         self.plan = None
-        self.residency.begin_backward(self)
+        self.residency.saving.begin_backward(self)
         packs = self._packs()
         self._large_nodes = large_nodes(zip(packs.nodes, packs.storages, packs.sizes, strict=True), self._region_bytes)
         for record in self.records:

@@ -48,9 +48,9 @@ class SavedTensor(NotedTensor):
     def unpack(self) -> torch.Tensor:
         """Waits only if its bytes are not in memory. Raises what `TierStore.get` raises."""
         alias, log = self.alias, self.log
-        if alias is None or log.residency.closed is not None:
+        if alias is None or log.residency.guard.closed is not None:
             if self.handle is None:
-                log.residency.book(self)
+                log.residency.saving.book(self)
             alias = log.fetch(self.index, self.layout)
         else:
             check_unchanged(alias, self.version)

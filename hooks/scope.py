@@ -65,9 +65,9 @@ class OffloadScope:
         self._fresh_node = -1
         self._residency = store._core.residency
         self.tracks = True
-        self._note = store._core.residency.note  # bound once: each pack needs them
-        self._track = store._core.residency.track
-        self._fits_on_device = store._core.residency.fits_on_device
+        self._saving = saving = store._core.residency.saving
+        self._note, self._track = saving.note, saving.track  # bound once: each pack needs them
+        self._fits_on_device = saving.fits_on_device
         self._may_gather = store._core.residency.ledger.may_gather
         self._device_of = store._core.residency.device_of
         self._keys = store._core.residency.handles.keys
@@ -138,7 +138,7 @@ class OffloadScope:
         """
         leaves = not log.tracks
         if not log.num_packs:
-            self._residency.settle()  # orders learned from earlier logs are needed for this one
+            self._saving.settle()  # orders learned from earlier logs are needed for this one
         if log.plan is not None or not log.num_packs:
             log.follow_plan(log.num_packs, node, nbytes, device)
             leaves = leaves or (log.plan is not None and log.plan.leaves(log.num_packs))
@@ -150,7 +150,7 @@ class OffloadScope:
             return False
         if self._fresh and node != self._fresh_node:
             self._settle_fresh()
-        return False if self._residency.find_room_to_track(log, node, nbytes) else None
+        return False if self._saving.find_room_to_track(log, node, nbytes) else None
 
     def _stays_as_small(self, nbytes: int) -> bool:
         """Whether a storage of fewer than `min_bytes` stays. Counts it, for those that follow in the same graph."""
@@ -169,10 +169,10 @@ class OffloadScope:
         self._settle_fresh()
         for log in (*self._unsettled_logs, self._log):
             log.settle()
-            self._residency.survey(log)
+            self._saving.survey(log)
 
     def _settle_fresh(self) -> None:
-        self._residency.settle(self._fresh)
+        self._saving.settle(self._fresh)
         self._fresh = []
 
     def _begin_log(self, node: int) -> PackLog:
@@ -198,13 +198,13 @@ class OffloadScope:
         if joined is None:
             handle = residency.handles.new(self._store, tensor, layout, root=root)
             record = handle.record
-            index = residency.save(record, log, node, fresh)
+            index = residency.saving.save(record, log, node, fresh)
             self._fresh.append(record)
             self._fresh_node = node
         else:
             handle, layout = joined.handle, joined.layout
             record = handle.record
-            index = residency.save(record, log, node, fresh, is_new=False)
+            index = residency.saving.save(record, log, node, fresh, is_new=False)
         kind = RejoinedTensor if joined is not None and joined.is_restored else SavedTensor
         saved = kind(None, tensor._version, root, 0, 0, record.key, log, itself)
         if isinstance(saved, RejoinedTensor):
@@ -237,9 +237,9 @@ def _join_record(
     """
     for record, handle in records_over(tensor.untyped_storage(), tensor._version, residency):
         if record.span is not None:
-            restored = residency.rejoin(record, tensor, layout)
+            restored = residency.saving.rejoin(record, tensor, layout)
             if restored is not None:
                 return _Joined(handle, restored, is_restored=True)
-        elif record.root is root and residency.join(record, layout, tensor.nbytes):
+        elif record.root is root and residency.saving.join(record, layout, tensor.nbytes):
             return _Joined(handle, layout, is_restored=False)
     return None

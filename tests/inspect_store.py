@@ -34,7 +34,7 @@ class InsideStore:
     Attributes:
         name: of the store, in messages.
         residency: what the hooks and the store call, under the lock.
-        rules: what is decided under it.
+        ledger, books: what is decided under it, and the state of that.
         engine, loop, thread: what moves bytes, its event loop, and the thread that runs that.
         disk: the disk tier.
         slab: pinned host memory.
@@ -47,6 +47,7 @@ class InsideStore:
         self.name = store._core.name
         self.residency = store._core.residency
         self.ledger = store._core.residency.ledger
+        self.books = self.ledger.books
         self.engine = store._core.engine
         self.loop, self.thread = self.engine._loop, self.engine._thread
         self.disk: Any = self.engine.disk
@@ -63,27 +64,33 @@ class InsideStore:
     @property
     def closed(self) -> Exception | None:
         """Why it cannot be used any more."""
-        return self.residency.closed
+        return self.residency.guard.closed
 
     @property
     def num_waiting(self) -> int:
         """Threads that wait for progress."""
-        return len(self.residency._progress._waiters)  # type: ignore[attr-defined]
+        return len(self.residency.guard.progress._waiters)  # type: ignore[attr-defined]
 
     def wait_for_room(self) -> None:
         """Wait as a pack without room does: for ever, where nothing makes progress."""
         with self.lock:
-            self.residency._wait_for_room()
+            self.residency.guard.wait_for_room()
+
+    def hurry(self) -> None:
+        """Have small records written too, as if a thread waited."""
+        with self.lock:
+            self.books.jobs.hurry()
+            self.residency.guard.tell()
 
     def wait_until_closed(self, seconds: float) -> bool:
         """Wait, as a thread that needs room does, until nothing can be stored any more."""
         with self.lock:
-            return self.residency._progress.wait_for(lambda: self.closed is not None, seconds)
+            return self.residency.guard.progress.wait_for(lambda: self.closed is not None, seconds)
 
     @contextmanager
     def lock_given_back(self) -> Iterator[None]:
         """Others may have the lock meanwhile, which this thread holds."""
-        lock = self.residency._lock
+        lock = self.residency.guard.mutex
         lock.release()
         try:
             yield
@@ -92,7 +99,7 @@ class InsideStore:
 
     def replace_progress(self, condition: object) -> None:
         """Have threads wait on something else than the condition."""
-        set_existing(self.residency, _progress=condition)
+        set_existing(self.residency.guard, progress=condition)
 
     @property
     def records(self) -> list[Record]:
@@ -122,42 +129,42 @@ class InsideStore:
     @property
     def num_restores(self) -> int:
         """Reads that are queued or running."""
-        return self.ledger.num_restores
+        return self.books.jobs.num_reads
 
     @property
     def num_discards(self) -> int:
         """Records to be freed on disk, queued or running."""
-        return self.ledger.num_discards
+        return self.books.jobs.num_discards
 
     @property
     def is_fetching_by_hand(self) -> bool:
         """Whether something that was named to `prefetch` is still to be fetched."""
-        return self.ledger.by_hand.peek() is not None
+        return self.books.by_hand.peek() is not None
 
     def window(self, name: Literal["host", "staging", "lent"]) -> Window:
         """One of the windows of host memory."""
-        window: Window = getattr(self.ledger.windows, name)
+        window: Window = getattr(self.books.windows, name)
         return window
 
     @property
     def used_bytes(self) -> tuple[int, int]:
         """Held within host memory's budget, and beside it."""
-        return self.ledger.windows.used_bytes
+        return self.books.windows.used_bytes
 
     @property
     def noted_bytes_in_staging(self) -> int:
         """What is noted, as far as staging is charged with it."""
-        return self.ledger.windows.noted_bytes
+        return self.books.windows.noted_bytes
 
     @property
     def uncharged_bytes(self) -> int:
         """What was saved, and no window is charged with."""
-        return self.residency._books.uncharged_bytes()
+        return self.books.uncharged_bytes()
 
     @property
     def pending_bytes(self) -> int:
         """Booked, but not yet known to be the store's alone."""
-        return self.ledger.pending.num_bytes
+        return self.books.pending.num_bytes
 
     @property
     def has_slots(self) -> bool:
@@ -166,7 +173,7 @@ class InsideStore:
 
     def let_staging_grow(self, grows: bool = True) -> None:
         """As where no `staging_bytes` is given."""
-        set_existing(self.ledger.windows, grows=grows)
+        set_existing(self.books.windows, grows=grows)
 
     def stall(self) -> threading.Event:
         return InsideEngine(self.engine).stall()
@@ -185,12 +192,12 @@ class InsideStore:
     @property
     def counters(self) -> Any:
         """Totals since it was opened."""
-        return self.ledger.counters
+        return self.books.counters
 
     @property
     def observer(self) -> Any:
         """It is told of every move."""
-        return self.ledger.observer
+        return self.books.observer
 
     @property
     def recorder(self) -> Any:
@@ -203,38 +210,27 @@ class InsideEngine:
 
     Attributes:
         loop, thread: its event loop, and the thread that runs that.
-        transfers: the books that it works for.
     """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.loop, self.thread = engine._loop, engine._thread
-        self.transfers: Any = engine._transfers
 
     @property
-    def num_held_back(self) -> int:
-        """Small records that wait for company."""
-        return len(self._engine._held)
+    def has_turn_due(self) -> bool:
+        """Whether the worker is about to ask what is to be moved."""
+        worker = self._engine._worker
+        return self._engine._awake or (worker is not None and worker._is_turn_due)
 
-    @property
-    def has_undelivered(self) -> bool:
-        """Whether something was submitted that no lane could have taken yet."""
-        return bool(self._engine._inbox)
+    def call_before_turns(self, wait: Callable[[], None]) -> None:
+        """From now on, on the loop, before the worker takes a turn that it was woken for."""
+        woken = self._engine._woken
 
-    def has_queued(self, what: Literal["spill", "restore"]) -> bool:
-        """Whether a lane could take something."""
-        queue = self._engine._spills if what == "spill" else self._engine._restores
-        return not queue.empty()
-
-    def call_before_delivery(self, wait: Callable[[], None]) -> None:
-        """From now on, on the loop, before the lanes get what was submitted."""
-        deliver = self._engine._deliver
-
-        def wait_and_deliver() -> None:
+        def wait_and_wake() -> None:
             wait()
-            deliver()
+            woken()
 
-        set_existing(self._engine, _deliver=wait_and_deliver)
+        set_existing(self._engine, _woken=wait_and_wake)
 
     def submit(self, job: Callable[[], object]) -> None:
         """Have one of the I/O threads run it. On the loop."""

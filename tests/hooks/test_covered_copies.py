@@ -9,7 +9,7 @@ import torch
 from tests.conftest import MakeStore
 from tests.hooks.virtual_accelerator import VirtualAccelerator, forward_through
 from tierstore import ConfigError, TierStore, tiered_offload
-from tierstore.residency import graph_times, guard
+from tierstore.residency import graph_times, residency
 from tierstore.residency.device import DeviceTier
 
 NUM_LAYERS = 128
@@ -34,7 +34,7 @@ FORWARD_SECONDS, BACKWARD_SECONDS = NUM_LAYERS * LAYER_SECONDS, 2 * NUM_LAYERS *
 def _small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows of the size that they have beside a real model's saved tensors, without its gigabytes."""
     small = partial(DeviceTier, flight_bytes=FLIGHT_BYTES, reload_bytes=FLIGHT_BYTES)
-    monkeypatch.setattr(guard, "DeviceTier", small)
+    monkeypatch.setattr(residency, "DeviceTier", small)
     monkeypatch.setattr(graph_times, "perf_counter", lambda: 0.0)  # the host takes no time
 
 

@@ -37,7 +37,7 @@ MUTATIONS = {
         ),
     },
     "test_close_wakes_whoever_waits_before_the_engine_has_ended": {
-        "at interpreter exit who waits is woken": drop("Guard._end", "self._progress.notify_all()"),
+        "at interpreter exit who waits is woken": drop("Guard.end", "self.progress.notify_all()"),
     },
     "test_close_on_a_thread_of_the_stores_own_waits_for_nothing[loop]": {
         "a finalizer that closes the store on its own thread waits for nothing": never(

@@ -22,14 +22,14 @@ MUTATIONS = {
     },
     "test_restored_bytes_that_a_function_changed_are_saved_as_they_are": {
         "restored bytes join only if they are confirmed": never(
-            "Residency.rejoin", "not self._engine.confirms(record.key, memory)"
+            "Saving.rejoin", "not self._worker.confirms(record.key, memory)"
         ),
     },
     "test_what_double_backward_saves_again_is_not_written_again": {
         "restored bytes that are saved again join": never("_join_record", "restored is not None"),
     },
     "test_restored_base_saved_again_by_double_backward_same_bits": {
-        "a view of a restored part lies where it lay": replace("Residency.rejoin", "layout._replace(...)", "layout"),
+        "a view of a restored part lies where it lay": replace("Saving.rejoin", "layout._replace(...)", "layout"),
     },
     "test_lazy_conjugate_and_negative_bits_kept": {
         "lazy conjugation comes back": never("rebuild", "layout.conj", inside="set_lazy_bits(...)"),
@@ -44,7 +44,7 @@ MUTATIONS = {
         "a saved tensor is held by weak reference": replace("OffloadScope.pack", "weakref.ref(root)", "lambda: root"),
     },
     "test_join_once_the_bytes_were_read_is_refused": {
-        "nothing joins once the bytes were read": drop("Residency.join", "record.span is not None"),
+        "nothing joins once the bytes were read": drop("Saving.join", "record.span is not None"),
     },
     "test_claims_of_a_new_storage_are_never_those_of_an_old_one": {
         "a storage is not known by its address": replace(

@@ -5,7 +5,7 @@ from .changes import after, always, drop, never, replace
 MUTATIONS = {
     "test_residency_stages.py": {
         "what was written of memory that moved meanwhile is not taken for the bytes": never(
-            "Ledger.end_write", "has_moved"
+            "Ledger._end_write", "has_moved"
         ),
     },
     "test_parameters_and_their_views_kept": {
@@ -15,10 +15,10 @@ MUTATIONS = {
     "test_buffers_and_input_batch_not_taken_and_counted_when_the_graph_ends": {
         "only what nobody else holds is taken": always("is_sole_owner", "num_owners == num_claims"),
         "what somebody else holds is not charged": after(
-            "Down.examine", "self.pending.share(record)", "self.windows.charge(record, self.windows.host)"
+            "Down.examine", "self._pending.share(record)", "self.windows.charge(record, self.windows.host)"
         ),
         "what somebody else holds is counted": drop(
-            "Ledger._release", "self.counters.kept_bytes['alive elsewhere'] += ..."
+            "Ledger._release", "self.books.counters.kept_bytes['alive elsewhere'] += ..."
         ),
     },
     "test_resized_or_moved_storage_is_managed_elsewhere": {
@@ -40,7 +40,7 @@ MUTATIONS = {
         ),
     },
     "test_input_let_go_later_taken_by_flush": {
-        "what was held is looked at again by flush": drop("Residency.flush", "self.ledger.examine()"),
+        "what was held is looked at again by flush": drop("Saving.flush", "self._down.examine()"),
     },
     "test_records_of_two_stores_do_not_count_as_others": {
         "aliases that other stores hold are discounted": replace(
@@ -59,7 +59,7 @@ MUTATIONS = {
     },
     "test_input_let_go_later_taken_by_later_packs": {
         "what was held is looked at again at each pack": replace(
-            "Residency._send_out", "NUM_EXAMINED_PER_PACK", "0", inside="self.ledger.relieve(...)"
+            "Saving._send_out", "NUM_EXAMINED_PER_PACK", "0", inside="self._down.relieve(...)"
         ),
     },
     "test_moved_before_it_is_booked_stays_where_it_is": {
@@ -69,13 +69,13 @@ MUTATIONS = {
     },
     "test_let_go_before_the_scope_ends_taken_then": {
         "what was held is looked at again at the end of the scope": drop(
-            "OffloadScope.settle", "self._residency.survey(log)"
+            "OffloadScope.settle", "self._saving.survey(log)"
         ),
     },
     "test_let_go_after_the_scope_taken_when_backward_begins": {
-        "what was held is looked at again at the first unpack": drop("Residency.begin_backward", "self.survey(log)"),
+        "what was held is looked at again at the first unpack": drop("Saving.begin_backward", "self.survey(log)"),
     },
     "test_put_of_what_the_caller_keeps_is_written_when_its_turn_comes": {
-        "put() by hand always stores": replace("Residency.store", "record.forced = True", "record.forced = False"),
+        "put() by hand always stores": replace("Saving.store", "record.forced = True", "record.forced = False"),
     },
 }

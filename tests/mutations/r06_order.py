@@ -19,7 +19,7 @@ MUTATIONS = {
     },
     "test_chain_prefetched_few_misses": {
         "what lies ahead is fetched": replace(
-            "Up._prefetch", "(record := ahead.peek()) is not None", "(record := ahead.peek()) is not None and False"
+            "Up.prefetch", "(record := ahead.peek()) is not None", "(record := ahead.peek()) is not None and False"
         ),
     },
     "test_lookahead.py": {
@@ -41,7 +41,7 @@ MUTATIONS = {
         "a graph that backward goes through again is looked ahead in again": replace(
             "Lookahead.asked_for", "again or rank >= self._next", "rank >= self._next"
         ),
-        "what was asked for makes room for what lies ahead": always("Up._prefetch", "not self._make_way(ahead)"),
+        "what was asked for makes room for what lies ahead": always("Up.prefetch", "not self._make_way(ahead)"),
     },
     "test_what_is_asked_for_is_read_before_what_lies_ahead_of_it": {
         "what is asked for is read before what lies ahead of it": drop(

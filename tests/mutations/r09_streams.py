@@ -47,14 +47,16 @@ MUTATIONS = {
         ),
     },
     "test_copied_from_the_stream_that_packed_and_kept_for_the_one_that_unpacked": {
-        "the stream that gets a tracked tensor is known": drop("PackLog.pass_by", "self.residency.asked_on(device)"),
+        "the stream that gets a tracked tensor is known": drop(
+            "PackLog.pass_by", "self.residency.handing_out.asked_on(device)"
+        ),
         "what was tracked is copied from the stream that packed it": replace(
             "HandleFactory.of_noted", "noted.stream", "'another'"
         ),
     },
     "test_shortage_of_one_graph_books_others_too": {
         "where a device is short of room, what is tracked is booked": drop(
-            "Residency.find_room_to_track", "self._booking.book_tracked(group_bytes)"
+            "Saving.find_room_to_track", "self._booking.book_tracked(group_bytes)"
         ),
     },
     "test_each_leaves_alone_where_no_group_can_be_made": {
@@ -82,7 +84,7 @@ MUTATIONS = {
     },
     "test_device_full_what_is_asked_for_takes_the_place_of_what_was_copied_back": {
         "what is asked for on a full device takes the place of what was copied back": drop(
-            "Up.reload_demanded", "self.device.make_room()"
+            "Up.reload_demanded", "self._device.make_room()"
         ),
     },
     "test_device_lost_next_call_raises_and_close_returns": {
@@ -102,7 +104,7 @@ MUTATIONS = {
         ),
     },
     "test_spill_waits_for_the_copy_that_fills_its_slot": {
-        "a write waits for the copy into its slot": never("Engine._spill_lane", "spill.ready is not None"),
+        "a write waits for the copy into its slot": never("Worker._write", "ready is not None"),
     },
     "test_reload_waits_for_the_copy_out_that_still_runs": {
         "a reload waits for the copy that fills its slot": replace(

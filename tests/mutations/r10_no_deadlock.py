@@ -12,30 +12,28 @@ MUTATIONS = {
         "prefetch does not overdraw": drop("Up.start_restore", "if not demanded: ...", inside="if window is None: ..."),
     },
     ("test_store_budgets.py", "test_residency_stages.py"): {
-        "what was fetched ahead is dropped before a pack waits": drop("Down._try_admit", "self._drop(next_to_drop())"),
+        "what was fetched ahead is dropped before a pack waits": drop("Down._try_admit", "self.drop(next_to_drop())"),
     },
     "test_residency_stages.py": {
-        "whoever waits is woken by what is freed": drop("Guard._advance", "self._progress.notify_all()"),
+        "whoever waits is woken by what is freed": drop("Guard.notify", "self.progress.notify_all()"),
     },
     "test_flush_ends_when_the_last_queued_write_is_cancelled[prefetch]": {
-        "a flush is told when a prefetch has cancelled the last queued write": drop(
-            "Guard._go_ahead", "self._progress.notify_all()"
-        ),
+        "a flush is told when a prefetch has cancelled the last queued write": drop("Guard.tell", "self.notify()"),
     },
     "test_pack_that_needs_all_of_staging_gets_it_from_the_prefetch": {
-        "nothing is prefetched while a pack waits": drop("Ledger.go_ahead", "self.num_packing"),
+        "nothing is prefetched while a pack waits": drop("Ledger.go_ahead", "books.num_packing"),
     },
     "test_every_budget_keeps_its_limits_and_the_bytes": {
         "no budget at all is enough": drop("HostWindows.admits_move", "not staging.used_bytes"),
     },
     "test_forward_and_backward_each_alone_are_held_within_both_budgets_and_one_tensor": {
         "a waiting pack holds no room": before(
-            "Down.admit", "self.blocked.append(record)", "self.windows.charge(record, self.windows.staging)"
+            "Down.admit", "self._blocked.append(record)", "self._windows.charge(record, self._windows.staging)"
         ),
     },
     "test_budget_of_all_tensors_writes_nothing_and_of_a_byte_less_what_was_saved_first": {
         "a spill takes its staging before it starts": drop(
-            "Down._queue_spill", "self.windows.charge(record, self.windows.staging)"
+            "Down._queue_spill", "self._windows.charge(record, self._windows.staging)"
         ),
     },
     "test_allocate_beyond_the_slab_gives_a_mapping_of_its_own": {
@@ -47,22 +45,22 @@ MUTATIONS = {
         ),
     },
     ("test_store_budgets.py", "test_residency_threads.py"): {
-        "the host budget is never exceeded": always("Down._stay", "self.windows.host.fits(record.nbytes)"),
+        "the host budget is never exceeded": always("Down.stay", "self._windows.host.fits(record.nbytes)"),
     },
     "test_prefetch_goes_on_in_the_room_of_a_queued_handle_that_was_dropped": {
         "what finalizers freed lets the others go on": replace(
-            "Guard._drain", "self.ledger.drain()", "self.ledger.drain() and False"
+            "Guard.drain", "self._ledger.drain()", "self._ledger.drain() and False"
         ),
     },
     "test_flush_ends_when_the_handle_of_the_last_write_has_only_begun_to_die": {
-        "whoever waits is told when a write is passed over": drop("Guard.begin_spill", "self._progress.notify_all()"),
+        "whoever waits is told when a write is passed over": drop("Residency.exchange", "guard.notify()"),
     },
     "test_put_goes_on_when_a_handle_has_only_begun_to_die": {
         "what is passed over leaves its room to the others": drop(
-            "Ledger.begin_write", "self.withdraw(record)\nself.advance()"
+            "Ledger._begin_write", "self.withdraw(record)\nself.advance()"
         ),
     },
     "test_change_failed_on_the_loop_closes_the_store_before_the_engine_has_ended": {
-        "a failed store is not taken for a full one": drop("_or_the_end.call", "self._end_failed(error)"),
+        "a failed store is not taken for a full one": drop("Residency.exchange", "guard.end_failed(error)"),
     },
 }

@@ -31,9 +31,9 @@ MUTATIONS = {
         "the session is part of the checksum": replace("record_seed", "session", "0", inside="struct.pack(...)"),
     },
     "test_write_failed_reaches_flush_and_keeps_the_bytes": {
-        "a failed write is told": drop("Ledger._note_failure", "self.spill_error = error"),
+        "a failed write is told": drop("Ledger._note_failure", "self.books.spill_error = error"),
         "what could not be written stays in memory": always(
-            "Ledger.end_write", "isinstance(outcome, Stored)", inside="if has_moved: ...\nelse: ..."
+            "Ledger._end_write", "isinstance(outcome, Stored)", inside="if has_moved: ...\nelse: ..."
         ),
     },
     (
@@ -59,6 +59,6 @@ MUTATIONS = {
         ),
     },
     "test_read_failed_reaches_get_and_may_be_tried_again": {
-        "what could not be read is not handed out": never("Ledger.end_read", "isinstance(outcome, Exception)"),
+        "what could not be read is not handed out": never("Ledger._end_read", "isinstance(outcome, Exception)"),
     },
 }

@@ -10,9 +10,9 @@ MUTATIONS = {
         "the last reference ends the store": drop("Core._start_engine", "user=store"),
     },
     "test_read_that_ends_while_the_handle_has_only_begun_to_die_frees_everything": {
-        "a read whose handle has gone by then leaves nothing": drop("Ledger.end_read", "self._bury(record)"),
+        "a read whose handle has gone by then leaves nothing": drop("Ledger._end_read", "self._bury(record)"),
     },
-    "test_what_is_submitted_before_serve_begins_then": {
+    "test_what_is_to_be_moved_before_serve_is_moved_then": {
         "an engine that does not serve yet does not end by itself": drop(
             "Engine._main", "await self._may_begin.wait()"
         ),

@@ -123,7 +123,7 @@ def test_thread_of_the_loop_that_dies_without_a_word_ends_every_wait(tmp_path: P
     store.flush()
     engine = inspect(store).engine
 
-    engine._transfers.engine_ended = lambda _: None  # as if memory, or the stack, were exhausted there
+    engine._residency.engine_ended = lambda _: None  # as if memory, or the stack, were exhausted there
     engine._loop.call_soon_threadsafe(engine._begin_to_stop)
     until(lambda: not engine.is_running)
     with pytest.raises(StoreClosedError, match="its engine's thread has died"):

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
-from itertools import count
 from typing import Any
 
 from tests.simulator.scripts import (
     FULL,
-    NUM_LANES,
     Decision,
     Decisions,
     Drive,
     FollowedScript,
-    Job,
     Script,
     finish_transfer,
 )
+from tests.simulator.scripts import Job as TheirJob
 from tierstore.disk.tier import Loaded, Stored
 from tierstore.errors import StoreFullError
 from tierstore.ledger.counters import Counters
 from tierstore.ledger.graph_order import Budgets
+from tierstore.ledger.jobs import Discard, Read, Room, Write
 from tierstore.ledger.lookahead import LearnedOrders
 from tierstore.ledger.windows import HostWindows
 from tierstore.simulator import Action, Settings, Workload
@@ -30,61 +28,51 @@ from tierstore.simulator.record import GraphLog, SimulatedRecord
 
 
 class _SteppedEngine:
-    """The lanes of the simulated engine, which end a job when they are told to."""
+    """The simulated engine, whose jobs end when they are told to."""
 
     def __init__(self, decisions: Decisions, script: FollowedScript, drive: Drive) -> None:
-        self.transfers: Rank
+        self.rank: Rank
         self._drive = drive
         self._decisions = decisions
         self._script = script
-        self._inbox: list[tuple[str, int, SimulatedRecord]] = []
-        self._queues: dict[str, list[tuple[int, int, SimulatedRecord]]] = {what: [] for what in NUM_LANES}
-        self._numbers = count()
-        self._records: dict[Job, SimulatedRecord] = {}
-        self._discards: list[int] = []
+        self._is_awake = False
+        self._records: dict[TheirJob, SimulatedRecord] = {}
+        self._discard: Discard | None = None
 
-    def submit_spill(self, record: SimulatedRecord) -> None:
-        self._inbox.append(("spill", 1, record))
-
-    def submit_restore(self, record: SimulatedRecord, *, demanded: bool) -> None:
-        self._inbox.append(("restore", 0 if demanded else 1, record))
-
-    def submit_discard(self, key: int) -> None:
-        self._discards.append(key)
+    def wake(self) -> None:
+        self._is_awake = True
 
     def settle(self) -> bool:
         """See `Stepper`, in `stepped_store.py`."""
         has_discarded = False
-        self._deliver()
-        while self._discards:
-            keys, self._discards = self._discards, []
+        self._come_to_rest()
+        while self._discard is not None:
+            discard, self._discard = self._discard, None
             has_discarded = True
-            self._drive.free(keys)
-            self.transfers.end_discard(len(keys))
-            self._deliver()
+            self._drive.free(discard.keys)
+            self._take_turn([(discard, None)])
+            self._come_to_rest()
         return has_discarded
 
-    def _deliver(self) -> None:
-        """What is in the inbox wakes a lane each; see `Engine`."""
-        while self._inbox:
-            delivered, self._inbox = self._inbox, []
-            for what, urgency, record in delivered:
-                heappush(self._queues[what], (urgency, next(self._numbers), record))
-            for what, _, _ in delivered:
-                self._begin_next(what)
+    def _come_to_rest(self) -> None:
+        while self._is_awake:
+            self._is_awake = False
+            self._take_turn([])
 
-    def _begin_next(self, what: str) -> None:
-        """A lane looks for something that is still wanted."""
-        queue = self._queues[what]
-        begin = self.transfers.begin_spill if what == "spill" else self.transfers.begin_restore
-        while queue and self._decisions.num_idle(what):
-            record = heappop(queue)[2]
-            if begin(record):
-                job = Job(what, record.key)
-                self._records[job] = record
-                return
+    def _take_turn(self, ended: list[tuple[Any, Any]]) -> None:
+        idle = self._decisions.num_idle
+        freed = [{Write: "spill", Read: "restore"}.get(type(job)) for job, _ in ended]
+        writes, reads = (idle(what) + freed.count(what) for what in ("spill", "restore"))
+        for job in self.rank.exchange(ended, Room(writes, reads, int(self._discard is None))):
+            match job:
+                case Write(record):
+                    self._records[TheirJob("spill", record.key)] = record
+                case Read(record):
+                    self._records[TheirJob("restore", record.key)] = record
+                case Discard():
+                    self._discard = job
 
-    def finish_one(self) -> Job | None:
+    def finish_one(self) -> TheirJob | None:
         """See `Stepper`, in `stepped_store.py`."""
         self.settle()
         if not self._decisions.running:
@@ -94,15 +82,14 @@ class _SteppedEngine:
         self.settle()
         return job
 
-    def _end(self, job: Job) -> None:
+    def _end(self, job: TheirJob) -> None:
         record = self._records.pop(job)
         if job.what == "restore":
-            self.transfers.end_restore(record, Loaded(record.stored_bytes))
+            self._take_turn([(Read(record), Loaded(record.stored_bytes))])
         elif self._drive.has_taken(record.key):
-            self.transfers.end_spill(record, Stored(record.nbytes, "none"))
+            self._take_turn([(Write(record), Stored(record.nbytes, "none"))])
         else:
-            self.transfers.end_spill(record, StoreFullError(record.nbytes, 0, 0))
-        self._begin_next(job.what)
+            self._take_turn([(Write(record), StoreFullError(record.nbytes, 0, 0))])
 
 
 def simulated_decisions(
@@ -114,7 +101,7 @@ def simulated_decisions(
     clock = Clock(lambda counts: {})
     engine = _SteppedEngine(decisions, followed, drive)
     books = HostWindows(settings.host_bytes, settings.staging_bytes, grows=settings.staging_grows)
-    rank = engine.transfers = Rank(clock, books, engine, 0, workload, decisions)
+    rank = engine.rank = Rank(clock, books, engine.wake, 0, workload, decisions)
     orders = LearnedOrders() if settings.prefetch == "learned" else None
     next_key = 0
     try:

@@ -18,7 +18,6 @@ from unittest.mock import patch
 
 import torch
 
-from tests.existing import set_existing
 from tests.inspect_store import inspect, inspect_engine
 from tests.simulator.scripts import (
     FULL,
@@ -73,7 +72,7 @@ class _SteppedDisk:
 
     async def discard(self, keys: Sequence[int]) -> None:
         await self._disk.discard(keys)
-        self._stepper.discarded += keys
+        await self._stepper.pass_gate_of_discards(keys)
 
     def usage(self) -> DiskUsage:
         return self._disk.usage()
@@ -179,14 +178,14 @@ class Stepper:
 
     Attributes:
         copies: the accelerator's.
-        discarded: keys of which the engine will be told that they are.
+        discarded: keys of which the worker will be told that they are, and the gate that it waits at.
     """
 
     def __init__(self) -> None:
         self._news = threading.Event()
         self.copies = _SteppedCopies(self._news.set)
         self._resting = threading.Event()
-        self.discarded: list[int] = []
+        self.discarded: tuple[Sequence[int], Any] | None = None
         self._gates: dict[Job, Any] = {}
 
     def take_over(
@@ -202,18 +201,13 @@ class Stepper:
         window = inside.device_window
         window.in_flight.limit_bytes, window.reloaded.limit_bytes = device.flight_bytes, device.reload_bytes
         window.keep(window.resident.limit_bytes)
-        self._end_discard = inside.residency.end_discard
 
         def await_rest() -> None:
             if not self._resting.wait(_WAIT_SECONDS):
                 raise TimeoutError("training does not rest")
 
-        def put_off(num_records: int) -> None:
-            self._news.set()  # `settle` tells
-
-        self._engine.call_before_delivery(await_rest)
+        self._engine.call_before_turns(await_rest)
         inside.replace_progress(self)
-        set_existing(inside.residency, end_discard=put_off)
         with inside.lock:
             inside.residency.observe(self.decisions)
         return self.decisions
@@ -228,18 +222,24 @@ class Stepper:
         self._news.set()
         await gate
 
+    async def pass_gate_of_discards(self, keys: Sequence[int]) -> None:
+        gate = asyncio.get_running_loop().create_future()
+        self.discarded = keys, gate
+        self._news.set()
+        await gate
+
     def settle(self) -> bool:
         """Return when the engine has begun all that it can begin now, and said what is freed; whether that was any."""
         self._resting.set()
         has_discarded = False
         while True:
             self._come_to_rest()
-            keys, self.discarded = self.discarded, []
-            if not keys:
+            if self.discarded is None:
                 break
+            (keys, gate), self.discarded = self.discarded, None
             has_discarded = True
             self._drive.free(key - self._first_key for key in keys)
-            self._end_discard(len(keys))
+            gate.get_loop().call_soon_threadsafe(gate.set_result, None)
         self._resting.clear()
         return has_discarded
 
@@ -248,7 +248,7 @@ class Stepper:
         while time.monotonic() < ends_at:
             self._news.clear()
             num_seen = self._num_seen_at_rest()
-            self._go_round()  # a lane may have taken what nobody wants any more, which is no news
+            self._go_round()  # a turn may have found nothing to do, which is no news
             if num_seen is None:
                 self._news.wait(_PAUSE_SECONDS)
             elif num_seen == self._num_seen_at_rest():
@@ -264,12 +264,6 @@ class Stepper:
         self._engine.loop.call_soon_threadsafe(passed.set)
         if not passed.wait(_WAIT_SECONDS):
             raise TimeoutError("the engine's loop does not answer")
-
-    def _has_undelivered(self) -> bool:
-        """Whether a lane is about to look at something, which may be nothing that anybody wants."""
-        return self._engine.has_undelivered or any(
-            self._engine.has_queued(what) and self.decisions.num_idle(what) for what in ("spill", "restore")
-        )
 
     def let_go(self) -> None:
         """From now on the engine moves by itself, so that the store can be closed."""
@@ -306,9 +300,9 @@ class Stepper:
         decisions = self.decisions
         return (
             len(decisions.transfers) == len(self._gates) + self.copies.num_waiting
-            and not self._has_undelivered()
+            and not self._engine.has_turn_due
             and not decisions.has_idle_lane_and_work()
-            and self._inside.num_discards == len(self.discarded)
+            and (self.discarded is not None or not self._inside.num_discards)
         )
 
 

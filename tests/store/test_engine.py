@@ -2,7 +2,8 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,59 +12,57 @@ from typing import Any
 import pytest
 import uvloop
 
-from tests.inspect_store import inspect_engine
 from tierstore.base.threads import IoThreads, start_thread
 from tierstore.disk.local import LocalDisk
 from tierstore.disk.tier import Kind, Stored
-from tierstore.ledger.state import State
+from tierstore.ledger.jobs import Read, Room, Write
 from tierstore.residency.transfers import BytesToWrite
 from tierstore.store.engine import Engine, OpenDisk
 
 NBYTES = 50_000
 
 
-class Books:
-    """Stands for the residency of an engine: wants everything, and writes down what it is told."""
+class Moves:
+    """Stands for the residency of an engine: says what is to be moved, and writes down what it is told."""
 
-    def __init__(self) -> None:
-        self.contents: dict[int, bytes] = {}
+    def __init__(self, engine: Engine) -> None:
         self.restored: dict[int, bytearray] = {}
-        self.outcomes: dict[tuple[str, int], object] = {}
+        self.outcomes: dict[Any, object] = {}
         self.told = threading.Condition()
         self.endings: list[BaseException | None] = []
+        self.rooms: list[Room] = []
+        self._engine = engine
+        self._waiting: deque[tuple[Any, Any]] = deque()
 
-    def begin_spill(self, record: Any) -> BytesToWrite:
-        return BytesToWrite(memoryview(self.contents[record.key]), Kind("uint8", 1), record.ready)
+    def write(self, key: int, contents: bytes | bytearray, ready: Any = None) -> Any:
+        job = Write(SimpleNamespace(key=key))
+        return self._enter(job, BytesToWrite(memoryview(contents), Kind("uint8", 1), ready))
 
-    def end_spill(self, record: Any, outcome: Stored | Exception) -> None:
-        self._note("spill", record.key, outcome)
+    def read(self, key: int) -> Any:
+        self.restored[key] = bytearray(NBYTES)
+        return self._enter(Read(SimpleNamespace(key=key)), memoryview(self.restored[key]))
 
-    def begin_restore(self, record: Any) -> memoryview:
-        return memoryview(self.restored.setdefault(record.key, bytearray(NBYTES)))
+    def _enter(self, job: Any, memory: Any) -> Any:
+        with self.told:
+            self._waiting.append((job, memory))
+        self._engine.wake()
+        return job
 
-    def end_restore(self, record: Any, outcome: int | Exception) -> None:
-        self._note("restore", record.key, outcome)
-
-    def end_discard(self, num_records: int) -> None:
-        pass
+    def exchange(self, ended: Sequence[tuple[Any, Any]], room: Room) -> Sequence[tuple[Any, Any]]:
+        with self.told:
+            self.rooms.append(room)
+            self.outcomes |= {id(job): outcome for job, outcome in ended}
+            self.told.notify_all()
+            return [self._waiting.popleft() for _ in range(min(len(self._waiting), room.writes, room.reads))]
 
     def engine_ended(self, error: BaseException | None) -> None:
         with self.told:
             self.endings.append(error)
             self.told.notify_all()
 
-    def _note(self, what: str, key: int, outcome: object) -> None:
+    def wait_for(self, *jobs: Any) -> None:
         with self.told:
-            self.outcomes[what, key] = outcome
-            self.told.notify_all()
-
-    def wait_for(self, what: str, *keys: int) -> None:
-        with self.told:
-            assert self.told.wait_for(lambda: all((what, key) in self.outcomes for key in keys), 20), self.outcomes
-
-
-def _record(key: int, ready: object = None) -> Any:
-    return SimpleNamespace(key=key, ready=ready, nbytes=NBYTES, state=State.QUEUED)
+            assert self.told.wait_for(lambda: all(id(job) in self.outcomes for job in jobs), 20), self.outcomes
 
 
 @pytest.fixture
@@ -77,35 +76,30 @@ def open_disk(store_directory: Path) -> OpenDisk:
 
 
 @pytest.fixture
-def open_engine(open_disk: OpenDisk) -> Iterator[Callable[[], tuple[Engine, Books]]]:
+def open_engine(open_disk: OpenDisk) -> Iterator[Callable[[], tuple[Engine, Moves]]]:
     engines: list[Engine] = []
 
-    def make() -> tuple[Engine, Books]:
-        books = Books()
-        engines.append(Engine(open_disk, "tierstore-test"))
-        engines[-1].serve(books)
-        return engines[-1], books
+    def make() -> tuple[Engine, Moves]:
+        engine = Engine(open_disk, "tierstore-test", num_spills=2, num_restores=2)
+        engines.append(engine)
+        moves = Moves(engine)
+        engine.serve(moves)  # type: ignore[arg-type]
+        return engine, moves
 
     yield make
     for engine in engines:
         engine.stop(20)
 
 
-def _fill(books: Books, keys: range, nbytes: int = NBYTES) -> None:
-    for key in keys:
-        books.contents[key] = bytes([key % 251]) * nbytes
-
-
-def test_what_is_submitted_before_serve_begins_then(open_disk: OpenDisk) -> None:
-    engine, books = Engine(open_disk, "tierstore-test"), Books()
-    _fill(books, range(3))
-    for key in range(3):
-        engine.submit_spill(_record(key))
+def test_what_is_to_be_moved_before_serve_is_moved_then(open_disk: OpenDisk) -> None:
+    engine = Engine(open_disk, "tierstore-test")
+    moves = Moves(engine)
+    writes = [moves.write(key, bytes([key]) * NBYTES) for key in range(3)]
     assert engine.disk_budget_bytes == 2**28  # the disk tier is open
-    engine.serve(books)
-    books.wait_for("spill", *range(3))
+    engine.serve(moves)  # type: ignore[arg-type]
+    moves.wait_for(*writes)
     engine.stop(20)
-    assert books.endings == [None]
+    assert moves.endings == [None]
 
 
 def test_stop_before_serve_ends_the_engine(open_disk: OpenDisk) -> None:
@@ -114,68 +108,55 @@ def test_stop_before_serve_ends_the_engine(open_disk: OpenDisk) -> None:
     assert not engine.is_running
 
 
-def test_small_records_wait_for_company_or_for_somebody_who_waits(
-    open_engine: Callable[[], tuple[Engine, Books]],
-) -> None:
-    engine, books = open_engine()
-    _fill(books, range(5000), 100)
-    begun: list[int] = []
-    begin = books.begin_spill
-    books.begin_spill = lambda record: begun.append(record.key) or begin(record)  # type: ignore[method-assign]
-    small = [_record(key) for key in range(5000)]
-    for record in small:
-        record.nbytes = 100
-    for record in small[:10]:
-        engine.submit_spill(record)
-    engine.submit_spill(_record(4999))
-    books.wait_for("spill", 4999)
-    assert begun == [4999], "others do not take them along"
-    small[3].state = State.HOST  # it was asked for
-    engine.hurry()
-    books.wait_for("spill", *(key for key in range(10) if key != 3))
-    assert 3 not in begun
-    for record in small[10:4990]:
-        record.state = State.FREED
-        engine.submit_spill(record)
-        record.state = State.HOST
-    assert inspect_engine(engine).num_held_back <= 1024, "those that nobody wants written any more are not kept"
-    for record in small[10:4990]:
-        record.state = State.QUEUED
-        engine.submit_spill(record)
-    books.wait_for("spill", *range(10, 3000))
-    engine.hurry()
-    books.wait_for("spill", *range(10, 4990))
-
-
-def test_spill_waits_for_the_copy_that_fills_its_slot(open_engine: Callable[[], tuple[Engine, Books]]) -> None:
-    engine, books = open_engine()
-    memory = bytearray(NBYTES)
-    books.contents[1] = memory  # type: ignore[assignment]
-    _fill(books, range(2, 3))
+def test_worker_has_so_much_room_and_no_more(open_engine: Callable[[], tuple[Engine, Moves]]) -> None:
+    engine, moves = open_engine()
     copied = threading.Event()
-    engine.submit_spill(_record(1, SimpleNamespace(synchronize=copied.wait)))
-    engine.submit_spill(_record(2))
-    books.wait_for("spill", 2)
-    assert ("spill", 1) not in books.outcomes
+    late = [moves.write(key, bytes(NBYTES), SimpleNamespace(synchronize=copied.wait)) for key in range(5)]
+    with moves.told:
+        assert moves.told.wait_for(lambda: Room(0, 2, 1) in moves.rooms or engine.wake(), 20)
+    assert not moves.outcomes
+    copied.set()
+    moves.wait_for(*late)
+    assert all(isinstance(outcome, Stored) for outcome in moves.outcomes.values())
+    with moves.told:
+        assert moves.told.wait_for(lambda: moves.rooms[-1] == Room(2, 2, 1), 20)
+
+
+def test_spill_waits_for_the_copy_that_fills_its_slot(open_engine: Callable[[], tuple[Engine, Moves]]) -> None:
+    _, moves = open_engine()
+    memory = bytearray(NBYTES)
+    copied = threading.Event()
+    late = moves.write(1, memory, SimpleNamespace(synchronize=copied.wait))
+    moves.wait_for(moves.write(2, bytes(NBYTES)))
+    assert id(late) not in moves.outcomes
     memory[:] = b"c" * NBYTES
     copied.set()
-    books.wait_for("spill", 1)
-    engine.submit_restore(_record(1), demanded=True)
-    books.wait_for("restore", 1)
-    assert books.restored[1] == b"c" * NBYTES
+    moves.wait_for(late)
+    moves.wait_for(moves.read(1))
+    assert moves.restored[1] == b"c" * NBYTES
 
 
-def test_stop_is_idempotent_and_tells_the_books_once(open_engine: Callable[[], tuple[Engine, Books]]) -> None:
-    engine, books = open_engine()
+def test_stop_is_idempotent_and_tells_the_residency_once(open_engine: Callable[[], tuple[Engine, Moves]]) -> None:
+    engine, moves = open_engine()
     engine.request_stop()
     engine.stop(20)
     engine.stop(20)
     engine.request_stop()
     assert not engine.is_running
-    assert books.endings == [None]
-    engine.submit_spill(_record(1))  # nobody listens; nothing is raised
-    engine.submit_restore(_record(1), demanded=True)
-    engine.submit_discard(1)
+    assert moves.endings == [None]
+    moves.write(1, bytes(NBYTES))  # nobody listens; nothing is raised
+
+
+def test_stop_begins_nothing_more_and_waits_for_what_runs(open_engine: Callable[[], tuple[Engine, Moves]]) -> None:
+    engine, moves = open_engine()
+    copied = threading.Event()
+    late = [moves.write(key, bytes(NBYTES), SimpleNamespace(synchronize=copied.wait)) for key in range(3)]
+    with moves.told:
+        assert moves.told.wait_for(lambda: Room(0, 2, 1) in moves.rooms or engine.wake(), 20)
+    engine.request_stop()
+    copied.set()
+    engine.stop(20)
+    assert [id(job) in moves.outcomes for job in late] == [True, True, False]
 
 
 # --- threads ------------------------------------------------------------------------------------------------------

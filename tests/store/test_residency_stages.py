@@ -309,7 +309,7 @@ def test_change_while_a_get_waits_is_found(bench: Bench) -> None:
 def test_join_once_the_bytes_were_read_is_refused(bench: Bench, stage: str) -> None:
     """What else is saved of the storage would not be on disk."""
     store, _, handle, _ = _at(bench, stage)
-    assert not inspect(store).residency.join(handle.record, handle.record.layout, NBYTES)
+    assert not inspect(store).residency.saving.join(handle.record, handle.record.layout, NBYTES)
     assert store.stats().packed_tensors == 1
 
 
@@ -317,13 +317,13 @@ def test_held_again_while_it_is_kept_in_memory_is_left_alone(bench: Bench) -> No
     store, _ = bench.open(host_bytes=NBYTES)
     first, second = (_handle(store, number) for number in range(2))
     log = _log(store)
-    inspect(store).residency.save(first.record, log, 1, [])
-    inspect(store).residency.settle([first.record])
+    inspect(store).residency.saving.save(first.record, log, 1, [])
+    inspect(store).residency.saving.settle([first.record])
     assert store.stats().host_bytes == NBYTES
     assert first.record.source is not None
     taken = first.record.source.detach()
-    inspect(store).residency.save(second.record, log, 2, [])
-    inspect(store).residency.settle([second.record])
+    inspect(store).residency.saving.save(second.record, log, 2, [])
+    inspect(store).residency.saving.settle([second.record])
     store.flush()
     assert (first.record.state, second.record.state) == (State.PENDING, State.HOST)
     assert store.stats().spilled_bytes == 0
@@ -335,9 +335,9 @@ def test_held_again_while_it_waits_for_room_is_left_alone(bench: Bench) -> None:
     first, second, third = (_handle(store, number) for number in range(3))
     disk.hold("write")
     log = _log(store)
-    inspect(store).residency.save(first.record, log, 1, [])
-    inspect(store).residency.save(second.record, log, 2, [first.record])
-    waiting = bench.on_thread(store, inspect(store).residency.save, third.record, log, 3, [second.record])
+    inspect(store).residency.saving.save(first.record, log, 1, [])
+    inspect(store).residency.saving.save(second.record, log, 2, [first.record])
+    waiting = bench.on_thread(store, inspect(store).residency.saving.save, third.record, log, 3, [second.record])
     assert second.record.source is not None
     taken = second.record.source.detach()
     disk.let_go()
@@ -367,13 +367,13 @@ def test_news_that_comes_just_as_a_look_ends_is_not_lost(bench: Bench, monkeypat
     handle = store.put(_tensor())
     store.flush()
     ledger = store._core.residency.ledger
-    end_discards = ledger.end_discards
+    end_discard = ledger._end_discard
 
     def ends_late(num_records: int) -> None:
         time.sleep(1)  # under the lock: the look ends meanwhile, and then the waiter is notified
-        end_discards(num_records)
+        end_discard(num_records)
 
-    monkeypatch.setattr(ledger, "end_discards", ends_late)
+    monkeypatch.setattr(ledger, "_end_discard", ends_late)
     go_on = bench.stall_loop(store)
     del handle
     flushing = bench.on_thread(store, store.flush)

@@ -110,7 +110,7 @@ def test_pack_that_needs_all_of_staging_gets_it_from_the_prefetch(make_store: Ma
     ahead.begin(records, range(8))
     for i in range(3):
         assert torch.equal(
-            inspect(store).residency.fetch(records[i], records[i].layout, ahead, None, i), _tensor(i, 96)
+            inspect(store).residency.handing_out.fetch(records[i], records[i].layout, ahead, None, i), _tensor(i, 96)
         )
         large.append(store.put(_tensor(9 + i, 384)))
     for i, handle in enumerate([*small, *large]):

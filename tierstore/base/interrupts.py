@@ -16,8 +16,6 @@ ENDINGS = (signal.SIGTERM, signal.SIGHUP)
 
 _NO_HANDLERS = sys.stdlib_module_names | {"numpy", "tierstore", "torch"}
 """Packages whose functions we call ourselves, so their frames in a traceback prove nothing."""
-_TELLING = ("_raise_cause", "_raise_spill_error")
-"""Methods of `Residency` that raise an error of another thread. That thread's frames follow in the traceback."""
 
 
 def is_interrupt(error: BaseException) -> bool:
@@ -37,8 +35,6 @@ def is_interrupt(error: BaseException) -> bool:
     is_known = _is_of_system(error) and _package_of(type(error).__module__) in _NO_HANDLERS
     traceback = error.__traceback__
     while traceback is not None:
-        if traceback.tb_frame.f_code.co_name in _TELLING:
-            return False
         if _package_of(traceback.tb_frame.f_globals.get("__name__")) not in _NO_HANDLERS:
             return True
         traceback = traceback.tb_next

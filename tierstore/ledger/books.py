@@ -1,4 +1,7 @@
-"""What is booked: the records, the tensors before they have one, and what each window is charged with."""
+"""The state of a store, without the bytes: what is registered, what each window holds, and what is to be moved. Pure.
+
+`down.py`, `up.py` and `ledger.py` change it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, Protocol
 
+from ..errors import StoreFullError
+from .by_hand import ByHand
 from .counters import Counters
+from .eviction import EvictionOrder as Eviction
+from .jobs import Jobs
+from .lookahead import Lookahead
+from .observer import Observer
 from .pending import Pending
 from .record import R
 from .windows import HostWindows
@@ -20,13 +29,25 @@ class Noted(Protocol):
 
 
 class Books(Generic[R]):
-    """Made first, since the memory and the rules both need it. Guarded by the store's lock.
+    """Guarded by the store's lock.
 
     Attributes:
         pending: records whose bytes are where autograd left them.
         records: all records whose handle lives, by key.
         released: records whose handle is gone, and that nobody has accounted for yet.
         counters: totals since the store was opened.
+        observer: is told of every event; does nothing unless a trace is recorded.
+        jobs: what is to be moved to and from disk.
+        eviction: which record leaves host memory next.
+        blocked: records that are ours, and for which there is no room; packs wait until it is empty.
+        parked: records in HOST, by key, that are charged to staging: they were on their way out.
+        ahead: lookahead of the backward that asked last; None: none has.
+        by_hand: records that were named to `TierStore.prefetch`.
+        num_packing: threads that wait for room. `num_getting`: for bytes, or whose bytes are there but which have not
+            woken yet.
+        disk_is_full: a write found no room, and nothing was freed on disk since.
+        disk_error: the disk tier's latest error for lack of room; None: it never was full.
+        spill_error: the error of a failed write, which the next pack raises; None: it was raised, or no write failed.
     """
 
     def __init__(self, windows: HostWindows, noted: Noted, is_sole_owner: Callable[[R], bool]) -> None:
@@ -36,6 +57,19 @@ class Books(Generic[R]):
         self.records: dict[int, R] = {}
         self.released: deque[R] = deque()
         self.counters = Counters()
+        self.observer = Observer()
+        self.jobs = Jobs[R]()
+        self.eviction = Eviction[R]()
+        self.blocked: deque[R] = deque()
+        self.parked: dict[int, R] = {}
+        self.ahead: Lookahead[R] | None = None
+        self.by_hand = ByHand[R]()
+        self.num_packing = self.num_getting = 0
+        self.disk_bytes = self.disk_bytes_peak = 0
+        self.disk_is_full = False
+        self.disk_error: StoreFullError | None = None
+        self.spill_error: Exception | None = None
+        self.is_closed = False
 
     def uncharged_bytes(self) -> int:
         """Bytes of pending and noted tensors that no window is charged with yet."""
@@ -45,3 +79,7 @@ class Books(Generic[R]):
         self.records[record.key] = record
         self.counters.packed_tensors += 1
         self.counters.packed_bytes += record.nbytes
+
+    def must_act(self) -> bool:
+        """Whether a pack has something to do first, even if it needs no room."""
+        return bool(self.pending.must_be_examined or self.blocked or self.spill_error is not None)

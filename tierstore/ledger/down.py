@@ -1,26 +1,21 @@
 """The way down: which records leave memory, and when. From where autograd left the bytes to the host, and to disk.
 
 `examine` finds the pending records that are ours alone. `admit` gives each a place in the host window or sends it out
-at once. `_spill` makes room by sending out what is needed last. The end of a write is in `ledger.py`.
+at once. `_spill` makes room by sending out what is needed last: it enters a write. The end of a write is in
+`ledger.py`.
 
 The caller holds the store's lock; nothing here waits.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 from typing import Generic
 
 from ..disk.tier import Stored
-from ..errors import StoreFullError
 from .books import Books
-from .by_hand import ByHand
 from .device import DeviceRules
-from .eviction import EvictionOrder as Eviction
-from .lookahead import Lookahead
-from .memory import Memory, Submissions
-from .observer import Observer
+from .memory import Memory
 from .plan import Place
 from .record import R
 from .state import State
@@ -28,51 +23,25 @@ from .windows import Window
 
 
 class Down(Generic[R]):
-    """The state that all rules share, and the way down.
+    """See the module's docstring.
 
     Attributes:
-        observer: is told of every event; does nothing unless a trace is recorded.
-        blocked: records that are ours, and for which there is no room; packs wait until it is empty.
-        ahead: lookahead of the backward that asked last; None: none has.
-        by_hand: records that were named to `TierStore.prefetch`.
-        num_spills, num_restores, num_discards: jobs of the engine, queued or running, also of records that are gone.
-        disk_is_full: a write found no room, and nothing was freed on disk since.
-        disk_error: the disk tier's latest error for lack of room; None: it never was full.
-        spill_error: the error of a failed write, which the next pack raises; None: it was raised, or no write failed.
         uses_staging, may_wait: of the pack that `is_short_of` was last asked about; see there.
     """
 
-    def __init__(self, books: Books[R], memory: Memory[R], device: DeviceRules[R], engine: Submissions[R]) -> None:
-        self.windows = books.windows
-        self.pending = books.pending
-        self.noted = books.noted
-        self.counters = books.counters
-        self.device = device
-        self.observer = Observer()
-        self.blocked: deque[R] = deque()
-        self.ahead: Lookahead[R] | None = None
-        self.by_hand = ByHand[R]()
-        self.disk_bytes = 0
-        self.disk_bytes_peak = 0
-        self.num_spills = 0
-        self.num_restores = 0
-        self.num_discards = 0
-        self.disk_is_full = False
-        self.disk_error: StoreFullError | None = None
-        self.spill_error: Exception | None = None
+    def __init__(self, books: Books[R], memory: Memory[R], device: DeviceRules[R]) -> None:
         self.uses_staging = self.may_wait = False
-        self.is_closed = False
         self._books = books
+        self._windows = books.windows
+        self._pending = books.pending
+        self._noted = books.noted
+        self._blocked = books.blocked
+        self._eviction = books.eviction
+        self._parked = books.parked
+        self._jobs = books.jobs
+        self._device = device
         self._memory = memory
         self._pages = memory.pages
-        self._engine = engine
-        self._jobs: set[R] = set()  # records that a running job of the engine works on
-        self.eviction = Eviction[R]()
-        self._parked: dict[int, R] = {}  # in HOST, but charged to staging: they were on their way out
-
-    @property
-    def num_jobs(self) -> int:
-        return self.num_spills + self.num_restores + self.num_discards
 
     # --- before anything leaves ---------------------------------------------------------------------------------
 
@@ -82,11 +51,11 @@ class Down(Generic[R]):
         If not, `uses_staging` tells whether it takes room of staging: see NOTE [Small tensors] in `windows.py`; and
         `may_wait`, whether it may stay noted until a group is full, so that the plan sends it away a little later.
         """
-        windows, pending, noted_bytes = self.windows, self.pending, self.noted.num_bytes
+        windows, pending, noted_bytes = self._windows, self._pending, self._noted.num_bytes
         self.uses_staging = False
         self.may_wait = nbytes <= windows.member_bytes and noted_bytes + nbytes <= windows.group_bytes
-        if pending.must_be_examined or self.blocked or self.spill_error is not None:
-            return True  # as `must_examine`, without its call
+        if pending.must_be_examined or self._blocked or self._books.spill_error is not None:
+            return True  # as `Books.must_act`, without its call
         limit_bytes = windows.host.limit_bytes
         held_bytes = windows.host.used_bytes + pending.num_bytes + noted_bytes - windows.noted_bytes
         if held_bytes + self._pages.cached_bytes + nbytes <= limit_bytes:
@@ -96,12 +65,8 @@ class Down(Generic[R]):
         self.may_wait |= self.uses_staging
         return not self.uses_staging
 
-    def must_examine(self) -> bool:
-        """Whether a pack has something to do first, even if it needs no room."""
-        return bool(self.pending.must_be_examined or self.blocked or self.spill_error is not None)
-
     def charge_noted(self, nbytes: int) -> None:
-        windows = self.windows
+        windows = self._windows
         is_first = not windows.noted_bytes
         windows.noted_bytes += nbytes
         windows.staging.used_bytes += nbytes
@@ -114,37 +79,37 @@ class Down(Generic[R]):
         Examines `how_many` (None: all) of the records that others held at the last look again. `is_planned`: the plan
         may send something away even if there is room.
         """
-        if is_planned or self.pending.must_be_examined or not self._fits_uncharged():
+        if is_planned or self._pending.must_be_examined or not self.fits_uncharged():
             self.examine(how_many)
             self._charge_rest()
         self._memory.trim()
 
-    def _fits_uncharged(self, nbytes: int = 0) -> bool:
+    def fits_uncharged(self, nbytes: int = 0) -> bool:
         """Whether host memory has room for what no window is charged with yet, and `nbytes` more."""
-        windows, host = self.windows, self.windows.host
-        uncharged_bytes = self.pending.num_bytes + self.noted.num_bytes - windows.noted_bytes
+        windows, host = self._windows, self._windows.host
+        uncharged_bytes = self._pending.num_bytes + self._noted.num_bytes - windows.noted_bytes
         return host.used_bytes + uncharged_bytes + nbytes <= host.limit_bytes
 
     def _charge_rest(self) -> None:
         """What could not be booked stays noted: in staging, if nothing waits for room there."""
-        nbytes, windows = self.noted.num_bytes, self.windows
-        if self.blocked or not 0 < nbytes <= windows.group_bytes // 2 or self._fits_uncharged():
+        nbytes, windows = self._noted.num_bytes, self._windows
+        if self._blocked or not 0 < nbytes <= windows.group_bytes // 2 or self.fits_uncharged():
             return
         if windows.staging.fits(nbytes + windows.excess_bytes):
             self.charge_noted(nbytes)
 
     def examine(self, how_many: int | None = None) -> None:
         """Admit the records that are ours alone now, among all fresh ones and `how_many` (None: all) shared ones."""
-        if self.windows.noted_bytes:
-            self.windows.keep_noted(0)
+        if self._windows.noted_bytes:
+            self._windows.keep_noted(0)
         self._memory.book_settled()
-        for record in self.pending.take(how_many):
+        for record in self._pending.take(how_many):
             if record.state is not State.PENDING:
                 continue
             if self._memory.is_ours(record):
                 self.admit(record)
             else:
-                self.pending.share(record)
+                self._pending.share(record)
 
     @staticmethod
     def end_plan(records: Iterable[R | None]) -> None:
@@ -158,10 +123,10 @@ class Down(Generic[R]):
     def admit(self, record: R) -> None:
         """Charge a record whose bytes are ours, or let it wait for room in `blocked`."""
         if record.device is not None:
-            self.device.hold(record)
+            self._device.hold(record)
             self._offload_surplus()
         elif not self._try_admit(record):
-            self.blocked.append(record)
+            self._blocked.append(record)
 
     def admit_blocked(self, *, is_awaited: bool) -> None:
         """Try again to find room for blocked records; `is_awaited`: a thread waits for that.
@@ -170,39 +135,39 @@ class Down(Generic[R]):
         dropped, read again at once, dropped again, and so on; and records whose writes backward has cancelled would be
         written before anything else is read.
         """
-        while self.blocked:
-            record = self.blocked[0]
+        while self._blocked:
+            record = self._blocked[0]
             if record.state in (State.PENDING, State.DEVICE):
                 if not self._memory.is_ours(record):
-                    self._hand_back(record)
+                    self.hand_back(record)
                 elif not self._try_admit(record, takes_from_backward=is_awaited):
                     return
-            self.blocked.popleft()
+            self._blocked.popleft()
             self._offload_surplus()
 
     def _offload_surplus(self) -> None:
-        while (record := self.device.window.surplus()) is not None and record not in self.blocked:
+        while (record := self._device.window.surplus()) is not None and record not in self._blocked:
             if not self._try_admit(record):
-                self.blocked.append(record)
+                self._blocked.append(record)
 
     def _try_admit(self, record: R, *, takes_from_backward: bool = True) -> bool:
         """Find room in host memory; to make it, other records begin to move out. False: there is none yet."""
-        order = self.eviction
+        order = self._eviction
         next_to_spill = order.next_dirty if takes_from_backward else order.next_unasked
         next_to_drop = order.next_clean if takes_from_backward else order.next_used
-        nbytes, host, staging = record.nbytes, self.windows.host, self.windows.staging
+        nbytes, host, staging = record.nbytes, self._windows.host, self._windows.staging
         if not host.fits(nbytes):
-            self.windows.grow_staging(nbytes)
+            self._windows.grow_staging(nbytes)
         window = staging if nbytes > host.limit_bytes or self._goes_at_once(record) else host
         while not (self._may_move(nbytes) if window is staging else host.fits(nbytes)):
-            if not (self._spill(next_to_spill()) or self._drop(next_to_drop())):
+            if not (self._spill(next_to_spill()) or self.drop(next_to_drop())):
                 return False
         if record.device is None:
             record.move(State.HOST)
-            self.windows.charge(record, window)
+            self._windows.charge(record, window)
         elif not self._offload(record, window):
             return False
-        self.eviction.add_dirty(record)
+        self._eviction.add_dirty(record)
         if window is staging:
             self._queue_spill(record)
         return True
@@ -212,8 +177,8 @@ class Down(Generic[R]):
         if not self._may_move(record.nbytes):
             return False
         if record.place is Place.DISK:
-            return self.eviction.next_leaving() is None
-        victim = None if self.windows.host.fits(record.nbytes) else self.eviction.next_dirty()
+            return self._eviction.next_leaving() is None
+        victim = None if self._windows.host.fits(record.nbytes) else self._eviction.next_dirty()
         return victim is not None and record.worth < victim.worth
 
     def _offload(self, record: R, window: Window) -> bool:
@@ -222,62 +187,61 @@ class Down(Generic[R]):
         if alive is None:
             return False
         self._memory.prepare_offload(record)
-        self.windows.charge(record, window)
-        self.device.offload(record)
-        self.counters.offloaded_bytes += record.nbytes
-        self.observer.offloaded(record.key, record.nbytes)
+        self._windows.charge(record, window)
+        self._device.offload(record)
+        self._books.counters.offloaded_bytes += record.nbytes
+        self._books.observer.offloaded(record.key, record.nbytes)
         return True
 
-    def _hand_back(self, record: R) -> None:
+    def hand_back(self, record: R) -> None:
         """Return a record to PENDING: somebody else holds its storage again, so its removal would free nothing."""
-        self.eviction.remove(record)
+        self._eviction.remove(record)
         self._parked.pop(record.key, None)
-        self.device.window.leave(record)
-        self.windows.charge(record, None)
+        self._device.window.leave(record)
+        self._windows.charge(record, None)
         if record.state is not State.PENDING:
             record.move(State.PENDING)
-        self.pending.share(record)
+        self._pending.share(record)
 
     # --- from host memory to disk -------------------------------------------------------------------------------
 
     def send_ahead(self) -> None:
         """Begin to move out the records that the plan sends to disk, as far as staging has room."""
-        while (record := self.eviction.next_leaving()) is not None and self.windows.staging.fits(record.nbytes):
+        while (record := self._eviction.next_leaving()) is not None and self._windows.staging.fits(record.nbytes):
             if not self._spill(record):
                 return
 
     def _spill(self, victim: R | None) -> bool:
         """Begin to move the victim out, or make another step towards that; False: nothing can be done now."""
-        if victim is None or victim.demanded or self.disk_is_full or self.is_closed:
+        if victim is None or victim.demanded or self._books.disk_is_full or self._books.is_closed:
             return False
         if not self._memory.is_ours(victim):
-            self._hand_back(victim)
-        elif victim.window is self.windows.staging or self._may_move(victim.nbytes, from_host=True):
+            self.hand_back(victim)
+        elif victim.window is self._windows.staging or self._may_move(victim.nbytes, from_host=True):
             self._queue_spill(victim)
-        elif self._parked and not self.num_spills:
+        elif self._parked and not self._jobs.num_writes:
             self._queue_spill(next(iter(self._parked.values())))  # parked records hold the staging the victim needs
         else:
             return False
         return True
 
     def _may_move(self, nbytes: int, *, from_host: bool = False) -> bool:
-        return not self.disk_is_full and self.windows.admits_move(nbytes, from_host=from_host)
+        return not self._books.disk_is_full and self._windows.admits_move(nbytes, from_host=from_host)
 
     def _queue_spill(self, record: R) -> None:
         self._parked.pop(record.key, None)
-        self.eviction.remove(record)
-        self.windows.charge(record, self.windows.staging)
+        self._eviction.remove(record)
+        self._windows.charge(record, self._windows.staging)
         record.move(State.QUEUED)
-        self.num_spills += 1
-        self.observer.spill_queued(record.key, record.nbytes)
-        self._engine.submit_spill(record)
+        self._jobs.write(record)
+        self._books.observer.spill_queued(record.key, record.nbytes)
 
     def cancel_spill(self, record: R) -> None:
         """Take a QUEUED record that is asked for off the queue of writes; it becomes the last to leave."""
-        self.num_spills -= 1
-        self._stay(record)
-        self.observer.spill_cancelled(record.key, record.nbytes)
-        self.eviction.add_asked(record)
+        self._jobs.withdraw_write(record)
+        self.stay(record)
+        self._books.observer.spill_cancelled(record.key, record.nbytes)
+        self._eviction.add_asked(record)
 
     @property
     def unwritten_bytes(self) -> int:
@@ -288,46 +252,46 @@ class Down(Generic[R]):
         for record in list(self._parked.values()):
             self._queue_spill(record)
 
-    def _stay(self, record: R) -> None:
+    def stay(self, record: R) -> None:
         """Keep a record that was on its way out: in the host window if it fits, else in its room in staging."""
         record.move(State.HOST)
-        if self.windows.host.fits(record.nbytes):
-            self.windows.charge(record, self.windows.host)
+        if self._windows.host.fits(record.nbytes):
+            self._windows.charge(record, self._windows.host)
         else:
             self._parked[record.key] = record
 
-    def _drop(self, record: R | None, *, is_for_read: bool = False) -> bool:
+    def drop(self, record: R | None, *, is_for_read: bool = False) -> bool:
         """Free the memory of a record whose bytes are on disk too. False: `record` is None.
 
         `is_for_read`: it makes way for a read. Then a record that was prefetched by hand is prefetched again.
         """
         if record is None:
             return False
-        self.eviction.remove(record)
-        if self.ahead is not None:
-            self.ahead.come_back_for(record)
+        self._eviction.remove(record)
+        if self._books.ahead is not None:
+            self._books.ahead.come_back_for(record)
         if is_for_read:
-            self.by_hand.come_back_for(record)
+            self._books.by_hand.come_back_for(record)
         else:
-            self.by_hand.forget_fetched(record)
+            self._books.by_hand.forget_fetched(record)
         record.nbytes = record.span_bytes
         record.fetched = record.wanted = False
-        self.device.unload(record)
+        self._device.unload(record)
         self._memory.let_go(record)
-        self._free_memory(record)
+        self.free_memory(record)
         self._memory.take_back()  # so that the next user of this room gets these very pages
         record.move(State.DISK)
-        self.observer.freed(record.key, record.nbytes)
+        self._books.observer.freed(record.key, record.nbytes)
         return True
 
-    def _free_memory(self, record: R) -> None:
+    def free_memory(self, record: R) -> None:
         self._parked.pop(record.key, None)
-        self.windows.charge(record, None)
+        self._windows.charge(record, None)
         self._memory.free(record)
 
-    def _note_written(self, record: R, stored: Stored) -> None:
+    def note_written(self, record: R, stored: Stored) -> None:
         record.stored_bytes = stored.stored_bytes
-        self.disk_bytes += stored.stored_bytes
-        self.disk_bytes_peak = max(self.disk_bytes_peak, self.disk_bytes)
-        self.counters.spilled_bytes += record.span_bytes
-        self.counters.written_bytes += stored.stored_bytes
+        self._books.disk_bytes += stored.stored_bytes
+        self._books.disk_bytes_peak = max(self._books.disk_bytes_peak, self._books.disk_bytes)
+        self._books.counters.spilled_bytes += record.span_bytes
+        self._books.counters.written_bytes += stored.stored_bytes

@@ -1,7 +1,8 @@
-"""All rules of one store: requests, jobs that begin and end, and the end of records.
+"""What a store decides: requests, jobs that begin and end, and the end of records. Events in, jobs out.
 
-The way down is in `down.py`, the way up in `up.py`. `advance` is called whenever room was freed: it lets the blocked
-records in, and the next writes and reads begin. The caller holds the store's lock; nothing here waits.
+The state is in `books.py`. The way down is in `down.py`, the way up in `up.py`. The worker calls `exchange`: it tells
+what has ended, and gets what comes next. `advance` is called whenever room was freed: it lets the blocked records in,
+and enters the next writes and reads. The caller holds the store's lock; nothing here waits.
 
 A handle that dies puts its record into the queue `Books.released`; `drain` does the rest at the start of every call:
 see NOTE [No finalizers] in `base/remains.py`.
@@ -9,14 +10,19 @@ see NOTE [No finalizers] in `base/remains.py`.
 
 from __future__ import annotations
 
+import enum
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any, Generic
 
 from ..disk.tier import Loaded, Stored
 from ..errors import CorruptDataError, StoreFullError
 from .books import Books
 from .device import DeviceRules
+from .down import Down
+from .jobs import Discard, Job, Read, Room, Write
 from .lookahead import Lookahead
-from .memory import Memory, Submissions
+from .memory import Memory
 from .record import R
 from .state import State
 from .up import Up
@@ -30,24 +36,23 @@ _AT_REST = frozenset({State.OFFLOADING, State.HOST, State.CLEAN})
 """States in which one more member is handed out, and nothing else changes."""
 
 
-class Ledger(Up[R]):
-    """See the module's docstring.
+class ForRoom(enum.Enum):
+    """What a pack has to do while records are blocked."""
 
-    Attributes:
-        num_packing: how many threads wait for room.
-    """
+    WAIT = enum.auto()
+    COLLECT_GARBAGE = enum.auto()
 
-    def __init__(
-        self,
-        books: Books[R],
-        memory: Memory[R],
-        device: DeviceRules[R],
-        engine: Submissions[R],
-        disk_budget_bytes: int,
-    ) -> None:
-        super().__init__(books, memory, device, engine)
-        self.released = books.released
-        self.num_packing = 0
+
+class Ledger(Generic[R]):
+    """See the module's docstring."""
+
+    def __init__(self, books: Books[R], memory: Memory[R], device: DeviceRules[R], disk_budget_bytes: int) -> None:
+        self.books = books
+        self.down = Down[R](books, memory, device)
+        self.up = Up[R](books, memory, device, self.down)
+        self.device = device
+        self._jobs = books.jobs
+        self._memory = memory
         self._disk_budget_bytes = disk_budget_bytes
         self._is_abandoned = False
 
@@ -55,7 +60,7 @@ class Ledger(Up[R]):
 
     @property
     def device_group_bytes(self) -> int:
-        return min(self.windows.device_group_bytes, self.device.window.group_bytes)
+        return min(self.books.windows.device_group_bytes, self.device.window.group_bytes)
 
     def may_gather(self, nbytes: int) -> bool:
         """Whether a tensor on an accelerator, of a storage of `nbytes`, may leave in a group."""
@@ -63,24 +68,23 @@ class Ledger(Up[R]):
 
     # --- requests -----------------------------------------------------------------------------------------------
 
-    def ask_for(self, record: R, ahead: Lookahead[R] | None = None, index: int = 0) -> bool:
-        """A thread asks for the record, which is pack `index` of the graph that `ahead` is of; begin its read.
-
-        True: a write was cancelled.
-        """
+    def ask_for(self, record: R, ahead: Lookahead[R] | None = None, index: int = 0) -> None:
+        """A thread asks for the record, which is pack `index` of the graph that `ahead` is of; enter its read."""
         self._count_request(record)
         if record.state is State.DISK:
-            self.start_restore(record, demanded=True)
+            self.up.start_restore(record, demanded=True)
         if ahead is None:
-            return self.by_hand.forget(record) and self.go_ahead()
-        self.ahead = ahead
+            if self.books.by_hand.forget(record):
+                self.go_ahead()
+            return
+        self.books.ahead = ahead
         ahead.asked_for(index, record.nbytes // record.num_members)
         if record.state is State.DISK or record.state is State.READING:
             ahead.reach.wait()
-        return self.go_ahead()
+        self.go_ahead()
 
     def _count_request(self, record: R) -> None:
-        counters = self.counters
+        counters = self.books.counters
         if record.state is State.DISK:
             counters.prefetch_misses += 1
         elif record.state is State.READING:
@@ -100,90 +104,130 @@ class Ledger(Up[R]):
             return False
         if record.device is not None and not self.device.hand_over_again(record):
             return False
-        self.ahead = ahead
+        self.books.ahead = ahead
         return ahead.pass_member(index, record)
 
     def hand_over(self, record: R, reload_ahead: Lookahead[R] | None, index: int) -> bool:
         """False: its device has no room for a whole group."""
         if record.device is not None:
-            if not self.reload_demanded(record, reload_ahead):
-                self.used(record)
+            if not self.up.reload_demanded(record, reload_ahead):
+                self.up.used(record)
                 return False
             self.device.hand_over(record)
             if reload_ahead is not None:
                 reload_ahead.asked_for(index)
-                self.reload_ahead(reload_ahead)
-        self.used(record)
+                self.up.reload_ahead(reload_ahead)
+        self.up.used(record)
         return True
 
-    def pass_by(self, ahead: Lookahead[R], reload_ahead: Lookahead[R], index: int) -> bool:
-        """Backward has asked for pack `index`, which is tracked: bring back what comes next.
-
-        True: a write was cancelled.
-        """
+    def pass_by(self, ahead: Lookahead[R], reload_ahead: Lookahead[R], index: int) -> None:
+        """Backward has asked for pack `index`, which is tracked: bring back what comes next."""
         ahead.asked_for(index)
         reload_ahead.asked_for(index)
-        self.ahead = ahead
-        has_cancelled = self.go_ahead()
-        self.reload_ahead(reload_ahead)
-        return has_cancelled
+        self.books.ahead = ahead
+        self.go_ahead()
+        self.up.reload_ahead(reload_ahead)
 
-    def go_ahead(self) -> bool:
+    def go_ahead(self) -> None:
         """Restore what lies ahead of backward, then what was named by hand, if backward wants nothing more for now.
 
         Not while a pack waits: a prefetch would take the room that it waits for.
-        True: a write was cancelled, for which somebody may wait.
         """
-        if self.is_closed or self.num_packing:
-            return False
-        num_spills = self.num_spills
-        if self.ahead is not None:
-            self._prefetch(self.ahead)
-        if self.by_hand.waiting and not self.blocked and (self.ahead is None or self.ahead.peek() is None):
-            self._prefetch(self.by_hand)
-        return self.num_spills < num_spills
+        books = self.books
+        if books.is_closed or books.num_packing:
+            return
+        ahead = books.ahead
+        if ahead is not None:
+            self.up.prefetch(ahead)
+        if books.by_hand.waiting and not books.blocked and (ahead is None or ahead.peek() is None):
+            self.up.prefetch(books.by_hand)
 
     def advance(self) -> None:
         """Use the room of what was freed: for blocked records, writes and prefetches."""
-        if self.blocked or self.eviction.leaving:
-            self.admit_blocked(is_awaited=self.num_packing > 0)
-            self.send_ahead()
+        if self.books.blocked or self.books.eviction.leaving:
+            self.down.admit_blocked(is_awaited=self.books.num_packing > 0)
+            self.down.send_ahead()
             self._memory.trim()
         self.go_ahead()
 
+    def for_room(self, *, has_collected: bool) -> ForRoom | None:
+        """What a pack does next: None: it has room. Raises StoreFullError: there is none, nor will be.
+
+        `has_collected`: garbage was collected for it already: graphs in reference cycles may be all that fills a store.
+        """
+        books = self.books
+        if not books.blocked:
+            return None
+        if self._jobs.num_all or books.num_getting:
+            return ForRoom.WAIT
+        if has_collected:
+            raise self.full_error(books.blocked[0].nbytes) from books.disk_error
+        books.windows.keep_noted(0)  # small tensors give way
+        return ForRoom.COLLECT_GARBAGE
+
+    def retry_blocked(self) -> None:
+        """A pack has waited, or garbage was collected for it."""
+        self.down.admit_blocked(is_awaited=True)
+        self._memory.trim()
+
     def full_error(self, needed_bytes: int) -> StoreFullError:
-        found = self.disk_error or StoreFullError(needed_bytes, self.disk_bytes, self._disk_budget_bytes)
+        found = self.books.disk_error or StoreFullError(needed_bytes, self.books.disk_bytes, self._disk_budget_bytes)
         return replace(
             found,
             needed_bytes=needed_bytes,
-            host_bytes=self.windows.used_bytes[0],
-            host_budget_bytes=self.windows.host_bytes,
+            host_bytes=self.books.windows.used_bytes[0],
+            host_budget_bytes=self.books.windows.host_bytes,
         )
 
-    # --- the engine's jobs --------------------------------------------------------------------------------------
+    # --- the worker's jobs --------------------------------------------------------------------------------------
 
-    def begin_write(self, record: R) -> bool:
-        """A lane takes the record. False: it is not to be written any more."""
-        if record.state is not State.QUEUED:
-            return False
+    def exchange(self, ended: Sequence[tuple[Job[R], Any]], room: Room) -> Sequence[Job[R]]:
+        """These jobs of the worker have ended, and it has room for others: return those that it has to begin now.
+
+        With each job that has ended comes its outcome: of a write `Stored`, of a read `Loaded`, or the error.
+        """
+        has_changed = self.drain()  # while a record still holds its job's memory: by that a release knows of the job
+        for job, outcome in ended:
+            match job:
+                case Write(record):
+                    self._end_write(record, outcome)
+                case Read(record):
+                    self._end_read(record, outcome)
+                case Discard(keys):
+                    self._end_discard(len(keys))
+        if has_changed or ended:
+            self.advance()
+        self._jobs.has_news = False
+        begun: list[Job[R]] = []
+        while len(begun) < room.reads and (read := self._jobs.next_read()) is not None:
+            self._begin_read(read)
+            begun.append(Read(read))
+        most = len(begun) + room.writes
+        while len(begun) < most and (write := self._jobs.next_write()) is not None:
+            if self._begin_write(write):
+                begun.append(Write(write))
+        if room.discards and (keys := self._jobs.next_discards()):
+            begun.append(Discard(keys))
+        return begun
+
+    def _begin_write(self, record: R) -> bool:
         nbytes = self._memory.begin_write(record)
         if nbytes is None:  # its handle is dying on another thread, and nobody is told
             self.withdraw(record)
             self.advance()
             return False
         record.move(State.WRITING)
-        self._jobs.add(record)
-        self.observer.spill_began(record.key, nbytes)
+        self._jobs.running.add(record)
+        self.books.observer.spill_began(record.key, nbytes)
         return True
 
-    def end_write(self, record: R, outcome: Stored | Exception) -> None:
-        self.drain()  # while the record still holds the job's memory: by that a release knows of the job
+    def _end_write(self, record: R, outcome: Stored | Exception) -> None:
         has_moved = self._memory.has_moved(record)
         self._end_job(record)
-        self.num_spills -= 1
+        self._jobs.num_writes -= 1
         if isinstance(outcome, Stored):
-            self._note_written(record, outcome)
-        self.observer.spill_ended(record.key, outcome)
+            self.down.note_written(record, outcome)
+        self.books.observer.spill_ended(record.key, outcome)
         if record.state is not State.WRITING:
             self._end_orphaned_job(record)
         elif has_moved:
@@ -191,13 +235,13 @@ class Ledger(Up[R]):
         elif isinstance(outcome, Stored):
             record.move(State.CLEAN)
             if record.wanted:
-                self.eviction.add_clean(record)
+                self.books.eviction.add_clean(record)
             else:
-                self._drop(record)
+                self.down.drop(record)
         else:
-            self._stay(record)
+            self.down.stay(record)
             record.place = None  # not again before it must
-            self.eviction.add_dirty(record)
+            self.books.eviction.add_dirty(record)
             self._note_failure(outcome)
 
     def _leave_moved(self, record: R) -> None:
@@ -207,32 +251,27 @@ class Ledger(Up[R]):
         self._memory.disown(record)  # it is never ours again
         if record.stored_bytes:
             self._discard(record)
-        self._hand_back(record)
+        self.down.hand_back(record)
 
     def _note_failure(self, error: Exception) -> None:
         if isinstance(error, StoreFullError):
-            self.disk_is_full = True
-            self.disk_error = error
-        elif self.spill_error is None:
-            self.spill_error = error
+            self.books.disk_is_full = True
+            self.books.disk_error = error
+        elif self.books.spill_error is None:
+            self.books.spill_error = error
 
-    def begin_read(self, record: R) -> bool:
-        """A lane takes the record. False: it is not wanted, or another submission has begun its read."""
-        if record.state is not State.READING or record.held is not None:
-            return False
+    def _begin_read(self, record: R) -> None:
         self._memory.begin_read(record)
-        self._jobs.add(record)
-        self.observer.restore_began(record.key)
-        return True
+        self._jobs.running.add(record)
+        self.books.observer.restore_began(record.key)
 
-    def end_read(self, record: R, outcome: Loaded | Exception) -> None:
-        self.drain()  # see `end_write`
+    def _end_read(self, record: R, outcome: Loaded | Exception) -> None:
         self._end_job(record)
-        self.num_restores -= 1
-        if self.ahead is not None:
-            self.ahead.reach.read_ended(record.key)
+        self._jobs.num_reads -= 1
+        if self.books.ahead is not None:
+            self.books.ahead.reach.read_ended(record.key)
         is_wanted = record.state is State.READING and record.is_alive
-        self.observer.restore_ended(record.key, outcome, is_wanted=is_wanted)
+        self.books.observer.restore_ended(record.key, outcome, is_wanted=is_wanted)
         if record.state is not State.READING:
             self._end_orphaned_job(record)
         elif isinstance(outcome, Exception):
@@ -242,17 +281,17 @@ class Ledger(Up[R]):
             self._bury(record)
         else:
             self._begin_to_use(record)
-            self.counters.restored_bytes += record.nbytes
-            self.counters.read_bytes += outcome.read_bytes
+            self.books.counters.restored_bytes += record.nbytes
+            self.books.counters.read_bytes += outcome.read_bytes
 
     def _begin_to_use(self, record: R) -> None:
         record.fetched = not record.demanded
         record.move(State.CLEAN)
         if not record.demanded:  # else it may not leave before the waiting thread has it
-            self.eviction.add_clean(record)
+            self.books.eviction.add_clean(record)
 
     def _leave_unread(self, record: R, error: Exception) -> None:
-        self._free_memory(record)
+        self.down.free_memory(record)
         if isinstance(error, CorruptDataError):
             record.move(State.FAILED)
             record.cause = error
@@ -261,120 +300,120 @@ class Ledger(Up[R]):
             record.cause = error if record.demanded else None
 
     def _end_job(self, record: R) -> None:
-        self._jobs.discard(record)
+        self._jobs.running.discard(record)
         self._memory.end_job(record)
 
     def _end_orphaned_job(self, record: R) -> None:
         if record.state is State.CLOSED:
-            self._free_memory(record)
+            self.down.free_memory(record)
             self._forget_stored(record)
         else:
             self._bury(record)
 
     @property
     def has_doomed(self) -> bool:
-        return any(record.state is State.DOOMED for record in self._jobs)
+        return any(record.state is State.DOOMED for record in self._jobs.running)
 
     def end_jobs(self) -> None:
         """Free the memory of all jobs. The engine has ended: no job runs any more, and none reports back."""
-        for record in list(self._jobs):
+        for record in list(self._jobs.running):
             self._end_job(record)
-            self._free_memory(record)
+            self.down.free_memory(record)
         self.drain()
 
     # --- the end of records -------------------------------------------------------------------------------------
 
     def drain(self) -> bool:
         """Account for what has died, and for finished copies; returns whether there was anything to do."""
-        device = self.device
-        if not (self._memory.has_changed() or self.released or device.flights or device.busy) or self._is_abandoned:
+        device, released = self.device, self.books.released
+        if not (self._memory.has_changed() or released or device.flights or device.busy) or self._is_abandoned:
             return False
-        while self.released:
-            self._release(self.released.popleft())
+        while released:
+            self._release(released.popleft())
         self._memory.catch_up()
         self.device.poll()
-        self.observer.changed()
+        self.books.observer.changed()
         return True
 
     def withdraw(self, record: R) -> None:
         """Remove a record that was refused, or whose handle is dying, whether the handle lives on or not."""
-        if record in self.blocked:
-            self.blocked.remove(record)
+        if record in self.books.blocked:
+            self.books.blocked.remove(record)
         self._release(record)
 
     def _release(self, record: R) -> None:
         """Release a record whose handle is gone; a running job ends it later."""
-        if self._books.records.pop(record.key, None) is None:
+        if self.books.records.pop(record.key, None) is None:
             return  # it was never registered: the store refused it
         state = record.state
         if state is State.FREED or (state is State.CLOSED and record.held is not None):
             return  # its job has ended it, or will
         if record.held is not None:
-            self.by_hand.forget(record)
+            self.books.by_hand.forget(record)
             record.move(State.DOOMED)
             return
         if state is State.QUEUED:
-            self.counters.cancelled_bytes += record.nbytes
-            self.num_spills -= 1
-            self.observer.spill_cancelled(record.key, record.nbytes)
+            self.books.counters.cancelled_bytes += record.nbytes
+            self._jobs.withdraw_write(record)
+            self.books.observer.spill_cancelled(record.key, record.nbytes)
         elif state is State.READING:
-            self.num_restores -= 1
-            self.observer.restore_cancelled(record.key, record.nbytes)
+            self._jobs.withdraw_read(record)
+            self.books.observer.restore_cancelled(record.key, record.nbytes)
         elif state is State.PENDING:
-            self.pending.forget(record)
+            self.books.pending.forget(record)
             if record.shared:
-                self.counters.kept_bytes["alive elsewhere"] += record.nbytes
-        self.eviction.remove(record)
-        self.by_hand.forget(record)
+                self.books.counters.kept_bytes["alive elsewhere"] += record.nbytes
+        self.books.eviction.remove(record)
+        self.books.by_hand.forget(record)
         self._bury(record)
 
     def _bury(self, record: R) -> None:
         """Free all that a record still has, on every tier. Its handle is gone, and no job works on it."""
         self.device.release(record)
         self._memory.forget(record)
-        self._free_memory(record)
+        self.down.free_memory(record)
         if record.stored_bytes:
             self._discard(record)
         record.move(State.FREED)
 
     def _discard(self, record: R) -> None:
         self._forget_stored(record)
-        if not self.is_closed:
-            self.num_discards += 1
-            self._engine.submit_discard(record.key)
+        if not self.books.is_closed:
+            self._jobs.discard(record.key)
 
     def _forget_stored(self, record: R) -> None:
-        self.disk_bytes -= record.stored_bytes
+        self.books.disk_bytes -= record.stored_bytes
         record.stored_bytes = 0
 
-    def end_discards(self, num_records: int) -> None:
-        self.num_discards -= num_records
-        self.disk_is_full = False
+    def _end_discard(self, num_records: int) -> None:
+        self._jobs.num_discards -= num_records
+        self.books.disk_is_full = False
 
     def end_all(self) -> None:
         """Close all records, because the store closes. Running jobs keep the memory that they hold."""
-        self.is_closed = True
+        self.books.is_closed = True
         self.device.stop_asking()
         self.drain()
-        for record in self._books.records.values():
-            self.eviction.remove(record)
+        for record in self.books.records.values():
+            self.books.eviction.remove(record)
             self.device.release(record)
             self._memory.let_go(record)
             if record.held is None:
-                self._free_memory(record)
+                self.down.free_memory(record)
             self._forget_stored(record)
             if record.state is not State.CLOSED:
                 record.move(State.CLOSED)
         self._memory.give_up()
-        self.windows.keep_noted(0)
-        self.pending.clear()
-        self.blocked.clear()
-        self.by_hand.clear()
+        self.books.windows.keep_noted(0)
+        self.books.pending.clear()
+        self.books.blocked.clear()
+        self.books.by_hand.clear()
+        self._jobs.clear()
         self.drain()
 
     def abandon(self) -> None:
         """In a forked child: close all records, and free nothing."""
-        self.is_closed = self._is_abandoned = True
-        for record in list(self._books.records.values()):
+        self.books.is_closed = self._is_abandoned = True
+        for record in list(self.books.records.values()):
             if record.state is not State.CLOSED:
                 record.move(State.CLOSED)

@@ -1,6 +1,6 @@
-"""The seam of the rules: what they ask of the memory that holds the bytes, and of the engine that moves them.
+"""The seam of the rules: what they ask of the memory that holds the bytes.
 
-The store answers with tensors, slots and a real engine; the simulator with numbers in virtual time. No call waits.
+The store answers with tensors and slots, the simulator with numbers. No call waits.
 """
 
 from __future__ import annotations
@@ -73,15 +73,3 @@ class Memory(Protocol[R_contra]):
 
     def give_up(self) -> None:
         """The store is closed: let go of all that others may still use, and of all noted tensors."""
-
-
-class Submissions(Protocol[R_contra]):
-    """The engine, as the rules see it. Any thread may call it; no call blocks."""
-
-    def submit_spill(self, record: R_contra) -> None:
-        """Have the record written. A small one may be held back."""
-
-    def submit_restore(self, record: R_contra, *, demanded: bool) -> None:
-        """Have the record read. A second call with `demanded` lets it overtake reads that nobody waits for yet."""
-
-    def submit_discard(self, key: int) -> None: ...

@@ -6,21 +6,35 @@ The caller holds the store's lock; nothing here waits.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Generic
 
 from ..base.interrupts import is_interrupt
 from ..base.system_words import words_of
 from ..errors import StorageIOError
+from .books import Books
 from .by_hand import ByHand
+from .device import DeviceRules
 from .down import Down
 from .lookahead import Lookahead
+from .memory import Memory
 from .record import R
 from .state import State
 
 _IN_HOST_MEMORY = frozenset({State.OFFLOADING, State.HOST, State.WRITING, State.CLEAN})
 
 
-class Up(Down[R]):
+class Up(Generic[R]):
     """The way up, which needs the way down to make room."""
+
+    def __init__(self, books: Books[R], memory: Memory[R], device: DeviceRules[R], down: Down[R]) -> None:
+        self._books = books
+        self._windows = books.windows
+        self._eviction = books.eviction
+        self._by_hand = books.by_hand
+        self._jobs = books.jobs
+        self._device = device
+        self._memory = memory
+        self._down = down
 
     # --- from disk to host memory -------------------------------------------------------------------------------
 
@@ -32,16 +46,16 @@ class Up(Down[R]):
         Raises:
             StorageIOError: the system has no memory for a demanded record, which stays on disk.
         """
-        windows = self.windows
-        may_examine = self.noted.num_bytes or self.pending.num_bytes
-        if windows.noted_bytes or (may_examine and not self._fits_uncharged(record.nbytes)):
-            self.examine(0)
+        windows = self._windows
+        may_examine = self._books.noted.num_bytes or self._books.pending.num_bytes
+        if windows.noted_bytes or (may_examine and not self._down.fits_uncharged(record.nbytes)):
+            self._down.examine(0)
         window = windows.window_for_prefetch(record.nbytes, is_far=is_far)
         if window is None:
             if not demanded:
                 return False
             while (window := windows.window_for_prefetch(record.nbytes)) is None:
-                if not self._drop(self.eviction.next_clean(), is_for_read=True):
+                if not self._down.drop(self._eviction.next_clean(), is_for_read=True):
                     break
             window = window or windows.staging  # overdrawn, by one tensor for each thread that waits
         try:
@@ -57,9 +71,8 @@ class Up(Down[R]):
         self._memory.trim(is_for_read=True)
         record.move(State.READING)
         record.urgent = demanded
-        self.num_restores += 1
-        self.observer.restore_queued(record.key, record.nbytes, demanded=demanded)
-        self._engine.submit_restore(record, demanded=demanded)
+        self._jobs.read(record, demanded=demanded)
+        self._books.observer.restore_queued(record.key, record.nbytes, demanded=demanded)
         return True
 
     def hasten(self, record: R) -> None:
@@ -68,15 +81,15 @@ class Up(Down[R]):
             self.start_restore(record, demanded=True)
         elif record.state is State.READING and not record.urgent:
             record.urgent = True
-            self._engine.submit_restore(record, demanded=True)  # overtakes its own prefetch
+            self._jobs.demand(record)  # overtakes what nobody waits for yet
 
     def name(self, records: Iterable[R]) -> None:
         for record in records:
             is_known = record.key in self._books.records  # else its handle is gone
-            if is_known and (record.state is State.DISK or not self.by_hand.has_fetched(record)):
-                self.by_hand.name(record)
+            if is_known and (record.state is State.DISK or not self._by_hand.has_fetched(record)):
+                self._by_hand.name(record)
 
-    def _prefetch(self, ahead: Lookahead[R] | ByHand[R]) -> None:
+    def prefetch(self, ahead: Lookahead[R] | ByHand[R]) -> None:
         """Restore what lies ahead, and keep what is on its way out, as far as there is room for it."""
         while (record := ahead.peek()) is not None:
             fetched_bytes = record.nbytes
@@ -87,14 +100,14 @@ class Up(Down[R]):
                 if isinstance(ahead, Lookahead):
                     ahead.reach.read_began(record.key)
             elif record.state is State.QUEUED:
-                self.cancel_spill(record)
-                self.counters.forwarded_bytes += record.nbytes
+                self._down.cancel_spill(record)
+                self._books.counters.forwarded_bytes += record.nbytes
             elif record.state is State.WRITING:
                 record.wanted = True
             else:
                 fetched_bytes = 0
                 if isinstance(ahead, ByHand):
-                    self.eviction.want_again(record)
+                    self._eviction.want_again(record)
             ahead.advance(fetched_bytes)
 
     def _make_way(self, ahead: Lookahead[R] | ByHand[R]) -> bool:
@@ -103,16 +116,16 @@ class Up(Down[R]):
         For backward, a record that was prefetched by hand may also go, if nothing else can.
         """
         if isinstance(ahead, ByHand):
-            return self._drop(self.eviction.first_used(self._is_free_of_backward), is_for_read=True)
-        used = self.eviction.next_used()
+            return self._down.drop(self._eviction.first_used(self._is_free_of_backward), is_for_read=True)
+        used = self._eviction.next_used()
         if used is None or ahead.needs_first(used):
-            used = self.by_hand.last_fetched(self.eviction.is_clean)
+            used = self._by_hand.last_fetched(self._eviction.is_clean)
             if used is None:
                 return False
-        return (ahead.reach.is_far or used.window is self.windows.staging) and self._drop(used, is_for_read=True)
+        return (ahead.reach.is_far or used.window is self._windows.staging) and self._down.drop(used, is_for_read=True)
 
     def _is_free_of_backward(self, record: R) -> bool:
-        return self.ahead is None or not self.ahead.needs_first(record)
+        return self._books.ahead is None or not self._books.ahead.needs_first(record)
 
     # --- from host memory to the device -------------------------------------------------------------------------
 
@@ -123,24 +136,24 @@ class Up(Down[R]):
         If the device has no room, all its other copies are dropped, and the copy is tried once more. The error of that
         is raised; the bytes are still in host memory. For a group, False is returned instead.
         """
-        if record.key in self.device.too_large:
+        if record.key in self._device.too_large:
             return False
         if self._reload(record, ahead):
             return True
-        self.device.make_room()
+        self._device.make_room()
         if self._reload(record, ahead, must=record.num_members == 1):
             return True
-        self.device.too_large.add(record.key)  # each try would empty the allocator's cache
+        self._device.too_large.add(record.key)  # each try would empty the allocator's cache
         return False
 
     def _reload(self, record: R, ahead: Lookahead[R] | None, *, must: bool = False) -> bool:
         alive = record.keep_alive()
         if alive is None or record.device is None or record.slot is None or record.has_device_bytes:
             return True
-        if not self.device.reload(record, must=must, next_rank=None if ahead is None else ahead.next_rank):
+        if not self._device.reload(record, must=must, next_rank=None if ahead is None else ahead.next_rank):
             return False
-        self.counters.reloaded_bytes += record.nbytes
-        self.observer.reloaded(record.key, record.nbytes)
+        self._books.counters.reloaded_bytes += record.nbytes
+        self._books.observer.reloaded(record.key, record.nbytes)
         return True
 
     def reload_ahead(self, ahead: Lookahead[R]) -> None:
@@ -153,7 +166,7 @@ class Up(Down[R]):
             if record.device is not None and not record.has_device_bytes and record.is_alive:
                 if record.state not in _IN_HOST_MEMORY:
                     return
-                if not self.device.has_room_to_reload(record.nbytes, ahead.needs_first):
+                if not self._device.has_room_to_reload(record.nbytes, ahead.needs_first):
                     return
                 if not self._reload(record, ahead):
                     ahead.give_up()
@@ -163,8 +176,8 @@ class Up(Down[R]):
 
     def used(self, record: R) -> None:
         if record.state is State.CLEAN and not record.demanded and not self._is_wanted_again(record):
-            self.eviction.use(record)
+            self._eviction.use(record)
 
     def _is_wanted_again(self, record: R) -> bool:
         """Whether backward asks for another member of the group."""
-        return record.num_members > 1 and self.ahead is not None and self.ahead.is_behind(record)
+        return record.num_members > 1 and self._books.ahead is not None and self._books.ahead.is_behind(record)

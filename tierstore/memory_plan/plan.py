@@ -97,7 +97,7 @@ class MemoryPlan:
         if store is not None:
             if not isinstance(store, TierStore):
                 raise ConfigTypeError("store", store, "give an open TierStore")
-            store._core.residency.check_open()
+            store._core.residency.guard.check_open()
         elif any(block.as_action().uses_store for block in self.blocks):
             raise ConfigError("store", None, "the plan stores something: give an open TierStore")
         meter = meter_of(model)

@@ -18,12 +18,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..errors import ModifiedInPlaceError, StoreClosedError, TierStoreError
+from ..errors import ModifiedInPlaceError, StoreClosedError
 from ..ledger.counters import STALL_CAUSES
+from ..ledger.ledger import Ledger
 from ..ledger.state import IN_MEMORY, State
-from .guard import Guard, copy_of, holds_any_lock, whole
+from .device import DeviceTier
+from .guard import Guard, holds_any_lock, whole
 from .handle import Member, Record
 from .layout import Layout, describe, fits_in_storage, is_inside_modes, rebuild, rebuild_beyond
+from .lent import LentViews
 
 if TYPE_CHECKING:
     from ..ledger.lookahead import Lookahead
@@ -31,8 +34,18 @@ if TYPE_CHECKING:
 _UNPACK_WAITS = STALL_CAUSES[1]
 
 
-class HandingOut(Guard):
-    """Requests for bytes."""
+class HandingOut:
+    """Requests for bytes. Each public method takes the lock of the store (`guard.py`)."""
+
+    def __init__(self, guard: Guard, ledger: Ledger[Record], lent_views: LentViews, devices: DeviceTier) -> None:
+        self._guard = guard
+        self._ledger = ledger
+        self._books = ledger.books
+        self._up = ledger.up
+        self._down = ledger.down
+        self._lent_views = lent_views
+        self._devices = devices
+        self._streams = devices.streams
 
     @whole
     def fetch(
@@ -55,43 +68,43 @@ class HandingOut(Guard):
             StorageIOError: they could not be read; they are still on disk.
             StoreClosedError: the store is closed; they are gone.
         """
-        ledger = self.ledger
+        guard, books = self._guard, self._books
         if record.state is not State.CLOSED:
-            self._check_open()
-        self._drain()
+            guard.must_be_open()
+        guard.drain()
         self._check_unchanged(record, layout)
-        self._is_changing = True
-        if ledger.ask_for(record, ahead, index):
-            self._progress.notify_all()  # `flush` waits for the write that was cancelled, and nobody else tells it
+        guard.is_changing = True
+        self._ledger.ask_for(record, ahead, index)
         if record.state in IN_MEMORY:
             return self._hand_over(record, layout, reload_ahead, index, member)
         record.demanded += 1  # it may not leave memory again before it is handed over
-        self._num_getting += 1
+        books.num_getting += 1
         try:
             self._await_bytes(record)
             return self._hand_over(record, layout, reload_ahead, index, member)
         finally:
-            was_changing, self._is_changing = self._is_changing, True
+            was_changing, guard.is_changing = guard.is_changing, True
             record.demanded -= 1
-            self._num_getting -= 1
-            ledger.used(record)
-            self._advance()
-            self._is_changing = was_changing
+            books.num_getting -= 1
+            self._up.used(record)
+            guard.advance()
+            guard.is_changing = was_changing
 
     def next_member(
         self, record: Record, member: Member, layout: Layout, ahead: Lookahead[Record], index: int
     ) -> torch.Tensor | None:
         """What `fetch` returns for one more member of a group, where nothing else is to be done. None: call `fetch`."""
-        if self._lock_is_mine() or (self.are_several and holds_any_lock()):  # as `lock` does
-            self._refuse_handler()
-        with self._lock:
+        guard = self._guard
+        if guard.is_mine() or (guard.are_several and holds_any_lock()):  # as `lock` does
+            guard.refuse_handler()
+        with guard.mutex:
             try:
                 handle = record()
-                if handle is None or self.closed is not None or self._is_changing or is_inside_modes():
+                if handle is None or guard.closed is not None or guard.is_changing or is_inside_modes():
                     return None
-                self._is_changing = True
-                is_next = self.ledger.next_member(record, ahead, index)
-                self._is_changing = False  # a new view that is not kept does no harm
+                guard.is_changing = True
+                is_next = self._ledger.next_member(record, ahead, index)
+                guard.is_changing = False  # a new view that is not kept does no harm
                 if not is_next:
                     return None
                 views, of = handle.views, ~index if layout.conj or layout.neg else index  # as in `_view_of`
@@ -103,61 +116,60 @@ class HandingOut(Guard):
                 else:
                     handle.keep_view(of, view)
                 return view
-            except BaseException as error:  # as in `Residency.note`
-                self._judge(error)
+            except BaseException as error:  # as in `Saving.note`
+                guard.judge(error)
                 raise
 
     @whole
     def look_ahead(self, ahead: Lookahead[Record]) -> None:
         """Backward begins. Does not wait."""
-        if self.closed is None:
-            self._drain()
-            self._is_changing = True
-            self.ledger.ahead = ahead
-            self._go_ahead()
+        if self._guard.closed is None:
+            self._guard.drain()
+            self._guard.is_changing = True
+            self._books.ahead = ahead
+            self._ledger.go_ahead()
 
     def asked_on(self, device: torch.device) -> None:
         """Backward is given a tracked tensor on this thread: note the stream that will use it, and the time."""
-        streams = self._devices.streams
+        streams = self._streams
         if streams.awaits_backward or not streams.knows_current(device):
-            with self.lock:
+            with self._guard.lock:
                 streams.asked_on_device(device)
 
     @whole
     def pass_by(self, ahead: Lookahead[Record], reload_ahead: Lookahead[Record], index: int) -> None:
         """Backward has asked for tracked tensors, of which pack `index` is the last. Does not wait."""
-        if self.closed is None:
-            self._drain()
-            self._is_changing = True
-            if self.ledger.pass_by(ahead, reload_ahead, index):
-                self._progress.notify_all()
+        if self._guard.closed is None:
+            self._guard.drain()
+            self._guard.is_changing = True
+            self._ledger.pass_by(ahead, reload_ahead, index)
 
     @whole
     def prefetch(self, records: Iterable[Record]) -> None:
         """Fetch the records, in this order, as far as there is room, and go on as room is freed. Does not wait."""
-        if self.closed is None:
-            self._drain()
-            self._is_changing = True
-            self.ledger.name(records)
-            self._go_ahead()
+        if self._guard.closed is None:
+            self._guard.drain()
+            self._guard.is_changing = True
+            self._up.name(records)
+            self._ledger.go_ahead()
 
     # --- under the lock --------------------------------------------------------------------------------------------
 
     def _check_unchanged(self, record: Record, layout: Layout) -> torch.Tensor:
         source = record.source
         if source is None:
-            raise StoreClosedError(self._name, "the handle was released")
+            raise StoreClosedError(self._guard.name, "the handle was released")
         if source._version != record.version:
             raise ModifiedInPlaceError(describe(layout), record.version, source._version)
         return source
 
     def _await_bytes(self, record: Record) -> None:
         if record.state is State.QUEUED:
-            self.ledger.cancel_spill(record)
+            self._down.cancel_spill(record)
         while record.state not in IN_MEMORY:
             self._raise_cause(record)
-            self.ledger.hasten(record)
-            self._wait(_UNPACK_WAITS, record)
+            self._up.hasten(record)
+            self._guard.wait(_UNPACK_WAITS, record)
 
     def _hand_over(
         self,
@@ -168,10 +180,10 @@ class HandingOut(Guard):
         member: Member | None,
     ) -> torch.Tensor:
         source = self._check_unchanged(record, layout)
-        self._is_changing = True
-        if not self.ledger.hand_over(record, reload_ahead, index):
+        self._guard.is_changing = True
+        if not self._ledger.hand_over(record, reload_ahead, index):
             return self._member_alone(record, layout, member)
-        self._is_changing = False  # a new view that is not kept does no harm
+        self._guard.is_changing = False  # a new view that is not kept does no harm
         return self._view_of(record, source, layout, index, member)
 
     def _member_alone(self, record: Record, layout: Layout, member: Member | None) -> torch.Tensor:
@@ -180,11 +192,11 @@ class HandingOut(Guard):
             raise RuntimeError(f"handle {record.key} is a group: it has no tensor of its own")
         place = layout._replace(offset=layout.offset + member.first_byte // layout.dtype.itemsize)
         try:
-            first, memory = self._devices.streams.copy_part_back(record, place)
+            first, memory = self._streams.copy_part_back(record, place)
         except torch.OutOfMemoryError:
             self._devices.make_room()
-            first, memory = self._devices.streams.copy_part_back(record, place)
-        self._counters.reloaded_bytes += len(memory)
+            first, memory = self._streams.copy_part_back(record, place)
+        self._books.counters.reloaded_bytes += len(memory)
         view = member.view_in(memory, layout, first)
         self._lent_views.keep(record, (view,))
         return view
@@ -210,12 +222,9 @@ class HandingOut(Guard):
 
     def _raise_cause(self, record: Record) -> None:
         if record.state is State.CLOSED:
-            self._check_open()
+            self._guard.must_be_open()
         cause = record.cause
-        if cause is None:
-            return
-        if record.state is not State.FAILED:
-            record.cause = None  # may be tried again
-        if isinstance(cause, TierStoreError):
-            raise copy_of(cause) from cause
-        raise cause
+        if cause is not None:
+            if record.state is not State.FAILED:
+                record.cause = None  # may be tried again
+            self._guard.raise_as_told(cause)

@@ -1,11 +1,8 @@
-"""What passes between the residency and the engine, which stands above it."""
+"""What passes between the residency and the worker, which stands above it."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol
-
-from ..ledger.memory import Submissions
-from .handle import Record
 
 if TYPE_CHECKING:
     from ..disk.tier import Kind
@@ -13,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class BytesToWrite(NamedTuple):
-    """The bytes to write, alive and unchanged until `end_spill`, and their kind, for the codec.
+    """The bytes to write, alive and unchanged until the job has ended, and their kind, for the codec.
 
     `ready`: the point of a copy stream after which the bytes are there; None: they are there already.
     """
@@ -23,8 +20,8 @@ class BytesToWrite(NamedTuple):
     ready: Marker | None
 
 
-class DiskSubmissions(Submissions[Record], Protocol):
-    """The engine, as the residency sees it."""
+class Worker(Protocol):
+    """Who moves the bytes, as the residency sees it. Any thread may call it."""
 
     @property
     def disk_budget_bytes(self) -> int: ...
@@ -32,8 +29,8 @@ class DiskSubmissions(Submissions[Record], Protocol):
     @property
     def is_running(self) -> bool: ...
 
-    def hurry(self) -> None:
-        """Hold no record back: a thread waits, or wants to see progress."""
+    def wake(self) -> None:
+        """Have it call `Residency.exchange` soon. Never blocks."""
 
     def confirms(self, key: int, memory: memoryview) -> bool:
         """Whether `memory` has the bytes stored under the key, by their checksum. Blocks while it is computed."""

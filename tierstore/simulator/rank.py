@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from ..disk.tier import Loaded, Stored
-from ..errors import StoreFullError
+from collections.abc import Callable, Sequence
+from typing import Any
+
 from ..ledger.counters import STALL_CAUSES
 from ..ledger.device import DeviceRules
 from ..ledger.device_window import DeviceWindow
-from ..ledger.ledger import Ledger
-from ..ledger.memory import Submissions
+from ..ledger.jobs import Job, Room
+from ..ledger.ledger import ForRoom, Ledger
 from ..ledger.observer import Observer
 from ..ledger.pending import NUM_EXAMINED_PER_PACK
 from ..ledger.state import IN_MEMORY, State
@@ -30,7 +31,7 @@ class Rank:
         self,
         clock: Clock,
         windows: HostWindows,
-        engine: Submissions[SimulatedRecord],
+        wake: Callable[[], None],
         disk_bytes: int,
         workload: Workload,
         observer: Observer,
@@ -38,8 +39,9 @@ class Rank:
         no_device = DeviceRules[SimulatedRecord](None, DeviceWindow(0, 0, 0))  # type: ignore[arg-type]
         self._memory = SimulatedMemory(windows)
         self.books = self._memory.books
-        self.ledger = Ledger[SimulatedRecord](self.books, self._memory, no_device, engine, disk_bytes)
-        self.ledger.observer = observer
+        self.ledger = Ledger[SimulatedRecord](self.books, self._memory, no_device, disk_bytes)
+        self.books.observer = observer
+        self._wake = wake  # the worker
         self._clock = clock
         self._workload = workload
         self._waiting: list[Resume] = []  # for progress, as training threads wait for a condition
@@ -70,6 +72,7 @@ class Rank:
             case EndScope():
                 log.is_settled = True
                 self._survey(log)
+        self._tell()
 
     def _let_go(self, log: GraphLog, index: int) -> None:
         """The graph lets go of a saved tensor: with the last one of a record, that is in the queue to be released."""
@@ -80,45 +83,42 @@ class Rank:
         if record is not None:
             record.users.remove(index)
             if not record.users:
-                self.ledger.released.append(record)
+                self.books.released.append(record)
         if len(log.let_go) == len(log.saved):
             self._memory.ended.append(log)
 
     def _note(self, log: GraphLog, index: int) -> Process:
-        ledger, saved = self.ledger, log.saved[index]
+        down, saved = self.ledger.down, log.saved[index]
         log.newest_node, log.is_settled = saved.node, False
         new_bytes = 0 if log.root_of(index) in log.num_noted else saved.nbytes
-        is_short = ledger.is_short_of(new_bytes)
-        is_planned = log.plan is not None and not ledger.may_wait
+        is_short = down.is_short_of(new_bytes)
+        is_planned = log.plan is not None and not down.may_wait
         is_short |= is_planned
-        if is_short and (ledger.must_examine() or log.unread_record_of(index) is None):
+        if is_short and (self.books.must_act() or log.unread_record_of(index) is None):
             self._drain()
-            ledger.relieve(NUM_EXAMINED_PER_PACK, is_planned=is_planned)
+            down.relieve(NUM_EXAMINED_PER_PACK, is_planned=is_planned)
             yield from self._make_room()
-            ledger.is_short_of(new_bytes)
+            down.is_short_of(new_bytes)
         new_bytes = self._memory.note(log, index)
-        if ledger.uses_staging:
-            ledger.charge_noted(new_bytes)
+        if down.uses_staging:
+            down.charge_noted(new_bytes)
         if is_short:
             self._memory.join_if_booked(log, index)
         if log.plan is not None or index == 0:
             log.follow_plan(index)
 
     def _make_room(self) -> Process:
-        ledger = self.ledger
-        collected = False
-        while ledger.blocked:
-            if ledger.num_jobs:
-                ledger.num_packing += 1
+        has_collected = False
+        while (needed := self.ledger.for_room(has_collected=has_collected)) is not None:
+            if needed is ForRoom.WAIT:
+                self.books.num_packing += 1
                 yield from self._wait(_PACK_WAITS)
-                ledger.num_packing -= 1
-            elif not collected:
-                collected = True
-                self._drain()
-                ledger.disk_is_full = False
+                self.books.num_packing -= 1
             else:
-                raise ledger.full_error(ledger.blocked[0].nbytes)
-            ledger.admit_blocked(is_awaited=True)
+                has_collected = True
+                self._drain()
+                self.books.disk_is_full = False
+            self.ledger.retry_blocked()
 
     def _unpack(self, log: GraphLog, index: int) -> Process:
         """See `SavedTensor.unpack` and `PackLog.fetch`."""
@@ -137,21 +137,21 @@ class Rank:
         if not log.is_started:
             log.is_started = True
             log.plan = None
-            self.ledger.end_plan(log.records)
+            self.ledger.down.end_plan(log.records)
             self._survey(log)
             if any(record is not None and record.state is not State.PENDING for record in log.records):
                 log.look_ahead()
             if log.order.is_followed and log.records[index] is None:
                 self._drain()
-                self.ledger.ahead = log.order.lookahead
+                self.books.ahead = log.order.lookahead
                 self.ledger.go_ahead()
         log.order.asked_for[index] = None
 
     def _survey(self, log: GraphLog) -> None:
         self._drain()
-        self.ledger.relieve(None)
+        self.ledger.down.relieve(None)
         self._memory.survey(log)
-        self.ledger.pending.survey()
+        self.books.pending.survey()
 
     def _fetch(self, log: GraphLog, record: SimulatedRecord, index: int) -> Process:
         ledger, lookahead = self.ledger, log.order.lookahead if log.order.is_followed else None
@@ -164,46 +164,38 @@ class Rank:
             return
         record.demanded += 1
         if record.state is State.QUEUED:
-            ledger.cancel_spill(record)
+            ledger.down.cancel_spill(record)
         while record.state not in IN_MEMORY:
-            ledger.hasten(record)
+            ledger.up.hasten(record)
             yield from self._wait(_UNPACK_WAITS, record)
         ledger.hand_over(record, None, index)
         record.demanded -= 1
-        ledger.used(record)
+        ledger.up.used(record)
         self._advance()
         if record.state in _ON_DISK_ALONE:
             self._memory.give_back_lent()  # whoever was given it is about to let go
 
     def _wait(self, cause: str, record: SimulatedRecord | None = None) -> Process:
+        self._tell()
         began_seconds = self._clock.now_seconds
         yield self._waiting.append
         seconds = self._clock.now_seconds - began_seconds
         self.books.counters.stall_seconds[cause] += seconds
-        self.ledger.observer.stalled(seconds, cause, None if record is None else record.key)
+        self.books.observer.stalled(seconds, cause, None if record is None else record.key)
         self._drain()
 
-    # --- the engine ---------------------------------------------------------------------------------------------------
+    # --- the worker ---------------------------------------------------------------------------------------------------
 
-    def begin_spill(self, record: SimulatedRecord) -> bool:
-        self._drain()
-        return self.ledger.begin_write(record)
+    def exchange(self, ended: Sequence[tuple[Job[SimulatedRecord], Any]], room: Room) -> Sequence[Job[SimulatedRecord]]:
+        begun = self.ledger.exchange(ended, room)
+        self._notify()
+        self._tell()
+        return begun
 
-    def end_spill(self, record: SimulatedRecord, outcome: Stored | StoreFullError) -> None:
-        self.ledger.end_write(record, outcome)
-        self._advance()
-
-    def begin_restore(self, record: SimulatedRecord) -> bool:
-        self._drain()
-        return self.ledger.begin_read(record)
-
-    def end_restore(self, record: SimulatedRecord, outcome: Loaded) -> None:
-        self.ledger.end_read(record, outcome)
-        self._advance()
-
-    def end_discard(self, num_records: int) -> None:
-        self.ledger.end_discards(num_records)
-        self._advance()
+    def _tell(self) -> None:
+        if self.books.jobs.has_news:
+            self.books.jobs.has_news = False
+            self._wake()
 
     def _drain(self) -> None:
         if self.ledger.drain():
@@ -211,6 +203,9 @@ class Rank:
 
     def _advance(self) -> None:
         self.ledger.advance()
+        self._notify()
+
+    def _notify(self) -> None:
         waiting, self._waiting = self._waiting, []
         for resume in waiting:
             self._clock.call_soon(resume)

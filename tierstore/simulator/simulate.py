@@ -99,8 +99,8 @@ class _Run:
         self._num_queued = _NumQueued()
         free_cores = max(0.0, hardware.cores - workload.training_cores)
         engine = SimulatedEngine(clock, hardware, free_cores, settings)
-        self._rank = engine.transfers = Rank(
-            clock, self._windows, engine, settings.disk_bytes or 0, workload, self._num_queued
+        self._rank = engine.rank = Rank(
+            clock, self._windows, engine.wake, settings.disk_bytes or 0, workload, self._num_queued
         )
 
     def steps(self, num_steps: int) -> Process:

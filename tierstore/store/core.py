@@ -138,7 +138,7 @@ class Core:
     def close(self, deadline_seconds: float) -> None:
         if self._closed_at is None:
             self._closed_at = time.monotonic()
-        self.residency.close()
+        self.residency.guard.close()
         self.returner.request_stop()
         if is_thread_of_store():
             self.engine.request_stop()
@@ -158,7 +158,7 @@ class Core:
                 part.request_stop()
 
     def end_at_exit(self, deadline_seconds: float) -> None:
-        self.residency.close("the interpreter exits")
+        self.residency.guard.close("the interpreter exits")
         self.returner.stop(deadline_seconds)
         try:
             self.engine.stop(deadline_seconds)
@@ -172,7 +172,7 @@ class Core:
     def end_in_child(self) -> None:
         self.engine.disk.abandon_after_fork()  # first: the others may be in the middle of a change
         self.traces.abandon()
-        self.residency.abandon("it belongs to the process that this one was forked from")
+        self.residency.guard.abandon("it belongs to the process that this one was forked from")
 
 
 def _settings(options: StoreOptions, usage: DiskUsage, num_lanes: int) -> StoreSettings:

@@ -1,16 +1,11 @@
-"""The engine: one asyncio loop on one background thread, which moves bytes between host memory and the disk tier.
+"""The engine: one asyncio loop on one background thread, with the disk tier, the I/O threads and the worker.
 
-The engine decides nothing. Records come in through `submit_*`, from any thread. Each lane takes the next record, asks
-the residency for its memory, awaits the disk tier, and reports back; it skips a record that need not be
-moved any more. Each record is one job. Restores have lanes of their own, so that a read never waits behind a queue
-of writes, and demanded reads overtake prefetched ones.
+Here is how it begins, is woken, and ends. What it does meanwhile is in `worker.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
-from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from functools import partial
@@ -22,29 +17,17 @@ from ..base.event_loop import new_event_loop
 from ..base.remains import Remains
 from ..base.threads import IoThreads, start_thread
 from ..errors import ConfigError, StorageIOError
-from ..ledger.state import State
-from ..ledger.windows import SMALL_BYTES
-from ..residency.handle import Record
+from .worker import Worker
 
 if TYPE_CHECKING:
-    from ..disk.tier import DiskTier, Loaded, Stored
+    from ..disk.tier import DiskTier
     from ..residency.residency import Residency
 
-_NUM_OTHER_THREADS = 2  # for the index and the segments, while the jobs of all lanes wait for a turn at the device
-
-_MOST_HELD_BYTES = 2**20
-_MOST_HELD = 1024
-"""Small records are held back until they reach this number or this many bytes, or somebody waits. By then most of what
-a small graph saves was asked for again, or is gone. Held records stay in staging, which counts them anyway."""
-
-DEMAND, PREFETCH = 0, 1
+_NUM_OTHER_THREADS = 2  # for the index and the segments, while the jobs of all records wait for a turn at the device
 
 
 OpenDisk = Callable[[Executor], Awaitable["DiskTier"]]
 """Opens the disk tier. Awaited on the loop; the executor runs the disk tier's jobs."""
-
-_Queue = asyncio.PriorityQueue[tuple[int, int, "Record | None"]]
-_LAST = 1 << 30  # the urgency of the item that ends a lane: after all others
 
 
 def _do_nothing() -> None: ...
@@ -54,7 +37,7 @@ class Engine:
     """Owns the loop's thread, the I/O threads and the disk tier.
 
     The constructor blocks until the disk tier is open, or raises what opening it raised. Jobs begin with `serve`.
-    `submit_*` and `request_stop` never block and may be called from any thread; `stop` blocks.
+    `wake` and `request_stop` never block and may be called from any thread; `stop` blocks.
 
     Args:
         open_disk: opens the disk tier, on the loop.
@@ -83,20 +66,13 @@ class Engine:
     ) -> None:
         self._name = name
         self._num_spills, self._num_restores = num_spills, num_restores
-        self._transfers: Residency | None = None  # until `serve`
-        self._inbox: deque[tuple[_Queue, tuple[int, int, Record]]] = deque()
-        self._held: list[tuple[int, Record]] = []
-        self._held_bytes = 0
-        self._discards: deque[int] = deque()
-        self._numbers = itertools.count()
+        self._residency: Residency | None = None  # until `serve`
+        self._worker: Worker | None = None  # while it serves
         self._awake = False
         self._error: BaseException | None = None
         self._running: asyncio.Task[Any] | None = None  # `_main`
         self._failure: BaseException | None = None  # of a callback
         self._opening: SimpleQueue[DiskTier | BaseException] = SimpleQueue()
-        self._spills: _Queue = asyncio.PriorityQueue()
-        self._restores: _Queue = asyncio.PriorityQueue()
-        self._discard_wanted = asyncio.Event()
         self._stop_wanted = asyncio.Event()
         self._may_begin = asyncio.Event()  # to serve, or to stop
         self._on_death = on_death
@@ -124,9 +100,9 @@ class Engine:
         finally:
             del opened  # otherwise an error and its traceback would refer to each other
 
-    def serve(self, transfers: Residency) -> None:
-        """Begin the jobs that are submitted. `transfers`: the residency, called on the loop. To be called once."""
-        self._transfers = transfers
+    def serve(self, residency: Residency) -> None:
+        """Begin to move what the residency says. It is called on the loop. To be called once."""
+        self._residency = residency
         self._call_on_loop(self._may_begin.set)
 
     @property
@@ -135,33 +111,16 @@ class Engine:
 
     # --- any thread -------------------------------------------------------------------------------------------
 
-    def submit_spill(self, record: Record) -> None:
-        """A small record waits until there are more of them, or until `hurry`."""
-        if record.nbytes > SMALL_BYTES:
-            self._submit(self._spills, record, PREFETCH)
-            return
-        self._held.append((next(self._numbers), record))
-        self._held_bytes += record.nbytes
-        if self._held_bytes > _MOST_HELD_BYTES or len(self._held) >= _MOST_HELD:
-            self._held = [each for each in self._held if each[1].state is State.QUEUED]
-            self._held_bytes = sum(record.nbytes for _, record in self._held)
-            if self._held_bytes > _MOST_HELD_BYTES // 2 or len(self._held) >= _MOST_HELD // 2:
-                self.hurry()
-
-    def hurry(self) -> None:
-        if self._held:
-            held, self._held, self._held_bytes = self._held, [], 0
-            for number, record in held:
-                if record.state is State.QUEUED:
-                    self._inbox.append((self._spills, (PREFETCH, number, record)))
-            self._wake()
-
-    def submit_restore(self, record: Record, *, demanded: bool) -> None:
-        self._submit(self._restores, record, DEMAND if demanded else PREFETCH)
-
-    def submit_discard(self, key: int) -> None:
-        self._discards.append(key)
-        self._wake()
+    def wake(self) -> None:
+        """Have the worker look at what is to be moved, soon."""
+        # `_woken` clears the flag before it looks: nothing is missed.
+        if not self._awake:
+            try:
+                self._awake = True
+                self._call_on_loop(self._woken)
+            except BaseException:  # an interrupt, or the stack is exhausted: the next call has to wake it
+                self._awake = False
+                raise
 
     def confirms(self, key: int, memory: memoryview) -> bool:
         return self.disk.confirms(key, memory)
@@ -198,20 +157,6 @@ class Engine:
         schedule: Any = self._loop.call_soon_threadsafe
         return Remains(user, partial(schedule, self._user_died))
 
-    def _submit(self, queue: _Queue, record: Record, urgency: int) -> None:
-        self._inbox.append((queue, (urgency, next(self._numbers), record)))
-        self._wake()
-
-    def _wake(self) -> None:
-        # Items are appended before the flag is read; `_deliver` clears the flag before it empties: nothing is missed.
-        if not self._awake:
-            try:
-                self._awake = True
-                self._call_on_loop(self._deliver)
-            except BaseException:  # an interrupt, or the stack is exhausted: the next call has to wake it
-                self._awake = False
-                raise
-
     def _call_on_loop(self, call: Callable[[], None]) -> None:
         try:
             self._loop.call_soon_threadsafe(call)
@@ -240,8 +185,8 @@ class Engine:
             error = self._failure or failure
         finally:
             self._error = error
-            if self._transfers is not None:
-                self._transfers.engine_ended(error)
+            if self._residency is not None:
+                self._residency.engine_ended(error)
             elif error is not None:
                 self._opening.put(error)  # read only if the disk tier is not open yet
             del owner
@@ -261,20 +206,13 @@ class Engine:
         self._opening.put(disk)
         try:
             await self._may_begin.wait()
-            if self._transfers is not None:
-                await self._serve(disk, self._transfers)
+            if self._residency is not None:
+                executor, num_writes, num_reads = self._io_threads, self._num_spills, self._num_restores
+                self._worker = Worker(disk, self._residency, executor, num_writes, num_reads)
+                await self._worker.serve(self._stop_wanted)
         finally:
+            self._worker = None
             await disk.close()
-
-    async def _serve(self, disk: DiskTier, transfers: Residency) -> None:
-        async with asyncio.TaskGroup() as lanes:
-            for _ in range(self._num_spills):
-                lanes.create_task(self._spill_lane(disk, transfers))
-            for _ in range(self._num_restores):
-                lanes.create_task(self._restore_lane(disk, transfers))
-            lanes.create_task(self._discard_lane(disk, transfers))
-            await self._stop_wanted.wait()
-            self._end_lanes()
 
     def _user_died(self, _: Remains[object]) -> None:
         self._begin_to_stop()
@@ -284,52 +222,7 @@ class Engine:
         self._stop_wanted.set()
         self._may_begin.set()
 
-    def _end_lanes(self) -> None:
-        for queue, num_lanes in ((self._spills, self._num_spills), (self._restores, self._num_restores)):
-            while not queue.empty():
-                queue.get_nowait()
-            for _ in range(num_lanes):
-                queue.put_nowait((_LAST, next(self._numbers), None))
-        self._discard_wanted.set()
-
-    def _deliver(self) -> None:
+    def _woken(self) -> None:
         self._awake = False
-        while self._inbox:
-            queue, item = self._inbox.popleft()
-            queue.put_nowait(item)
-        if self._discards:
-            self._discard_wanted.set()
-
-    async def _spill_lane(self, disk: DiskTier, transfers: Residency) -> None:
-        while (record := (await self._spills.get())[2]) is not None:
-            if (spill := transfers.begin_spill(record)) is None:
-                continue
-            try:
-                if spill.ready is not None:
-                    await self._loop.run_in_executor(self._io_threads, spill.ready.synchronize)
-                outcome: Stored | Exception = await disk.write(record.key, spill.source, spill.kind)
-            except Exception as error:  # noqa: BLE001 - delivered: the residency raises it on the thread that trains
-                outcome = error
-            del spill
-            transfers.end_spill(record, outcome)
-            del record, outcome  # an idle lane keeps nobody's memory alive
-
-    async def _restore_lane(self, disk: DiskTier, transfers: Residency) -> None:
-        while (record := (await self._restores.get())[2]) is not None:
-            if (destination := transfers.begin_restore(record)) is None:
-                continue
-            try:
-                outcome: Loaded | Exception = await disk.read(record.key, destination)
-            except Exception as error:  # noqa: BLE001 - delivered: the residency raises it on the thread that trains
-                outcome = error
-            del destination
-            transfers.end_restore(record, outcome)
-            del record, outcome
-
-    async def _discard_lane(self, disk: DiskTier, transfers: Residency) -> None:
-        while not self._stop_wanted.is_set():  # closing the disk tier frees the rest
-            await self._discard_wanted.wait()
-            self._discard_wanted.clear()
-            keys = [self._discards.popleft() for _ in range(len(self._discards))]
-            await disk.discard(keys)
-            transfers.end_discard(len(keys))
+        if self._worker is not None:
+            self._worker.take_turn()

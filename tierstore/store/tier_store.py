@@ -269,7 +269,7 @@ class TierStore:
         if storage_of(tensor) is None:
             raise ConfigError("tensor", type(tensor).__name__, what)
         handle = self._core.residency.handles.new(self, tensor, layout_of(tensor))
-        self._core.residency.store(handle.record)
+        self._core.residency.saving.store(handle.record)
         return handle
 
     @uncompiled
@@ -287,7 +287,7 @@ class TierStore:
             StoreClosedError: the store is closed; they are gone.
         """
         record = self._record_of(handle)
-        return self._core.residency.fetch(record, record.layout)
+        return self._core.residency.handing_out.fetch(record, record.layout)
 
     @uncompiled
     def prefetch(self, handles: Iterable[Handle]) -> None:
@@ -301,7 +301,7 @@ class TierStore:
         Raises:
             ConfigError: not a handle of this store; nothing was done.
         """
-        self._core.residency.prefetch([self._record_of(handle) for handle in handles])
+        self._core.residency.handing_out.prefetch([self._record_of(handle) for handle in handles])
 
     @uncompiled
     def flush(self) -> None:
@@ -314,7 +314,7 @@ class TierStore:
             StoreClosedError: the store is closed.
         """
         self._core.plans.drain()
-        self._core.residency.flush()
+        self._core.residency.saving.flush()
         self._core.traces.flush()
 
     def trace(self, path: str | PathLike[str]) -> AbstractContextManager[None]:

@@ -47,8 +47,8 @@ class Recordings:
         StorageIOError: an earlier trace could not be written to its end, or the writing thread cannot be started.
         StoreClosedError, StoreBusyError: the store is closed, or this is a thread of a store.
         """
-        self._residency.check_open()
-        self._residency.refuse_to_wait()
+        self._residency.guard.check_open()
+        self._residency.guard.refuse_to_wait()
         if not isinstance(path, (str, os.PathLike)):
             raise ConfigTypeError("trace", path, "give the path of a file to write, or None")
         place = os.path.abspath(os.fspath(path))
@@ -86,7 +86,7 @@ class Recordings:
     def flush(self) -> None:
         """Blocks, at most for a minute."""
         if (recorder := self._current) is not None:
-            self._residency.refuse_to_wait()
+            self._residency.guard.refuse_to_wait()
             recorder.flush(_DEADLINE_SECONDS)
 
     def end(self, deadline_seconds: float, reason: str = "ended") -> None:

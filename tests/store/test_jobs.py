@@ -1,0 +1,105 @@
+"""What is to be moved, as the worker takes it: what is urgent first, and nothing that was withdrawn."""
+
+from types import SimpleNamespace
+from typing import Any
+
+from tierstore.ledger.jobs import Jobs
+from tierstore.ledger.windows import SMALL_BYTES
+
+
+def _record(key: int, nbytes: int = 2 * SMALL_BYTES) -> Any:
+    return SimpleNamespace(key=key, nbytes=nbytes)
+
+
+def _writes(jobs: Jobs[Any]) -> list[int]:
+    return [record.key for record in iter(jobs.next_write, None)]
+
+
+def _reads(jobs: Jobs[Any]) -> list[int]:
+    return [record.key for record in iter(jobs.next_read, None)]
+
+
+def test_reads_that_a_thread_waits_for_come_first() -> None:
+    jobs = Jobs[Any]()
+    records = [_record(key) for key in range(5)]
+    for record in records:
+        jobs.read(record, demanded=record.key == 3)
+    jobs.demand(records[2])
+    assert _reads(jobs) == [3, 2, 0, 1, 4]
+    assert jobs.num_reads == 5, "they run"
+
+
+def test_what_was_withdrawn_is_not_begun() -> None:
+    jobs = Jobs[Any]()
+    records = [_record(key) for key in range(6)]
+    for record in records[:3]:
+        jobs.write(record)
+        jobs.read(records[record.key + 3], demanded=record.key == 0)
+    jobs.withdraw_write(records[1])
+    jobs.withdraw_read(records[3])
+    jobs.withdraw_read(records[4])
+    assert (jobs.num_writes, jobs.num_reads, jobs.has_withdrawn) == (2, 1, True)
+    assert (_writes(jobs), _reads(jobs)) == ([0, 2], [5])
+
+
+def test_demand_for_a_read_that_has_begun_changes_nothing() -> None:
+    jobs = Jobs[Any]()
+    record = _record(1)
+    jobs.read(record, demanded=False)
+    assert jobs.next_read() is record
+    jobs.demand(record)
+    assert jobs.next_read() is None
+
+
+def test_small_writes_wait_for_company_or_for_somebody_who_waits() -> None:
+    """NOTE [Small writes wait] in `tierstore/ledger/jobs.py`."""
+    jobs = Jobs[Any]()
+    small = [_record(key, 100) for key in range(5000)]
+    for record in small[:10]:
+        jobs.write(record)
+    assert not jobs.has_news
+    jobs.write(_record(4999))
+    assert jobs.has_news
+    assert _writes(jobs) == [4999], "others do not take them along"
+    jobs.withdraw_write(small[3])
+    jobs.hurry()
+    assert _writes(jobs) == [0, 1, 2, 4, 5, 6, 7, 8, 9]
+    jobs.has_news = False
+    for record in small[10:4990]:
+        jobs.write(record)
+        jobs.withdraw_write(record)
+    assert not jobs.has_news, "those that were withdrawn are no company"
+    for record in small[10:4990]:
+        jobs.write(record)
+    assert jobs.has_news
+    assert _writes(jobs)[:2000] == list(range(10, 2010))
+
+
+def test_small_writes_are_company_by_their_bytes_too() -> None:
+    jobs = Jobs[Any]()
+    for key in range(2**20 // SMALL_BYTES):
+        jobs.write(_record(key, SMALL_BYTES))
+    assert not jobs.has_news
+    jobs.write(_record(999, SMALL_BYTES))
+    assert jobs.has_news
+
+
+def test_discards_are_taken_together() -> None:
+    jobs = Jobs[Any]()
+    jobs.discard(1)
+    jobs.discard(2)
+    assert jobs.next_discards() == [1, 2]
+    assert jobs.next_discards() == []
+    assert jobs.num_discards == 2, "they run"
+
+
+def test_closed_store_begins_nothing_more() -> None:
+    jobs = Jobs[Any]()
+    jobs.write(_record(1))
+    jobs.write(_record(2, 1))
+    jobs.read(_record(3), demanded=True)
+    jobs.read(_record(4), demanded=False)
+    jobs.discard(5)
+    jobs.clear()
+    jobs.hurry()
+    assert (_writes(jobs), _reads(jobs), jobs.next_discards()) == ([], [], [])

@@ -1,0 +1,353 @@
+"""Tensors are saved: noted, tracked or stored, and their bytes leave memory where it is short.
+
+Each public method takes the lock of the store (`guard.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from ..ledger.counters import STALL_CAUSES
+from ..ledger.ledger import Ledger
+from ..ledger.pending import NUM_EXAMINED_PER_PACK
+from ..ledger.state import State
+from .booking import Booking
+from .device import DeviceTier
+from .guard import Guard, holds_any_lock, whole
+from .handle import Record
+from .layout import Layout, memory_at, unseen_by_modes
+from .noted import LogRemains, NotedLog, NotedTensor
+from .ownership import claims_of
+from .slots import Slots
+from .transfers import Worker
+
+_PACK_WAITS = STALL_CAUSES[0]
+_EVERY = 4
+"""Tracked tensors for which the driver is asked once whether copies are over: that takes it microseconds."""
+
+
+class Saving:
+    """See the module's docstring.
+
+    Attributes:
+        fits_on_device: whether so many bytes more may stay on devices. Without the lock, it may be out of date.
+    """
+
+    def __init__(
+        self,
+        guard: Guard,
+        ledger: Ledger[Record],
+        booking: Booking,
+        slots: Slots,
+        devices: DeviceTier,
+        worker: Worker,
+    ) -> None:
+        self._guard = guard
+        self._ledger = ledger
+        self._books = ledger.books
+        self._down = ledger.down
+        self._counters = ledger.books.counters
+        self._booking = booking
+        self._noted = booking.noted
+        self._slots = slots
+        self._devices = devices
+        self._streams = devices.streams
+        self._worker = worker
+        self.fits_on_device = devices.window.fits
+
+    def note(self, noted: NotedTensor, node: int, nbytes: int) -> None:
+        """Note a tensor in host memory that autograd node `node` saved; its storage has `nbytes` bytes.
+
+        Its bytes are not read before a later node saves something, or its log is settled. Waits while the budget is
+        full. Raises what `save` does.
+        """
+        guard = self._guard
+        if guard.is_mine() or (guard.are_several and holds_any_lock()):  # as `lock` does
+            guard.refuse_handler()
+        with guard.mutex:
+            try:
+                if guard.closed is not None or guard.is_changing:
+                    guard.must_be_open()
+                down, log = self._down, noted.log
+                log.newest_node = node
+                new_bytes = 0 if (noted.storage_id, nbytes) in log.num_noted else nbytes
+                is_short = down.is_short_of(new_bytes)
+                is_planned = log.plan is not None and not down.may_wait
+                is_short |= is_planned
+                if is_short and (self._books.must_act() or not self._booking.is_booked(noted)):
+                    self._relieve(is_planned=is_planned)
+                    down.is_short_of(new_bytes)  # it may stay noted now
+                guard.is_changing = True
+                counters = self._counters
+                counters.packed_tensors += 1
+                counters.packed_bytes += nbytes
+                new_bytes = self._noted.add(noted, node, nbytes)
+                if down.uses_staging:
+                    down.charge_noted(new_bytes)
+                if is_short:
+                    if self._booking.may_be_booked(noted):
+                        self._join_if_booked(noted)
+                    self._slots.trim()
+                guard.is_changing = False
+                if guard.jobs.has_news or guard.jobs.has_withdrawn:
+                    guard.tell()
+            except BaseException as error:  # as in `whole`, but without its extra call: every pack passes here
+                guard.judge(error)
+                raise
+
+    def track(self, tracked: NotedTensor, node: int, nbytes: int, device: torch.device, *, leaves: bool) -> None:
+        """The same for a tensor on an accelerator that has room: see NOTE [Tracked, then booked] in `tracked.py`.
+
+        `leaves`: it has not, and waits for enough others to leave with them.
+        """
+        guard = self._guard
+        if guard.is_mine() or (guard.are_several and holds_any_lock()):  # as `lock` does
+            guard.refuse_handler()
+        with guard.mutex:
+            try:
+                if guard.closed is not None or guard.is_changing:
+                    guard.must_be_open()
+                ledger, books, log = self._ledger, self._books, tracked.log
+                log.newest_node = node
+                device_rules = ledger.device
+                must_act: object = books.pending.must_be_examined or books.blocked or books.spill_error is not None
+                if not (must_act or tracked.key % _EVERY) and (device_rules.flights or device_rules.busy):
+                    must_act = device_rules.has_finished()
+                if leaves and log.leaving_bytes + nbytes > ledger.device_group_bytes:
+                    guard.is_changing = True
+                    self._booking.book_leaving(ledger.device_group_bytes, log, may_wait=True)
+                    guard.is_changing = False
+                    must_act = True
+                if must_act:
+                    self._relieve()
+                guard.is_changing = True
+                tracked.device, tracked.stream = device, self._streams.note_current(device)
+                counters = self._counters
+                counters.packed_tensors += 1
+                counters.packed_bytes += nbytes
+                self._noted.add(tracked, node, nbytes)
+                if leaves:
+                    log.let_leave(tracked.index)
+                if device_rules.flights:
+                    device_rules.bound_flight()
+                guard.is_changing = False
+                if guard.jobs.has_news or guard.jobs.has_withdrawn:
+                    guard.tell()
+            except BaseException as error:  # as in `note`
+                guard.judge(error)
+                raise
+
+    @whole
+    def find_room_to_track(self, log: NotedLog, node: int, nbytes: int) -> bool:
+        """Node `node` will save a tensor. If neither dead ones nor those that are to leave anyway give it room, the log
+        tracks no more. Does not wait.
+        """
+        if self._guard.closed is None:
+            self._guard.drain()
+            if self._devices.window.fits(nbytes):
+                return True
+            self._guard.is_changing = True
+            log.newest_node = node
+            group_bytes = self._ledger.device_group_bytes
+            if log.leaving:
+                self._booking.book_leaving(group_bytes, log, may_wait=True)
+            if not self._devices.window.fits(nbytes):
+                log.tracks = False
+                self._booking.book_tracked(group_bytes)
+        return log.tracks
+
+    @whole
+    def save(self, record: Record, log: NotedLog, node: int, fresh: list[Record], *, is_new: bool = True) -> int:
+        """Enter a record that autograd node `node` saved as the next of the log; returns its index there.
+
+        A new one is taken in; its bytes are not read before it is settled. Else one more tensor shares it. `fresh`:
+        earlier records, whose bytes may be read from now on; the list is left empty. One call for all that a pack
+        changes, since each takes some microseconds. Waits while the budget is full.
+
+        Raises:
+            StoreFullError: host budget and disk are full; everything is where it was.
+            StorageIOError: an earlier write failed; its bytes, and all others, are in memory.
+            StoreClosedError: the store is closed.
+        """
+        self._guard.must_be_open()
+        self._guard.drain()
+        self._guard.is_changing = True
+        if log.leaving_bytes > self._ledger.device_group_bytes:
+            log.newest_node = node
+            self._booking.book_leaving(self._ledger.device_group_bytes, log, may_wait=True)
+        self._books.pending.settle(fresh)
+        fresh.clear()
+        if is_new:
+            self._register(record)
+            try:
+                self._send_out()
+            except BaseException:
+                self._withdraw(record)
+                raise
+        if not log.num_packs:
+            self._noted.drop_ended()  # orders learned from earlier logs are needed for this one
+        return log.append_booked(record, node)
+
+    def begin_log(self, log: NotedLog) -> LogRemains:
+        return self._noted.begin(log)
+
+    @whole
+    def store(self, record: Record) -> None:
+        """Like `save`, but without a log: the record is stored even if others hold its storage, and from now on."""
+        self._guard.must_be_open()
+        self._guard.drain()
+        self._guard.is_changing = True
+        if self._books.windows.noted_bytes:
+            self._down.examine(0)
+        self._register(record)
+        record.forced = True
+        if record.nbytes:
+            self._down.admit(record)
+            self._slots.trim()
+            try:
+                self._guard.make_room()
+            except BaseException:
+                self._withdraw(record)
+                raise
+
+    @whole
+    def settle(self, records: Iterable[Record] = ()) -> None:
+        """Allow the records' bytes to be read from now on. Does not wait."""
+        if self._guard.closed is None:
+            self._guard.drain()
+            self._guard.is_changing = True
+            self._books.pending.settle(records)
+            self._slots.trim()
+
+    def begin_backward(self, log: NotedLog) -> None:
+        """Backward of the log begins: its plan ends, and `survey`. Does not wait."""
+        self._down.end_plan(log.records)
+        self.survey(log)
+
+    @whole
+    def survey(self, log: NotedLog) -> None:
+        """At the end of a scope or a forward, find out which storages others also hold. Does not wait.
+
+        Noted tensors whose storage others also hold are booked. Pending records are examined again if room is short.
+        """
+        if self._guard.closed is None:
+            self._guard.drain()
+            self._guard.is_changing = True
+            if log.tracked:
+                self._survey_tracked(log)
+            self._down.relieve(None)
+            self._booking.survey(log)
+            self._books.pending.survey()
+
+    @whole
+    def book(self, noted: NotedTensor) -> None:
+        """Book a tensor whose handle is needed; its bytes may be read from now on. Does not wait."""
+        if noted.handle is None:
+            self._guard.must_be_open()
+            self._guard.drain()
+            self._guard.is_changing = True
+            self._booking.book_one(noted)
+
+    @whole
+    def join(self, record: Record, layout: Layout, nbytes: int) -> bool:
+        """Let one more view share the record. Does not wait.
+
+        False: it may not, because the bytes were read already, the handle is gone, or the store is closed.
+        """
+        if record.span is not None or record.source is None or self._guard.closed is not None:
+            return False
+        self._guard.is_changing = True
+        record.joined += (layout,)
+        self._count_join(nbytes)
+        return True
+
+    @unseen_by_modes
+    def rejoin(self, record: Record, tensor: torch.Tensor, layout: Layout) -> Layout | None:
+        """Let a tensor over restored bytes, which is saved again, share the record that they were restored from.
+
+        Returns the tensor's layout over the storage of that record. None: the bytes may not be the record's any more
+        (they could have been changed through another version counter). Computes a checksum, but does not wait.
+        """
+        storage = tensor.untyped_storage()
+        with self._guard.lock:
+            if record.state is not State.CLEAN or record.device is not None or record.claims is not claims_of(storage):
+                return None
+            memory = memory_at(record.address, record.nbytes)  # the caller's tensor keeps it alive
+        if not self._worker.confirms(record.key, memory):
+            return None
+        self._count_rejoined(tensor.numel() * layout.dtype.itemsize)
+        return layout._replace(offset=layout.offset + record.first_byte // layout.dtype.itemsize)
+
+    @whole
+    def flush(self) -> None:
+        """Wait until all writes that were decided on are done.
+
+        Raises:
+            StoreFullError, StorageIOError: a write failed; the bytes are in memory.
+            StoreClosedError: the store is closed.
+        """
+        self._guard.must_be_open()
+        self._guard.drain()
+        self._guard.is_changing = True
+        self._books.disk_is_full = False  # others may have freed something
+        self._down.examine()
+        self._slots.trim()
+        self._guard.make_room()
+        while True:
+            self._guard.is_changing = False
+            while self._guard.jobs.num_writes or self._guard.jobs.num_discards or self._ledger.has_doomed:
+                self._guard.wait(_PACK_WAITS)
+            self._guard.raise_spill_error()
+            if not self._down.unwritten_bytes:
+                return
+            if self._books.disk_is_full:
+                raise self._ledger.full_error(self._down.unwritten_bytes) from self._books.disk_error
+            self._guard.is_changing = True
+            self._down.retry_unwritten()
+
+    @whole
+    def _count_rejoined(self, nbytes: int) -> None:
+        self._guard.is_changing = True
+        self._count_join(nbytes)
+
+    # --- under the lock --------------------------------------------------------------------------------------------
+
+    def _survey_tracked(self, log: NotedLog) -> None:
+        group_bytes = self._ledger.device_group_bytes
+        if not (log.tracks and self._devices.window.fits(0)):
+            self._booking.book_tracked(group_bytes, log)
+        elif log.leaving:
+            self._booking.book_leaving(group_bytes, log, may_wait=False)
+
+    def _register(self, record: Record) -> None:
+        self._books.register(record)
+        if record.device is not None:
+            self._slots.slab.begin_to_pin(record.device)
+            self._streams.note_stream(record)
+
+    def _count_join(self, nbytes: int) -> None:
+        self._counters.packed_tensors += 1
+        self._counters.deduplicated_bytes += nbytes
+
+    @unseen_by_modes
+    def _relieve(self, *, is_planned: bool = False) -> None:
+        self._guard.drain()
+        self._send_out(is_planned=is_planned)
+
+    def _send_out(self, *, is_planned: bool = False) -> None:
+        self._guard.is_changing = True
+        self._down.relieve(NUM_EXAMINED_PER_PACK, is_planned=is_planned)
+        if self._books.blocked or self._books.spill_error is not None:
+            self._guard.make_room()
+
+    @unseen_by_modes
+    def _join_if_booked(self, noted: NotedTensor) -> None:
+        self._booking.join_if_booked(noted)
+
+    def _withdraw(self, record: Record) -> None:
+        was_changing, self._guard.is_changing = self._guard.is_changing, True
+        self._ledger.withdraw(record)
+        self._guard.advance()
+        self._guard.is_changing = was_changing
