@@ -297,12 +297,13 @@ class Stepper:
     def notify_all(self) -> None: ...
 
     def _is_quiet(self) -> bool:
+        """What is to be discarded may wait for the turn after a transfer."""
         decisions = self.decisions
-        return (
+        return bool(
             len(decisions.transfers) == len(self._gates) + self.copies.num_waiting
             and not self._engine.has_turn_due
             and not decisions.has_idle_lane_and_work()
-            and (self.discarded is not None or not self._inside.num_discards)
+            and (self.discarded is not None or decisions.transfers or not self._inside.num_discards)
         )
 
 

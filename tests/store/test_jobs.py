@@ -1,22 +1,30 @@
 """What is to be moved, as the worker takes it: what is urgent first, and nothing that was withdrawn."""
 
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
-from tierstore.ledger.jobs import Jobs
+from tierstore.ledger.jobs import Jobs, Room
 from tierstore.ledger.windows import SMALL_BYTES
 
 
+class _Record(NamedTuple):
+    key: int
+    nbytes: int
+
+
 def _record(key: int, nbytes: int = 2 * SMALL_BYTES) -> Any:
-    return SimpleNamespace(key=key, nbytes=nbytes)
+    return _Record(key, nbytes)
 
 
 def _writes(jobs: Jobs[Any]) -> list[int]:
-    return [record.key for record in iter(jobs.next_write, None)]
+    return [record.key for record in jobs.take(Room(9999, 0, 0))[1]]
 
 
 def _reads(jobs: Jobs[Any]) -> list[int]:
-    return [record.key for record in iter(jobs.next_read, None)]
+    return [record.key for record in jobs.take(Room(0, 9999, 0))[0]]
+
+
+def _discards(jobs: Jobs[Any]) -> list[int]:
+    return jobs.take(Room(0, 0, 1))[2]
 
 
 def test_reads_that_a_thread_waits_for_come_first() -> None:
@@ -27,6 +35,32 @@ def test_reads_that_a_thread_waits_for_come_first() -> None:
     jobs.demand(records[2])
     assert _reads(jobs) == [3, 2, 0, 1, 4]
     assert jobs.num_reads == 5, "they run"
+
+
+def test_worker_is_told_only_of_what_it_has_room_for() -> None:
+    jobs = Jobs[Any]()
+    for key in range(3):
+        jobs.write(_record(key))
+    assert jobs.has_news
+    assert [len(taken) for taken in jobs.take(Room(2, 1, 1))] == [0, 2, 0]
+    jobs.write(_record(3))
+    assert not jobs.has_news, "it looks again when a write ends"
+    jobs.read(_record(4), demanded=False)
+    assert jobs.has_news
+    assert [len(taken) for taken in jobs.take(Room(1, 1, 1))] == [1, 1, 0]
+    jobs.read(_record(5), demanded=True)
+    assert not jobs.has_news
+
+
+def test_discards_wait_for_a_turn_that_comes_anyway() -> None:
+    jobs = Jobs[Any]()
+    jobs.running.add(_record(1))
+    jobs.discard(2)
+    assert not jobs.has_news
+    jobs.running.clear()
+    jobs.discard(3)
+    assert jobs.has_news
+    assert _discards(jobs) == [2, 3]
 
 
 def test_what_was_withdrawn_is_not_begun() -> None:
@@ -46,9 +80,9 @@ def test_demand_for_a_read_that_has_begun_changes_nothing() -> None:
     jobs = Jobs[Any]()
     record = _record(1)
     jobs.read(record, demanded=False)
-    assert jobs.next_read() is record
+    assert _reads(jobs) == [1]
     jobs.demand(record)
-    assert jobs.next_read() is None
+    assert _reads(jobs) == []
 
 
 def test_small_writes_wait_for_company_or_for_somebody_who_waits() -> None:
@@ -88,8 +122,8 @@ def test_discards_are_taken_together() -> None:
     jobs = Jobs[Any]()
     jobs.discard(1)
     jobs.discard(2)
-    assert jobs.next_discards() == [1, 2]
-    assert jobs.next_discards() == []
+    assert _discards(jobs) == [1, 2]
+    assert _discards(jobs) == []
     assert jobs.num_discards == 2, "they run"
 
 
@@ -102,4 +136,4 @@ def test_closed_store_begins_nothing_more() -> None:
     jobs.discard(5)
     jobs.clear()
     jobs.hurry()
-    assert (_writes(jobs), _reads(jobs), jobs.next_discards()) == ([], [], [])
+    assert (_writes(jobs), _reads(jobs), _discards(jobs)) == ([], [], [])

@@ -44,7 +44,7 @@ Job = Write[R] | Read[R] | Discard
 
 
 class Room(NamedTuple):
-    """How many more jobs of each kind the worker can begin. One discard frees any number of records."""
+    """How many more jobs of each kind the worker can begin; one discard frees any number of records."""
 
     writes: int
     reads: int
@@ -55,7 +55,8 @@ class Jobs(Generic[R]):
     """Guarded by the store's lock.
 
     Attributes:
-        has_news: something was entered since the worker was woken, or has looked.
+        has_news: something was entered that the worker could begin, and it has not been woken since. Where it has no
+            room, it will look by itself when a job ends.
         has_withdrawn: a write was withdrawn since waiting threads were told; `flush` waits for that, too.
         running: records that a job works on.
         num_writes, num_reads, num_discards: jobs that were entered or are running, also of records that are gone.
@@ -65,6 +66,7 @@ class Jobs(Generic[R]):
         self.has_news = self.has_withdrawn = False
         self.running: set[R] = set()
         self.num_writes = self.num_reads = self.num_discards = 0
+        self._free_writes = self._free_reads = self._free_discards = 1  # left of the room, when the worker looked last
         self._writes: OrderedDict[int, R] = OrderedDict()
         self._small_writes: OrderedDict[int, R] = OrderedDict()
         self._small_bytes = 0
@@ -80,7 +82,7 @@ class Jobs(Generic[R]):
         self.num_writes += 1
         if record.nbytes > SMALL_BYTES:
             self._writes[record.key] = record
-            self.has_news = True
+            self.has_news |= self._free_writes > 0
             return
         self._small_writes[record.key] = record
         self._small_bytes += record.nbytes
@@ -88,28 +90,28 @@ class Jobs(Generic[R]):
             self.hurry()
 
     def hurry(self) -> None:
-        """Hold no small record back: a thread waits, or wants to see progress."""
+        """Hold nothing back: a thread waits, or wants to see progress."""
+        self.has_news |= bool(self._discards) and self._free_discards > 0
         if self._small_writes:
             self._writes.update(self._small_writes)
             self._small_writes.clear()
             self._small_bytes = 0
-            self.has_news = True
+            self.has_news |= self._free_writes > 0
 
     def read(self, record: R, *, demanded: bool) -> None:
         self.num_reads += 1
         (self._demanded_reads if demanded else self._reads_ahead)[record.key] = record
-        self.has_news = True
+        self.has_news |= self._free_reads > 0
 
     def demand(self, record: R) -> None:
         """A thread waits for a read that was entered: it overtakes the others, unless it has begun."""
         if self._reads_ahead.pop(record.key, None) is not None:
             self._demanded_reads[record.key] = record
-            self.has_news = True
 
     def discard(self, key: int) -> None:
         self.num_discards += 1
         self._discards.append(key)
-        self.has_news = True
+        self.has_news |= self._free_discards > 0 and not self.running  # else there will be a turn soon
 
     def withdraw_write(self, record: R) -> None:
         """It was not begun, and need not be."""
@@ -123,24 +125,25 @@ class Jobs(Generic[R]):
         if self._demanded_reads.pop(record.key, None) is None:
             self._reads_ahead.pop(record.key, None)
 
-    def next_write(self) -> R | None:
-        """Take the next record to write; None: there is none. It is not begun yet."""
-        return _first_of(self._writes)
-
-    def next_read(self) -> R | None:
-        return _first_of(self._demanded_reads) or _first_of(self._reads_ahead)
-
-    def next_discards(self) -> list[int]:
-        """Take all of them."""
-        keys, self._discards = self._discards, []
-        return keys
+    def take(self, room: Room) -> tuple[list[R], list[R], list[int]]:
+        """Take what the worker has room for: records to read, records to write, and keys to discard."""
+        self.has_news = False
+        reads: list[R] = []
+        for waiting in (self._demanded_reads, self._reads_ahead):
+            while waiting and len(reads) < room.reads:
+                reads.append(waiting.popitem(last=False)[1])
+        writes: list[R] = []
+        while self._writes and len(writes) < room.writes:
+            writes.append(self._writes.popitem(last=False)[1])
+        discards: list[int] = []
+        if room.discards:
+            discards, self._discards = self._discards, discards
+        self._free_writes, self._free_reads = room.writes - len(writes), room.reads - len(reads)
+        self._free_discards = room.discards - bool(discards)
+        return reads, writes, discards
 
     def clear(self) -> None:
         """The store is closed: nothing more is begun."""
         for waiting in (self._writes, self._small_writes, self._demanded_reads, self._reads_ahead):
             waiting.clear()
         self._discards.clear()
-
-
-def _first_of(waiting: OrderedDict[int, R]) -> R | None:
-    return waiting.popitem(last=False)[1] if waiting else None

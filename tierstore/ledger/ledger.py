@@ -197,16 +197,12 @@ class Ledger(Generic[R]):
                     self._end_discard(len(keys))
         if has_changed or ended:
             self.advance()
-        self._jobs.has_news = False
-        begun: list[Job[R]] = []
-        while len(begun) < room.reads and (read := self._jobs.next_read()) is not None:
-            self._begin_read(read)
-            begun.append(Read(read))
-        most = len(begun) + room.writes
-        while len(begun) < most and (write := self._jobs.next_write()) is not None:
-            if self._begin_write(write):
-                begun.append(Write(write))
-        if room.discards and (keys := self._jobs.next_discards()):
+        reads, writes, keys = self._jobs.take(room)
+        for record in reads:
+            self._begin_read(record)
+        begun: list[Job[R]] = [Read(record) for record in reads]
+        begun += [Write(record) for record in writes if self._begin_write(record)]
+        if keys:
             begun.append(Discard(keys))
         return begun
 

@@ -31,6 +31,7 @@ class Worker:
         self._disk = disk
         self._residency = residency
         self._executor = executor
+        self._loop = asyncio.get_running_loop()
         self._free_writes, self._free_reads, self._free_discards = num_writes, num_reads, 1
         self._is_stopping = False
         self._is_turn_due = False
@@ -70,13 +71,13 @@ class Worker:
         self._ended.append((job, outcome))
         if not self._is_turn_due:
             self._is_turn_due = True
-            asyncio.get_running_loop().call_soon(self.take_turn)
+            self._loop.call_soon(self.take_turn)
 
     async def _write(self, write: Write[Record], bytes_to_write: BytesToWrite) -> None:
         source, kind, ready = bytes_to_write
         try:
             if ready is not None:
-                await asyncio.get_running_loop().run_in_executor(self._executor, ready.synchronize)
+                await self._loop.run_in_executor(self._executor, ready.synchronize)
             outcome: object = await self._disk.write(write.record.key, source, kind)
         except Exception as error:  # noqa: BLE001 - delivered: the residency raises it on the thread that trains
             outcome = error
