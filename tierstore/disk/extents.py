@@ -186,10 +186,10 @@ class ExtentSpace:
         return min(max(usual, _RECORDS_PER_SEGMENT * num_bytes), room)
 
     def _grow_ahead(self) -> None:
-        usual = self._segment_bytes_for(0)
-        is_low = self._free_bytes < usual // 4
-        if is_low and self._grows_ahead and self._growth is None:
-            self._start_growth(usual, usual)
+        if self._free_bytes < SEGMENT_BYTES // 4 and self._grows_ahead and self._growth is None:
+            usual = self._segment_bytes_for(0)
+            if self._free_bytes < usual // 4:
+                self._start_growth(usual, usual)
 
     def _start_growth(self, num_bytes: int, least_bytes: int) -> None:
         self._budget.segment_bytes += num_bytes

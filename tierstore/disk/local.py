@@ -294,17 +294,23 @@ class LocalDisk:
         return await self._enter(record, written, None)
 
     async def _store_in_extent(self, record: _Record) -> Stored:
+        num_bytes, order = len(record.source), record.order
+        is_raw = order.codec == NO_CODEC and not order.probe
         with self._write_errors(record, "a new segment"):
-            extent = await self._space.take(len(record.source))
-        self._space.promise()  # encoding gives a tail back
+            extent = await self._space.take(num_bytes)
+        if not is_raw:
+            self._space.promise()  # encoding gives a tail back
         try:
             written, outcome = await self._fill(record, extent)
         except BaseException:
             self._space.give_back(extent)
             raise
         finally:
-            self._space.settle_promise()
-        return await self._enter(record, written, self._space.trim(extent, written.encoded_bytes), outcome)
+            if not is_raw:
+                self._space.settle_promise()
+        if written.encoded_bytes < num_bytes:
+            extent = self._space.trim(extent, written.encoded_bytes)
+        return await self._enter(record, written, extent, outcome)
 
     async def _fill(self, record: _Record, extent: Extent) -> tuple[Written, Outcome | None]:
         """Write the record; with the outcome of entering it in the index, if that was tried."""

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ..base.defaults import NUM_BESIDE_DEVICE
 from ..base.threads import NICE
-from .allocator import ALIGNMENT_BYTES, round_up
+from .allocator import ALIGNMENT_BYTES
 from .codec.choice import WriteOrder
 from .codec.codec import NO_CODEC
 from .codec.floats import SWITCH
@@ -69,8 +69,11 @@ class NativeTransfers:
         return (address_of(destination) + location.head_bytes) % ALIGNMENT_BYTES == 0
 
     async def write(self, place: FileRange, source: memoryview, order: WriteOrder) -> Written:
-        layout = lay_out(address_of(source), len(source), ALIGNMENT_BYTES)
-        ended = await self._transfer("write", place, source, layout, order.seed)
+        address = address_of(source)
+        layout = lay_out(address, len(source), ALIGNMENT_BYTES)
+        ended = await self._submit("write", place, source, address, layout, order.seed)
+        if ended.error:
+            raise _error_of(ended, "pwritev")
         checksum = None if order.seed is None else ended.checksum
         times = ended.cpu_seconds, ended.transfer_seconds
         return Written(NO_CODEC, len(source), layout.head_bytes, checksum, None, *times, ())
@@ -78,29 +81,34 @@ class NativeTransfers:
     async def read(self, place: FileRange, location: Location, seed: int | None, destination: memoryview) -> Loaded:
         check_head(location, place)
         layout = split_at(location.head_bytes, len(destination), ALIGNMENT_BYTES)
-        ended = await self._transfer("read", place, destination, layout, seed)
+        ended = await self._submit("read", place, destination, address_of(destination), layout, seed)
+        if ended.error:
+            raise _error_of(ended, "preadv")
         verify(location, seed, ended.checksum)
         return Loaded(place.num_bytes, ended.transfer_seconds, ended.cpu_seconds)
 
-    async def _transfer(
-        self, direction: Direction, place: FileRange, memory: memoryview, layout: RawLayout, seed: int | None
-    ) -> _Ended:
+    def _submit(
+        self,
+        direction: Direction,
+        place: FileRange,
+        memory: memoryview,
+        address: int,
+        layout: RawLayout,
+        seed: int | None,
+    ) -> asyncio.Future[_Ended]:
         number = next(self._numbers)
-        future = self._loop.create_future()
+        future: asyncio.Future[_Ended] = self._loop.create_future()
         self._pending[number] = future, memory, direction
-        side_bytes = round_up(sum(layout)) - layout.interior_bytes
-        at = place.descriptor, place.offset, address_of(memory), len(memory)
+        num_bytes = len(memory)
+        side_bytes = num_bytes + -num_bytes % ALIGNMENT_BYTES - layout.interior_bytes
+        at = place.descriptor, place.offset, address, num_bytes
         lengths = layout.head_bytes, layout.interior_bytes, side_bytes
         try:
             self._pool.submit(number, direction == "write", *at, *lengths, seed is not None, seed or 0)
         except BaseException:
             del self._pending[number]
             raise
-        ended: _Ended = await future
-        if ended.error:
-            call = "pwritev" if direction == "write" else "preadv"
-            raise OSError(ended.error, f"{call}: {os.strerror(ended.error)}")
-        return ended
+        return future
 
     def _deliver(self) -> None:
         for number, *rest in self._pool.take():
@@ -121,3 +129,7 @@ class NativeTransfers:
 
     def abandon_after_fork(self) -> None:
         self._pool.abandon()
+
+
+def _error_of(ended: _Ended, call: str) -> OSError:
+    return OSError(ended.error, f"{call}: {os.strerror(ended.error)}")
