@@ -26,6 +26,7 @@ from ..errors import StoreBusyError, StoreClosedError, TierStoreError
 from ..ledger.books import Books
 from ..ledger.counters import STALL_CAUSES
 from ..ledger.ledger import Ledger
+from ..ledger.noted import NotedTensors
 from ..ledger.windows import HostWindows, Window
 from ..plain_text import plain
 from .booking import Booking
@@ -36,7 +37,7 @@ from .handle_making import HandleFactory
 from .layout import is_inside_modes, outside_of_modes
 from .lent import LentViews
 from .memory import StoreMemory
-from .noted import NotedTensors
+from .noted import NotedTensor
 from .ownership import is_sole_owner
 from .slots import Slots
 from .transfers import BytesToWrite, DiskSubmissions
@@ -138,7 +139,7 @@ class Guard:
         self._engine = engine
         windows = HostWindows(host_bytes, staging_bytes, grows=staging_grows)
         resident = Window(0)
-        self._noted = NotedTensors(windows, resident)
+        self._noted = NotedTensors[NotedTensor, Record](windows, resident)
         self._books = books = Books[Record](windows, self._noted, is_sole_owner)
         self._counters = books.counters
         self._lent_views = lent_views = LentViews()

@@ -22,8 +22,9 @@ from .layout import Layout, memory_at, unseen_by_modes
 from .ownership import claims_of
 
 if TYPE_CHECKING:
+    from ..ledger.log import LogRemains
     from .graph_times import GraphTimes
-    from .noted import LogRemains, NotedLog, NotedTensor
+    from .noted import NotedLog, NotedTensor
 
 _PACK_WAITS = STALL_CAUSES[0]
 _EVERY = 4
@@ -73,7 +74,7 @@ class Residency(HandingOut):
                 raise
 
     def track(self, tracked: NotedTensor, node: int, nbytes: int, device: torch.device, *, leaves: bool) -> None:
-        """The same for a tensor on an accelerator that has room: see NOTE [Tracked, then booked] in `tracked.py`.
+        """Track one on an accelerator that has room: see NOTE [Tracked, then booked] in `ledger/tracked.py`.
 
         `leaves`: it has not, and waits for enough others to leave with them.
         """
