@@ -16,6 +16,8 @@ from collections import deque
 from collections.abc import Callable
 
 from tierstore.base.remains import Remains
+from tierstore.ledger.log import GraphLog
+from tierstore.residency.layout import layout_of
 from tierstore.residency.noted import NotedLog
 from tierstore.residency.uncompiled import let_errors_through
 
@@ -57,9 +59,11 @@ def keep_layouts(_: object) -> None:
     global _all_laid_out
     if not _all_laid_out:
         let_errors_through()
-        NotedLog.keeps_layouts = True  # first: a pack that has not seen it yet is found below
+        GraphLog.keeps_layouts = True  # first: a pack that has not seen it yet is found below
         for enlisted in list(_living.values()):
             log = enlisted()
-            if log is not None:
-                log.lay_out()
+            for noted in () if log is None else log.unbooked():
+                alias = noted.alias
+                if alias is not None:
+                    noted.layout = layout_of(alias)
         _all_laid_out = True

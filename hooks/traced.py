@@ -72,7 +72,7 @@ def _saved(
     layout = Layout(dtype, torch.Size(size), tuple(stride), offset, False, False)
     if counter is not None and counter._version != version:
         raise ModifiedInPlaceError(describe(layout), version, counter._version)
-    tensor = living_log(log).give(index, layout)
+    tensor: torch.Tensor = living_log(log).give(index, layout)
     reach = 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
     memory = tensor.as_strided((reach,), (1,), tensor.storage_offset())
     return memory.clone().as_strided(size, stride)

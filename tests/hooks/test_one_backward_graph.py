@@ -19,7 +19,7 @@ from tierstore import (
     tiered_offload,
 )
 from tierstore.hooks import living
-from tierstore.residency.noted import NotedLog
+from tierstore.ledger.log import GraphLog
 
 pytestmark = pytest.mark.filterwarnings("default")  # the compiler's own
 
@@ -32,7 +32,7 @@ def _nothing_traced_before(monkeypatch: pytest.MonkeyPatch) -> None:
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     monkeypatch.setattr(living, "_all_laid_out", False)
-    monkeypatch.setattr(NotedLog, "keeps_layouts", False)
+    monkeypatch.setattr(GraphLog, "keeps_layouts", False)
 
 
 class Graphs:

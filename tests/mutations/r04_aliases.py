@@ -5,7 +5,7 @@ from .changes import always, drop, never, replace
 MUTATIONS = {
     "test_chunks_of_one_product_stored_once_and_restored_as_one": {
         "views of one storage are stored once": drop("Booking._handle_of_same_bytes", "return handle"),
-        "all views' bytes are stored": drop("Booking._join", "handle.record.joined += (layout,)"),
+        "all views' bytes are stored": drop("Booking._become", "record.joined += (noted.layout,)"),
     },
     "test_two_counters_of_one_storage_edit_of_one_refuses_only_its_graph": {
         "they join only as views of the same living tensor": drop(

@@ -73,7 +73,7 @@ MUTATIONS = {
         ),
     },
     "test_let_go_after_the_scope_taken_when_backward_begins": {
-        "what was held is looked at again at the first unpack": drop("Saving.begin_backward", "self.survey(log)"),
+        "what was held is looked at again at the first unpack": drop("Residency.begin_backward", "self.saving.survey(log)"),
     },
     "test_put_of_what_the_caller_keeps_is_written_when_its_turn_comes": {
         "put() by hand always stores": replace("Saving.store", "record.forced = True", "record.forced = False"),

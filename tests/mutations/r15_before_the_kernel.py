@@ -4,14 +4,14 @@ from .changes import always, drop, replace
 
 MUTATIONS = {
     "test_what_the_newest_node_saved_is_not_read_before_another_saves": {
-        "the newest node's tensors are not read yet": always("NotedLog.settled", "packs[index][0] != unsettled"),
+        "the newest node's tensors are not read yet": always("GraphLog.settled", "packs[index][0] != unsettled"),
         "a pack of a later node settles what was saved before": replace(
-            "NotedLog.settled", "packs[index][0] != unsettled", "unsettled is None"
+            "GraphLog.settled", "packs[index][0] != unsettled", "unsettled is None"
         ),
     },
     "test_what_the_newest_node_saved_is_not_read_when_it_saves_more": {
         "not before the last tensor of the node either": replace(
-            "NotedLog.settled", "packs[index][0] != unsettled", "unsettled is None or index + 1 < len(packs)"
+            "GraphLog.settled", "packs[index][0] != unsettled", "unsettled is None or index + 1 < len(packs)"
         ),
         "nor of one on an accelerator": replace(
             "OffloadScope._book", "self._fresh if node != self._fresh_node else []", "self._fresh"

@@ -17,14 +17,13 @@ from tests.simulator.scripts import Job as TheirJob
 from tierstore.disk.tier import Loaded, Stored
 from tierstore.errors import StoreFullError
 from tierstore.ledger.counters import Counters
-from tierstore.ledger.graph_order import Budgets
 from tierstore.ledger.jobs import Discard, Read, Room, Write
 from tierstore.ledger.lookahead import LearnedOrders
 from tierstore.ledger.windows import HostWindows
 from tierstore.simulator import Action, Settings, Workload
 from tierstore.simulator.clock import Clock
 from tierstore.simulator.rank import Rank
-from tierstore.simulator.record import GraphLog, SimulatedRecord
+from tierstore.simulator.record import SimulatedRecord
 
 
 class _SteppedEngine:
@@ -103,14 +102,10 @@ def simulated_decisions(
     books = HostWindows(settings.host_bytes, settings.staging_bytes, grows=settings.staging_grows)
     rank = engine.rank = Rank(clock, books, engine.wake, 0, workload, decisions)
     orders = LearnedOrders() if settings.prefetch == "learned" else None
-    next_key = 0
     try:
         for _ in range(num_steps):
-            host_bytes, staging_bytes = books.limits
-            budgets = Budgets(host_bytes, 0, staging_bytes)
-            log = GraphLog(workload.saved, next_key, settings.scope_lookahead_bytes, orders, budgets)
-            _step(rank, clock, engine, log, workload, followed)
-            next_key = log.next_key
+            rank.begin(orders, settings.scope_lookahead_bytes)
+            _step(rank, clock, engine, workload, followed)
         rank._drain()
         engine.settle()
         while decisions.running or decisions.waiting:
@@ -120,16 +115,13 @@ def simulated_decisions(
     return decisions.seen, rank.books.counters
 
 
-def _step(
-    rank: Rank, clock: Clock, engine: _SteppedEngine, log: GraphLog, workload: Workload, script: FollowedScript
-) -> None:
+def _step(rank: Rank, clock: Clock, engine: _SteppedEngine, workload: Workload, script: FollowedScript) -> None:
     done: list[bool] = []
 
     def whole(action: Action) -> Any:
-        yield from rank.act(log, action)
+        yield from rank.act(action)
         done.append(True)
 
-    rank.begin(log)
     for number, action in enumerate(workload.actions, 1):
         clock.begin(whole(action))
         clock.run()
@@ -141,4 +133,4 @@ def _step(
         for _ in range(script.num_after_action()):
             engine.finish_one()
             clock.run()
-    rank.end(log)
+    rank.end()

@@ -107,7 +107,7 @@ def test_backward_goes_first_and_takes_the_room_of_what_was_named(stored: tuple[
     until(lambda: _states(handles[:ROOM]) == {State.CLEAN})
     ahead = Lookahead[Any](NUM * NBYTES)
     ahead.begin(records, range(NUM // 2, NUM))
-    inspect(store).residency.handing_out.look_ahead(ahead)
+    inspect(store).residency.look_ahead(ahead)
     first = records[NUM // 2 : NUM // 2 + ROOM]
     until(lambda: {record.state for record in first} == {State.CLEAN})
     assert _states(handles[: NUM // 2]) == {State.DISK}

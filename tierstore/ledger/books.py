@@ -22,7 +22,7 @@ from .windows import HostWindows
 
 
 class Noted(Protocol):
-    """The tensors that are only noted: see `tierstore/residency/noted.py`. `num_bytes`: an upper bound."""
+    """The tensors that are only noted: see `noted.py`. `num_bytes`: an upper bound."""
 
     @property
     def num_bytes(self) -> int: ...

@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from typing import Generic, TypeVar
+from typing import Any, Generic, NamedTuple
 
-T = TypeVar("T")
+from .log import T
 
 ALIGNMENT_BYTES, DEVICE_ALIGNMENT_BYTES = 64, 512
 """As PyTorch's allocators of the CPU and of accelerators align: kernels may add in another order where the alignment is
 another."""
 
 
-class Group(Generic[T]):
-    """Storages that become one record, and where each one's bytes begin in it. `parts`: what is known of each."""
+class Part(NamedTuple, Generic[T]):
+    """All noted tensors of one storage, and their aliases, which were taken from them. `kind`: their dtype."""
 
-    def __init__(self, first: T, nbytes: int) -> None:
+    tensors: list[T]
+    aliases: list[Any]
+    kind: Any
+
+    def give_back(self) -> None:
+        for noted, alias in zip(self.tensors, self.aliases, strict=True):
+            noted.alias = alias
+        self.aliases.clear()  # or each would look as if it were in use
+
+
+class Group(Generic[T]):
+    """Storages that become one record, and where each one's bytes begin in it."""
+
+    def __init__(self, first: Part[T], nbytes: int) -> None:
         self.parts = [first]
         self.first_bytes = [0]
         self.nbytes = nbytes
@@ -30,7 +43,7 @@ class Grouping(Generic[T]):
         self.largest_bytes = largest_bytes
         self._open: dict[Hashable, Group[T]] = {}
 
-    def add(self, part: T, nbytes: int, key: Hashable) -> Group[T] | None:
+    def add(self, part: Part[T], nbytes: int, key: Hashable) -> Group[T] | None:
         """Take a storage in, which only those of the same key may join. Returns a group that has become full."""
         group = self._open.get(key)
         if group is not None:

@@ -18,7 +18,7 @@ is full and something has to move. The host limit falls by what the staging limi
 Figures shown to users keep to the limits that were promised: bytes in the part that was taken count as the host's.
 
 NOTE [Small tensors]
-Booking, queueing and releasing a small tensor costs many times more than noting it (`residency/noted.py`), and frees
+Booking, queueing and releasing a small tensor costs many times more than noting it (`noted.py`), and frees
 little. So when the host window is full, small tensors stay noted while staging has room for them, until they are enough
 for a group (NOTE [Groups] in `residency/groups.py`). Staging is charged with their sum. Before anything else uses
 staging, they are booked and charged like any other record. Those that cannot be booked yet count like all noted

@@ -15,8 +15,8 @@ is written, read, evicted and released as one. Each member is handed out as a vi
 * The group is released when its last member is. Until then the others take room, at most the size of a group.
 
 On an accelerator small tensors that have to leave stay tracked until there are enough of them (NOTE [Tracked, then
-booked] in `tracked.py`). Then they are gathered in new memory of the device, on the stream that packed them: by one
-kernel, and one copy serves all. That memory is the source of the group's record, which moves like any other.
+booked] in `ledger/tracked.py`). Then they are gathered in new memory of the device, on the stream that packed them: by
+one kernel, and one copy serves all. That memory is the source of the group's record, which moves like any other.
 
 * The members of such a group also have one stream. Where that is not the stream of the thread that gathers, where it is
   being captured, or where the device has no room for both, each tensor leaves by itself.
@@ -29,34 +29,21 @@ Tensors in a trace have no groups: the trace tells of each of them.
 from __future__ import annotations
 
 from ctypes import memmove
-from typing import NamedTuple
 
 import torch
 
-from ..ledger.groups import Group
+from ..ledger.groups import Group, Part
 from .handle import Handle, Member
 from .layout import alias_of, layout_of
 from .lent import in_use
 from .noted import NotedTensor
-from .ownership import CLAIMS_ATTRIBUTE, holds_alone
+from .ownership import holds_alone
 from .slab import Slot
 
 _EMPTY = torch.empty(0, device="cpu")
 
 
-class Part(NamedTuple):
-    """All noted tensors of one storage, and their aliases, which were taken from them."""
-
-    tensors: list[NotedTensor]
-    aliases: list[torch.Tensor]
-
-    def give_back(self) -> None:
-        for noted, alias in zip(self.tensors, self.aliases, strict=True):
-            noted.alias = alias
-        self.aliases.clear()  # or each would look as if it were in use
-
-
-def take_if_ours(tensors: list[NotedTensor], nbytes: int) -> Part | None:
+def take_if_ours(tensors: list[NotedTensor], nbytes: int) -> Part[NotedTensor] | None:
     """The part of a group that these noted tensors become; None: others hold their storage, or were handed an alias.
 
     Nobody can be handed an alias that was taken: who asks for the tensor meanwhile waits for the lock of the store.
@@ -65,29 +52,23 @@ def take_if_ours(tensors: list[NotedTensor], nbytes: int) -> Part | None:
     first = tensors[0]
     if len(aliases) < len(tensors) or not holds_alone(aliases, first.storage_id, first.address, nbytes):
         return None
+    part = Part(tensors, aliases, aliases[0].dtype)
     for noted in tensors:
         noted.alias = None
     if in_use(aliases):
-        Part(tensors, aliases).give_back()
+        part.give_back()
         return None
-    return Part(tensors, aliases)
+    return part
 
 
-def may_join_later(tensors: list[NotedTensor]) -> bool:
-    """Whether a storage that others hold may be ours alone the next time: it is new, and no record has an alias."""
-    alias = tensors[0].alias
-    is_new = all(noted.index >= noted.log.num_sorted for noted in tensors)
-    return is_new and alias is not None and CLAIMS_ATTRIBUTE not in alias.untyped_storage().__dict__
-
-
-def copy_into(slot: Slot, group: Group[Part]) -> None:
+def copy_into(slot: Slot, group: Group[NotedTensor]) -> None:
     """Copy the bytes of all parts into the group's slot."""
     for part, first_byte in zip(group.parts, group.first_bytes, strict=True):
         noted = part.tensors[0]
         memmove(slot.address + first_byte, noted.address, noted.log.packs[noted.index][1])
 
 
-def become_members(group: Group[Part], handle: Handle, empty: torch.Tensor | None) -> None:
+def become_members(group: Group[NotedTensor], handle: Handle, empty: torch.Tensor | None) -> None:
     """The bytes are in the group's memory now. The tensors' own is freed: they lie over `empty` (None: the CPU's)."""
     empty = _EMPTY if empty is None else empty
     log, members = group.parts[0].tensors[0].log, []

@@ -120,15 +120,6 @@ class HandingOut:
                 guard.judge(error)
                 raise
 
-    @whole
-    def look_ahead(self, ahead: Lookahead[Record]) -> None:
-        """Backward begins. Does not wait."""
-        if self._guard.closed is None:
-            self._guard.drain()
-            self._guard.is_changing = True
-            self._books.ahead = ahead
-            self._ledger.go_ahead()
-
     def asked_on(self, device: torch.device) -> None:
         """Backward is given a tracked tensor on this thread: note the stream that will use it, and the time."""
         streams = self._streams

@@ -13,14 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from ..base.remains import Remains
-from ..ledger.state import MOVES, State
+from ..ledger.record import RuledRecord
 from .layout import Layout, in_dtype, set_lazy_bits
 
 if TYPE_CHECKING:
     from ..disk.tier import Kind
-    from ..ledger.plan import Place
-    from ..ledger.windows import Window
     from .copies import Marker
     from .slab import Slot
 
@@ -28,44 +25,32 @@ _NO_VIEWS: dict[Layout | int, torch.Tensor] = {}
 """Shared by all handles that have handed out nothing; never filled."""
 
 
-class Record(Remains["Handle"]):
-    """The store's bookkeeping of one storage's bytes. Changed only under the store's lock.
-
-    Calling it returns the handle, or None once that is gone; the record is then in the store's queue to be released.
+class Record(RuledRecord):
+    """The store's bookkeeping of one storage's bytes. See `RuledRecord`; `device` and `slot` are those of torch.
 
     Attributes:
-        key: unique in this store, growing in the order of packing.
-        state: see the table in `ledger/state.py`; assigned by `move` alone.
         version: the tensor's version counter when it was saved.
         root: the tensor that was saved, or its base, for as long as that lives.
         address: where the source's storage lay when it was saved or restored. If it has moved since, others manage it.
-        shared: somebody else held the storage when the record was last looked at.
-        forced: the record is stored even if others hold its storage.
-        nbytes: size of the storage; once the bytes were offloaded or dropped from memory, size of `span`.
         layout, joined: of the tensor that was saved first, and of further views; the stored span covers all.
         span: (first byte, end) of the storage that is stored; None until the bytes are first read.
         first_byte: the byte of the saved storage at which the source's storage begins.
         phase: the stored span's address modulo 4096.
-        slot: the slab memory that holds the bytes, or will.
-        device: the accelerator that the tensor lives on; None: host memory. `stream`: its stream that packed it.
-        ready: the point of a copy stream up to which the slot is being copied to or from.
-        held: the memory that a running job works on, which this keeps alive; None: no job is running.
-        worth: the record with the lowest worth leaves first. It is the key, unless the order of use is known.
-        place: where the record waits for backward; None: not known.
-        demanded: how many threads wait for the bytes.
-        wanted: backward will ask for the record soon, so it stays in memory once it is written.
-        urgent: the queued read was submitted as demanded.
-        fetched: the record was restored, and not asked for since.
-        num_members: how many saved tensors are in it, if it is a group (NOTE [Groups] in `groups.py`), else 1.
-        cause: why the bytes could not be read.
+        stream: that packed it on its device.
     """
 
     __slots__ = (
-        "__weakref__", "address", "cause", "charged_bytes", "claims", "demanded", "device", "fetched", "first_byte",
-        "forced", "held", "joined", "key", "kind", "layout", "nbytes", "num_members", "phase", "place", "ready",
-        "residency", "root", "shared", "slot", "span", "state", "storage_id", "stored_bytes", "stream", "urgent",
-        "version", "wanted", "window", "worth",
+        "address", "claims", "first_byte", "joined", "kind", "layout", "phase", "residency", "root", "span",
+        "storage_id", "stream", "version",
     )  # fmt: skip
+
+    slot: Slot | None
+    device: torch.device | None
+    ready: Marker | None
+
+    if TYPE_CHECKING:
+
+        def __call__(self) -> Handle | None: ...
 
     def __init__(
         self,
@@ -77,51 +62,24 @@ class Record(Remains["Handle"]):
         layout: Layout,
         kind: Kind,
     ) -> None:
-        self.key = key
-        self.state = State.PENDING
+        super().__init__(key, nbytes)
         self.version: int = handle.source._version
         self.root: weakref.ref[torch.Tensor] | None = None
         self.address = address
         self.claims: list[weakref.ref[Record]] | None = None
         self.storage_id = 0
-        self.shared = False
-        self.forced = False
-        self.nbytes = nbytes
         self.layout = layout
         self.joined: tuple[Layout, ...] = ()
         self.residency: object = None
         self.span: tuple[int, int] | None = None
-        self.first_byte = 0
-        self.phase = 0
-        self.window: Window | None = None
-        self.charged_bytes = 0
-        self.slot: Slot | None = None
-        self.device: torch.device | None = None
+        self.first_byte = self.phase = 0
         self.stream: Any = None
-        self.ready: Marker | None = None
-        self.held: object = None
-        self.stored_bytes = 0
         self.kind = kind
-        self.worth = key
-        self.place: Place | None = None
-        self.demanded = 0
-        self.wanted = False
-        self.urgent = False
-        self.fetched = False
-        self.cause: BaseException | None = None
-        self.num_members = 1
 
     @property
     def source(self) -> torch.Tensor | None:
         handle = self()
         return None if handle is None else handle.source
-
-    @property
-    def is_alive(self) -> bool:
-        return self() is not None
-
-    def keep_alive(self) -> Handle | None:
-        return self()
 
     @property
     def has_device_bytes(self) -> bool:
@@ -157,12 +115,6 @@ class Record(Remains["Handle"]):
         handle = self()
         if handle is not None:
             handle.lent = tensors
-
-    def move(self, to: State) -> None:
-        """Any move that is not in `MOVES` raises RuntimeError: a bug of tierstore."""
-        if to not in MOVES[self.state]:
-            raise RuntimeError(f"handle {self.key}: illegal move {self.state.name} → {to.name}")
-        self.state = to
 
     def __repr__(self) -> str:
         return f"<Record {self.key} {self.state.name} {self.nbytes} bytes>"

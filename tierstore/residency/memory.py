@@ -10,7 +10,7 @@ still be in use then: the slot is *lent* until the storage over it dies.
 Device memory of an accelerator is handled likewise; the slot then holds a copy that nobody else ever sees.
 
 A handle that dies takes its alias along, and its record goes into the queue `Ledger.released`. When the storage over a
-slot dies, the slot goes into a queue of `slots.py`; when a log dies, its remains go into a queue of `noted.py`.
+slot dies, the slot goes into a queue of `slots.py`; when a log dies, its remains go into a queue of `ledger/noted.py`.
 """
 
 from __future__ import annotations
@@ -173,6 +173,8 @@ class StoreMemory:
     def give_up(self) -> None:
         self._lent_views.forget()
         self._noted.give_up()
+        for noted in self._noted.living():
+            noted.close()
 
 
 def _cut_span(record: Record, source: torch.Tensor) -> tuple[int, int]:

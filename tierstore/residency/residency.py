@@ -16,6 +16,9 @@ from ..ledger.books import Books
 from ..ledger.counters import Counters
 from ..ledger.jobs import Job, Read, Room, Write
 from ..ledger.ledger import Ledger
+from ..ledger.log import LogRemains
+from ..ledger.lookahead import Lookahead
+from ..ledger.noted import NotedTensors
 from ..ledger.observer import Observer
 from ..ledger.windows import HostWindows, Window
 from .booking import Booking
@@ -28,7 +31,7 @@ from .handle import Record
 from .handle_making import HandleFactory
 from .lent import LentViews
 from .memory import StoreMemory
-from .noted import LogRemains, NotedLog, NotedTensors
+from .noted import NotedLog, NotedTensor
 from .ownership import is_sole_owner
 from .saving import Saving
 from .slots import Slots
@@ -59,7 +62,7 @@ class Residency:
     ) -> None:
         windows = HostWindows(host_bytes, staging_bytes, grows=staging_grows)
         resident = Window(0)
-        self._noted = NotedTensors(windows, resident)
+        self._noted = NotedTensors[NotedTensor, Record](windows, resident)
         self.books = books = Books[Record](windows, self._noted, is_sole_owner)
         self._counters = books.counters
         self._lent_views = lent_views = LentViews()
@@ -84,6 +87,21 @@ class Residency:
 
     def begin_log(self, log: NotedLog) -> LogRemains:
         return self._noted.begin(log)
+
+    def begin_backward(self, log: NotedLog) -> None:
+        """Backward of the log begins: its plan ends, and `Saving.survey`. Does not wait."""
+        self.ledger.down.end_plan(log.records)
+        self.saving.survey(log)
+
+    @whole
+    def look_ahead(self, lookahead: Lookahead[Record]) -> None:
+        """Bring back what backward will ask for. Does not wait."""
+        guard = self.guard
+        if guard.closed is None:
+            guard.drain()
+            guard.is_changing = True
+            self.books.ahead = lookahead
+            self.ledger.go_ahead()
 
     # --- the worker: each call waits for nothing but the lock ------------------------------------------------------
 

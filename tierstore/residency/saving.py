@@ -18,7 +18,7 @@ from .device import DeviceTier
 from .guard import Guard, holds_any_lock, whole
 from .handle import Record
 from .layout import Layout, memory_at, unseen_by_modes
-from .noted import LogRemains, NotedLog, NotedTensor
+from .noted import NotedLog, NotedTensor
 from .ownership import claims_of
 from .slots import Slots
 from .transfers import Worker
@@ -98,7 +98,7 @@ class Saving:
                 raise
 
     def track(self, tracked: NotedTensor, node: int, nbytes: int, device: torch.device, *, leaves: bool) -> None:
-        """The same for a tensor on an accelerator that has room: see NOTE [Tracked, then booked] in `tracked.py`.
+        """Track one on an accelerator that has room: see NOTE [Tracked, then booked] in `ledger/tracked.py`.
 
         `leaves`: it has not, and waits for enough others to leave with them.
         """
@@ -190,9 +190,6 @@ class Saving:
             self._noted.drop_ended()  # orders learned from earlier logs are needed for this one
         return log.append_booked(record, node)
 
-    def begin_log(self, log: NotedLog) -> LogRemains:
-        return self._noted.begin(log)
-
     @whole
     def store(self, record: Record) -> None:
         """Like `save`, but without a log: the record is stored even if others hold its storage, and from now on."""
@@ -220,11 +217,6 @@ class Saving:
             self._guard.is_changing = True
             self._books.pending.settle(records)
             self._slots.trim()
-
-    def begin_backward(self, log: NotedLog) -> None:
-        """Backward of the log begins: its plan ends, and `survey`. Does not wait."""
-        self._down.end_plan(log.records)
-        self.survey(log)
 
     @whole
     def survey(self, log: NotedLog) -> None:

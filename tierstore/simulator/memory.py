@@ -1,25 +1,71 @@
-"""Memory without bytes, for the rules: who holds a storage, what is booked when, and which records have a slot."""
+"""Memory without bytes, for the rules: who holds a storage, how records are made, and which of them have a slot."""
 
 from __future__ import annotations
 
-from collections import deque
-from itertools import chain
+from collections.abc import Sequence
 
+from ..ledger.booking import BookingRules
 from ..ledger.books import Books
-from ..ledger.groups import Group, Grouping
-from ..ledger.windows import HostWindows
-from .record import GraphLog, SimulatedRecord
+from ..ledger.groups import Group, Part
+from ..ledger.noted import NotedTensors
+from ..ledger.windows import HostWindows, Window
+from .record import SimulatedHandle, SimulatedMember, SimulatedRecord, SimulatedTensor
+
+
+class SimulatedBooking(BookingRules[SimulatedTensor, SimulatedRecord]):
+    """The records of one rank, and the saved tensors that have none yet."""
+
+    def __init__(self, books: Books[SimulatedRecord], noted: NotedTensors[SimulatedTensor, SimulatedRecord]) -> None:
+        super().__init__(books, noted)
+        self._note_release = books.released.append
+
+    @staticmethod
+    def may_be_booked(noted: SimulatedTensor) -> bool:
+        return noted.storage.record is not None
+
+    @staticmethod
+    def _handle_of_same_bytes(noted: SimulatedTensor) -> SimulatedHandle | None:
+        record = noted.storage.record
+        return None if record is None or record.is_read else record()
+
+    @staticmethod
+    def _are_sole_owners(tensors: Sequence[SimulatedTensor]) -> bool:
+        storage = tensors[0].storage
+        record = storage.record
+        has_alias = record is not None and record.is_in_place and record.is_alive
+        return not (storage.is_held or has_alias) and storage.num_noted == len(tensors)
+
+    @staticmethod
+    def _take_if_ours(tensors: list[SimulatedTensor], nbytes: int) -> Part[SimulatedTensor] | None:
+        storage = tensors[0].storage
+        if storage.is_held or storage.is_taken or storage.record is not None or storage.num_noted != len(tensors):
+            return None
+        return Part(tensors, [None] * len(tensors), tensors[0].saved.kind)
+
+    def _handle_of(self, noted: SimulatedTensor) -> SimulatedHandle:
+        handle = SimulatedHandle()
+        SimulatedRecord(handle, self._note_release, noted)
+        return handle
+
+    def _handle_of_group(self, group: Group[SimulatedTensor], members: Sequence[SimulatedTensor]) -> SimulatedHandle:
+        handle = self._handle_of(members[-1])
+        handle.record.become_group(len(members), group.nbytes)
+        return handle
+
+    def _become_members(self, group: Group[SimulatedTensor], handle: SimulatedHandle) -> None:
+        for part, first_byte in zip(group.parts, group.first_bytes, strict=True):
+            for noted in part.tensors:
+                noted.log.members[noted.index] = SimulatedMember(first_byte)
+                self._become(noted, handle, is_view=True)
+
+    @staticmethod
+    def _become(noted: SimulatedTensor, handle: SimulatedHandle, *, is_view: bool) -> None:
+        noted.handle = handle
+        noted.log.come_in((noted.index,), handle.record)
 
 
 class SimulatedMemory:
-    """A `Memory`, with the noted tensors and their booking. One graph at a time packs. Methods as `NotedTensors`',
-    `Booking`'s and `StoreMemory`'s.
-
-    Attributes:
-        num_bytes: noted bytes, dead tensors included until their log ends.
-        ended: logs of graphs that are gone.
-        log: of the graph that packs now.
-    """
+    """A `Memory`. Methods as `StoreMemory`'s."""
 
     cached_bytes = 0
 
@@ -28,106 +74,17 @@ class SimulatedMemory:
         return self
 
     def __init__(self, windows: HostWindows) -> None:
-        self.num_bytes = 0
-        self.ended: deque[GraphLog] = deque()
-        self.log: GraphLog | None = None
-        self.books = Books[SimulatedRecord](windows, self, lambda record: record.log.is_sole_owner(record))
+        self.noted = NotedTensors[SimulatedTensor, SimulatedRecord](windows, Window(0))
+        self.books = Books[SimulatedRecord](windows, self.noted, SimulatedRecord.is_sole_owner)
+        self.booking = SimulatedBooking(self.books, self.noted)
+        self.book_settled = self.booking.book_all
         self._has_returned = False
-
-    # --- noted tensors and their booking ------------------------------------------------------------------------------
-
-    def note(self, log: GraphLog, index: int) -> int:
-        if not log.noted:
-            self._drop_ended()
-        new_bytes = log.note(index)
-        self.num_bytes += new_bytes
-        self.books.counters.packed_tensors += 1
-        return new_bytes
-
-    def join_if_booked(self, log: GraphLog, index: int) -> None:
-        if log.unread_record_of(index) is not None:
-            self._book(log, index)
-
-    def book_settled(self) -> None:
-        log = self.log
-        if log is None or not self.num_bytes:
-            return
-        windows = self.books.windows
-        grouping = Grouping[list[int]](windows.group_bytes, windows.member_bytes)
-        by_storage: dict[int, list[int]] = {}
-        for index in log.settled():
-            if index in log.let_go:
-                self._book(log, index)
-            else:
-                by_storage.setdefault(log.root_of(index), []).append(index)
-        for indices in by_storage.values():
-            self._sort_in(log, indices, grouping)
-        for group in grouping.rest():
-            self._book_group(log, group)
-        log.num_sorted = len(log.records)
-
-    def _sort_in(self, log: GraphLog, indices: list[int], grouping: Grouping[list[int]]) -> None:
-        saved = log.saved[indices[0]]
-        is_small = 0 < saved.nbytes <= grouping.largest_bytes
-        if is_small and log.may_join(indices):
-            group = grouping.add(indices, saved.nbytes, (saved.kind, log.place_of(indices[0])))
-            if group is not None:
-                self._book_group(log, group)
-        elif not (is_small and log.may_join_later(indices)):
-            for index in indices:
-                self._book(log, index)
-
-    def _book_group(self, log: GraphLog, group: Group[list[int]]) -> None:
-        members = list(chain.from_iterable(group.parts))
-        if len(group.parts) == 1:
-            for index in members:
-                self._book(log, index)
-            return
-        record = log.make_record(members[-1])
-        record.become_group(members, group.nbytes)
-        if log.plan is not None:
-            log.plan.place_group(record, members, log.first_key)
-        self.books.records[record.key] = record
-        self.books.pending.settle((record,))
-        for index in members:
-            self._remove(log.take_out(index))
-            log.come_in(index, record)
-
-    def survey(self, log: GraphLog) -> None:
-        """What others hold is booked, so that it is known to be."""
-        for index in log.settled():
-            if index not in log.let_go and (log.is_held(index) or log.has_record_in_place(index)):
-                self._book(log, index)
-
-    def _book(self, log: GraphLog, index: int) -> None:
-        self._remove(log.take_out(index))
-        if index in log.let_go:
-            return
-        record = log.unread_record_of(index)
-        if record is not None:
-            record.users.add(index)
-        else:
-            record = log.make_record(index)
-            log.place(index, record)
-            self.books.records[record.key] = record
-            self.books.pending.settle((record,))
-        log.come_in(index, record)
-
-    def _remove(self, nbytes: int) -> None:
-        self.num_bytes -= nbytes
-        self.books.windows.keep_noted(self.num_bytes)
-
-    def _drop_ended(self) -> None:
-        while self.ended:
-            log = self.ended.popleft()
-            self._remove(sum(log.saved[root].nbytes for root in log.num_noted))
-            log.end()
 
     # --- slots and jobs -----------------------------------------------------------------------------------------------
 
     @staticmethod
     def is_ours(record: SimulatedRecord) -> bool:
-        return not record.is_in_place or record.log.is_sole_owner(record)
+        return not record.is_in_place or record.is_sole_owner()
 
     @staticmethod
     def prepare_read(record: SimulatedRecord) -> None:
@@ -170,10 +127,10 @@ class SimulatedMemory:
         self._has_returned = False
 
     def has_changed(self) -> bool:
-        return bool(self.ended or self._has_returned)
+        return bool(self.noted.ended or self._has_returned)
 
     def catch_up(self) -> None:
-        self._drop_ended()
+        self.noted.drop_ended()
         self.take_back()
 
     def _nothing(self, *_: object, **__: object) -> None:

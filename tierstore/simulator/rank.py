@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
+from itertools import count
 from typing import Any
 
 from ..ledger.counters import STALL_CAUSES
 from ..ledger.device import DeviceRules
 from ..ledger.device_window import DeviceWindow
+from ..ledger.graph_order import Budgets, GraphOrder
 from ..ledger.jobs import Job, Room
 from ..ledger.ledger import ForRoom, Ledger
+from ..ledger.lookahead import LearnedOrders, Lookahead
 from ..ledger.observer import Observer
 from ..ledger.pending import NUM_EXAMINED_PER_PACK
 from ..ledger.state import IN_MEMORY, State
@@ -17,7 +21,7 @@ from ..ledger.windows import HostWindows
 from .clock import Clock, Process, Resume
 from .hardware import Activity
 from .memory import SimulatedMemory
-from .record import GraphLog, SimulatedRecord
+from .record import SimulatedLog, SimulatedRecord, SimulatedStorage, SimulatedTensor
 from .workload import Action, Compute, EndScope, LetGo, Pack, Release, Unpack, Workload
 
 _PACK_WAITS, _UNPACK_WAITS = STALL_CAUSES
@@ -44,68 +48,82 @@ class Rank:
         self._wake = wake  # the worker
         self._clock = clock
         self._workload = workload
+        self._log: SimulatedLog | None = None
+        self._graph: dict[int, SimulatedTensor] = {}
+        self._storages: dict[int, SimulatedStorage] = {}  # by the first saved tensor of each
+        self._keys = count()
         self._waiting: list[Resume] = []  # for progress, as training threads wait for a condition
 
     # --- the training thread ------------------------------------------------------------------------------------------
 
-    def begin(self, log: GraphLog) -> None:
-        log.held.update(log.root_of(action.saved) for action in self._workload.actions if isinstance(action, LetGo))
-        self._memory.log = log
+    def begin(self, orders: LearnedOrders | None, lookahead_bytes: int | None) -> None:
+        """A step begins. `orders`: None: the reverse-topological order is followed."""
+        host_bytes, staging_bytes = self.books.windows.limits
+        budgets = Budgets(host_bytes, 0, staging_bytes)
+        order = GraphOrder[SimulatedRecord](orders, budgets, lookahead_bytes, host_bytes + staging_bytes)
+        self._log = SimulatedLog(self, order, self._memory.noted.begin)
+        held = {self._root_of(action.saved) for action in self._workload.actions if isinstance(action, LetGo)}
+        self._storages = {
+            index: SimulatedStorage(is_shared=saved.is_shared, is_held=index in held)
+            for index, saved in enumerate(self._workload.saved)
+            if saved.record is None
+        }
 
-    def end(self, log: GraphLog) -> None:
+    def end(self) -> None:
         """All of the graph is gone. As in the store, that is noticed only when something is drained."""
-        for index in range(len(log.records)):
-            self._let_go(log, index)
+        self._graph.clear()
+        self._log = None
 
-    def act(self, log: GraphLog, action: Action) -> Process:
+    def act(self, action: Action) -> Process:
         match action:
             case Compute(seconds):
                 yield self._clock.work(Activity.COMPUTE, seconds)
             case Pack(index):
-                yield from self._note(log, index)
+                yield from self._note(index)
             case Unpack(index):
-                yield from self._unpack(log, index)
+                yield from self._unpack(self._graph[index])
             case LetGo(index):
-                log.held.discard(log.root_of(index))
+                self._storages[self._root_of(index)].let_go()
             case Release(index):
-                self._let_go(log, index)
+                self._graph.pop(index, None)
+                if self._log is not None and not self._graph and self._log.num_packs == len(self._workload.saved):
+                    self._log = None  # nobody else holds it
             case EndScope():
-                log.is_settled = True
-                self._survey(log)
+                if self._log is not None:
+                    self._log.settle()
+                    self._survey(self._log)
         self._tell()
 
-    def _let_go(self, log: GraphLog, index: int) -> None:
-        """The graph lets go of a saved tensor: with the last one of a record, that is in the queue to be released."""
-        if index in log.let_go:
-            return
-        log.release(index)
-        record = log.records[index]
-        if record is not None:
-            record.users.remove(index)
-            if not record.users:
-                self.books.released.append(record)
-        if len(log.let_go) == len(log.saved):
-            self._memory.ended.append(log)
+    def _root_of(self, index: int) -> int:
+        """The first saved tensor of the same storage."""
+        root = self._workload.saved[index].record
+        return index if root is None else root
 
-    def _note(self, log: GraphLog, index: int) -> Process:
-        down, saved = self.ledger.down, log.saved[index]
-        log.newest_node, log.is_settled = saved.node, False
-        new_bytes = 0 if log.root_of(index) in log.num_noted else saved.nbytes
+    def _note(self, index: int) -> Process:
+        down, booking, log, saved = self.ledger.down, self._memory.booking, self._log, self._workload.saved[index]
+        if log is None:
+            raise RuntimeError(f"tensor {index} is packed after its graph")
+        noted = SimulatedTensor(saved, self._storages[self._root_of(index)], next(self._keys), log)
+        log.newest_node = saved.node
+        new_bytes = 0 if (noted.storage_id, saved.nbytes) in log.num_noted else saved.nbytes
         is_short = down.is_short_of(new_bytes)
         is_planned = log.plan is not None and not down.may_wait
         is_short |= is_planned
-        if is_short and (self.books.must_act() or log.unread_record_of(index) is None):
+        if is_short and (self.books.must_act() or not booking.is_booked(noted)):
             self._drain()
             down.relieve(NUM_EXAMINED_PER_PACK, is_planned=is_planned)
             yield from self._make_room()
             down.is_short_of(new_bytes)
-        new_bytes = self._memory.note(log, index)
+        self.books.counters.packed_tensors += 1
+        new_bytes = self._memory.noted.add(noted, saved.node, saved.nbytes)
+        noted.storage.tensors.append(weakref.ref(noted))
+        self._graph[index] = noted
         if down.uses_staging:
             down.charge_noted(new_bytes)
         if is_short:
-            self._memory.join_if_booked(log, index)
+            booking.join_if_booked(noted)
         if log.plan is not None or index == 0:
-            log.follow_plan(index)
+            log.follow_plan(index, saved.node, saved.nbytes)
 
     def _make_room(self) -> Process:
         has_collected = False
@@ -120,40 +138,37 @@ class Rank:
                 self.books.disk_is_full = False
             self.ledger.retry_blocked()
 
-    def _unpack(self, log: GraphLog, index: int) -> Process:
+    def _unpack(self, saved: SimulatedTensor) -> Process:
         """See `SavedTensor.unpack` and `PackLog.fetch`."""
+        log, index, is_noted = saved.log, saved.index, saved.handle is None
+        saved.storage.is_taken = is_noted
+        if not log.started:
+            log.start(index)
+        log.asked[index] = None
+        saved.storage.is_taken = False
         record = log.records[index]
-        if record is None:
-            log.taken = log.root_of(index)
-            self._ask(log, index)
-            log.taken = None
+        if is_noted or record is None:
             return
-        self._ask(log, index)
         if not log.order.is_followed and record.state is not State.PENDING:
             log.look_ahead()
         yield from self._fetch(log, record, index)
 
-    def _ask(self, log: GraphLog, index: int) -> None:
-        if not log.is_started:
-            log.is_started = True
-            log.plan = None
-            self.ledger.down.end_plan(log.records)
-            self._survey(log)
-            if any(record is not None and record.state is not State.PENDING for record in log.records):
-                log.look_ahead()
-            if log.order.is_followed and log.records[index] is None:
-                self._drain()
-                self.books.ahead = log.order.lookahead
-                self.ledger.go_ahead()
-        log.order.asked_for[index] = None
+    def begin_backward(self, log: SimulatedLog) -> None:
+        self.ledger.down.end_plan(log.records)
+        self._survey(log)
 
-    def _survey(self, log: GraphLog) -> None:
+    def look_ahead(self, lookahead: Lookahead[SimulatedRecord]) -> None:
+        self._drain()
+        self.books.ahead = lookahead
+        self.ledger.go_ahead()
+
+    def _survey(self, log: SimulatedLog) -> None:
         self._drain()
         self.ledger.down.relieve(None)
-        self._memory.survey(log)
+        self._memory.booking.survey(log)
         self.books.pending.survey()
 
-    def _fetch(self, log: GraphLog, record: SimulatedRecord, index: int) -> Process:
+    def _fetch(self, log: SimulatedLog, record: SimulatedRecord, index: int) -> Process:
         ledger, lookahead = self.ledger, log.order.lookahead if log.order.is_followed else None
         if record.num_members > 1 and lookahead is not None and ledger.next_member(record, lookahead, index):
             return

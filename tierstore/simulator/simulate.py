@@ -9,7 +9,6 @@ from functools import partial
 
 from ..base.defaults import NUM_AT_ONCE
 from ..ledger.counters import Counters
-from ..ledger.graph_order import Budgets
 from ..ledger.lookahead import LearnedOrders
 from ..ledger.observer import Observer
 from ..ledger.windows import HostWindows
@@ -17,8 +16,7 @@ from .clock import Clock, Process
 from .engine import SimulatedEngine
 from .hardware import Activity, Hardware
 from .rank import Rank
-from .record import GraphLog
-from .workload import Pack, Unpack, Workload
+from .workload import Action, Pack, Unpack, Workload
 
 
 @dataclass(frozen=True)
@@ -95,37 +93,32 @@ class _Run:
         self.done: list[SimulatedStep] = []
         self._clock, self._workload, self._settings = clock, workload, settings
         self._call_seconds = hardware.call_seconds_per_record
-        self._windows = HostWindows(settings.host_bytes, settings.staging_bytes, grows=settings.staging_grows)
+        windows = HostWindows(settings.host_bytes, settings.staging_bytes, grows=settings.staging_grows)
         self._num_queued = _NumQueued()
         free_cores = max(0.0, hardware.cores - workload.training_cores)
         engine = SimulatedEngine(clock, hardware, free_cores, settings)
         self._rank = engine.rank = Rank(
-            clock, self._windows, engine.wake, settings.disk_bytes or 0, workload, self._num_queued
+            clock, windows, engine.wake, settings.disk_bytes or 0, workload, self._num_queued
         )
 
     def steps(self, num_steps: int) -> Process:
-        settings, next_key = self._settings, 0
-        orders = LearnedOrders() if settings.prefetch == "learned" else None
+        orders = LearnedOrders() if self._settings.prefetch == "learned" else None
         for _ in range(num_steps):
-            host_bytes, staging_bytes = self._windows.limits
-            budgets = Budgets(host_bytes, 0, staging_bytes)
-            log = GraphLog(self._workload.saved, next_key, settings.scope_lookahead_bytes, orders, budgets)
             began_seconds, before = self._clock.now_seconds, deepcopy(self._rank.books.counters)
-            yield from self._step(log)
-            next_key = log.next_key
+            self._rank.begin(orders, self._settings.scope_lookahead_bytes)
+            for action in self._workload.actions:
+                yield from self._act(action)
+            self._rank.end()
             seconds = self._clock.now_seconds - began_seconds
             self.done.append(SimulatedStep(seconds, _difference(self._rank.books.counters, before)))
 
-    def _step(self, log: GraphLog) -> Process:
-        self._rank.begin(log)
-        for action in self._workload.actions:
-            num_before = self._num_queued.value
-            yield from self._rank.act(log, action)
-            if isinstance(action, Pack | Unpack):
-                call_seconds = self._call_seconds * (self._num_queued.value - num_before)
-                if call_seconds:
-                    yield self._clock.work(Activity.COMPUTE, call_seconds)
-        self._rank.end(log)
+    def _act(self, action: Action) -> Process:
+        num_before = self._num_queued.value
+        yield from self._rank.act(action)
+        if isinstance(action, Pack | Unpack):
+            call_seconds = self._call_seconds * (self._num_queued.value - num_before)
+            if call_seconds:
+                yield self._clock.work(Activity.COMPUTE, call_seconds)
 
 
 def _difference(after: Counters, before: Counters) -> Counters:

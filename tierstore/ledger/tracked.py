@@ -8,8 +8,8 @@ the window is short of room. Then those leave that would have left if each had b
 on the log that was short of room books each tensor when it is packed, unless it is small.
 
 A small tensor that has to leave, by the plan or because its log was short of room, is tracked too, and *leaves* when
-there are enough of them for a group (NOTE [Groups] in `groups.py`), or at the end of the scope. So the window may be
-exceeded by a group, a quarter of what may be on its way out (`FLIGHT_BYTES`) at most.
+there are enough of them for a group (NOTE [Groups] in `residency/groups.py`), or at the end of the scope. So the window
+may be exceeded by a group, a quarter of what may be on its way out (`FLIGHT_BYTES`) at most.
 
 Views of one storage in one log are charged once. A tracked tensor that dies goes into a queue, and the next call of the
 store gives its room back. Backward makes no call for a tracked tensor. If something of its graph has left, every eighth
@@ -21,9 +21,12 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Mapping
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..ledger.windows import Window
+from .windows import Window
+
+if TYPE_CHECKING:
+    from .log import GraphLog, LogRemains
 
 T = TypeVar("T")
 
@@ -36,17 +39,6 @@ class TrackedReference(weakref.ref[T]):
     index: int
     log_number: int
     storage_id: int
-
-
-class _Log(Protocol):
-    """A log of saved tensors, or its remains. Attributes as those of `NotedLog`."""
-
-    number: int
-    tracked: dict[int, TrackedReference[Any]]
-    storages: dict[int, list[int]]
-
-
-L = TypeVar("L", bound=_Log)
 
 
 class TrackedBytes:
@@ -63,7 +55,7 @@ class TrackedBytes:
         self._resident = resident
         self._note_death: Any = self.dead.append
 
-    def add(self, tracked: object, log: _Log, index: int, storage_id: int, nbytes: int) -> None:
+    def add(self, tracked: object, log: GraphLog[Any, Any], index: int, storage_id: int, nbytes: int) -> None:
         reference = TrackedReference(tracked, self._note_death)
         reference.index, reference.log_number, reference.storage_id = index, log.number, storage_id
         log.tracked[index] = reference
@@ -74,11 +66,11 @@ class TrackedBytes:
             storages[storage_id] = [1, nbytes]
             self._resident.used_bytes += nbytes
 
-    def drop_dead(self, logs: Mapping[int, L]) -> list[L]:
+    def drop_dead(self, logs: Mapping[int, LogRemains]) -> list[LogRemains]:
         """Charge nothing for dead tensors any more. `logs`: by number; returns those that are changed."""
         if not logs:
             self.dead.clear()
-        changed: dict[int, L] = {}
+        changed: dict[int, LogRemains] = {}
         dead, freed_bytes = self.dead, 0
         while dead:
             reference = dead.popleft()
@@ -95,7 +87,7 @@ class TrackedBytes:
         self._resident.used_bytes -= freed_bytes
         return list(changed.values())
 
-    def remove(self, log: _Log, index: int) -> None:
+    def remove(self, log: GraphLog[Any, Any], index: int) -> None:
         storage_id = log.tracked.pop(index).storage_id
         charged = log.storages[storage_id]
         charged[0] -= 1
@@ -103,7 +95,7 @@ class TrackedBytes:
             del log.storages[storage_id]
             self._resident.used_bytes -= charged[1]
 
-    def end(self, log: _Log) -> None:
+    def end(self, log: LogRemains) -> None:
         """Charge nothing for the log any more: it is gone, or the store is closed."""
         self._resident.used_bytes -= sum([nbytes for _, nbytes in log.storages.values()])
         log.storages.clear()

@@ -1,0 +1,312 @@
+"""The log of a graph: its saved tensors in the order of packing, and what backward does with that order.
+
+The log of a real graph is `PackLog` (`hooks/order.py`); that of a simulated one is this class itself.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
+
+from ..base.remains import Remains
+from .graph_order import GraphOrder, Packs
+from .record import R
+from .state import State
+from .tracked import TrackedReference
+
+if TYPE_CHECKING:
+    from .coverage import StepTimes
+    from .lookahead import Lookahead
+    from .plan import Plan
+
+_FIRST_LOOK_PACKS = 1024
+"""A log is not searched for dead tensors before it has this many packs."""
+_KEY_SHIFT = 48
+"""Of the key of a group, so that numbers of its storages are no keys."""
+
+
+class LoggedTensor(Protocol):
+    """A saved tensor, as a log sees it. `NotedTensor` (`residency/noted.py`) describes each attribute."""
+
+    index: int
+    key: int
+    storage_id: int
+    log: Any
+    alias: Any
+
+    @property
+    def device(self) -> object: ...
+
+    @property
+    def stream(self) -> Any: ...
+
+
+T = TypeVar("T", bound=LoggedTensor)
+
+
+class Recording(Protocol):
+    """The recording of the trace that a graph is in."""
+
+    def booked(self, index: int, record: int) -> None: ...
+
+
+class Backward(Protocol):
+    """Who is told that backward of a log has begun."""
+
+    def begin_backward(self, log: Any) -> None: ...
+
+    def look_ahead(self, lookahead: Lookahead[Any]) -> None: ...
+
+
+class GraphLog(Generic[T, R]):
+    """The packs of one thread between one backward and the next, in order, across all its scopes.
+
+    The packed tensors refer to the log, so it dies with the graph. It keeps no bytes alive. It changes only under the
+    store's lock.
+
+    Attributes:
+        store: the handles of its booked tensors, and this reference, keep it open; None: it is a simulated one.
+        residency: the store's, by which its records are told from those of other stores.
+        number: unique in this process.
+        num_packs: how many tensors were packed. `packs`: the autograd node that saved each, and its storage's bytes.
+        newest_node: the node that saved last; its kernel may still have to run.
+        is_settled: the kernel of the newest node has run too.
+        noted_storages: id and size of the storage of each tensor in `noted`, by index. `num_noted`: how many tensors of
+            each such storage there are.
+        records: the record of each tensor; None while it is only noted.
+        noted: the tensors in host memory that are only noted, dead ones included, by index.
+        tracked: likewise, those on accelerators. `storages`: what is charged for them: see `TrackedBytes`.
+        tracks: tensors on accelerators may still be tracked.
+        leaving: those of them that wait for enough others to leave in a group, with the bytes of each.
+        remains: outlives the log; from it the store learns that the log has died.
+        first_key: key of the first tensor's record.
+        num_surveyed: how many tensors, from the first on, were checked for other owners of their storage.
+        order: what is known of the graph, and what backward asks for. `asked`: the packs that it has asked for.
+        plan: where the records belong; None: no known graph begins with these packs.
+        started: backward has asked for something.
+        times: of the graph on its accelerator; None: they are not taken.
+        members: those tensors that are in groups, by index. Each has a `first_byte`, where its storage begins there.
+        gathers: small tensors may become groups: NOTE [Groups] in `residency/groups.py`. `num_sorted`: how many packs
+            there were when tensors were last sorted into groups.
+        recording: the recording of the trace that the graph is in; None: it is in none.
+        keeps_layouts: tensors have a layout as soon as they are noted. The same for all logs: see `hooks/living.py`.
+    """
+
+    keeps_layouts: ClassVar[bool] = False
+    store: object = None
+    _numbers = itertools.count()
+
+    def __init__(
+        self, residency: Backward, order: GraphOrder[R], begin: Callable[[GraphLog[Any, Any]], LogRemains]
+    ) -> None:
+        self.number = next(self._numbers)
+        self.residency = residency
+        self.num_packs = 0
+        self.packs: list[tuple[int, int]] = []
+        self.noted_storages: dict[int, tuple[int, int]] = {}
+        self.num_noted: dict[tuple[int, int], int] = {}
+        self.records: list[R | None] = []
+        self.noted: dict[int, weakref.ref[T]] = {}
+        self.tracked: dict[int, TrackedReference[T]] = {}
+        self.storages: dict[int, list[int]] = {}
+        self.tracks = False
+        self.leaving: dict[int, int] = {}
+        self.leaving_bytes = 0
+        self.remains = begin(self)
+        self.newest_node = -1
+        self.is_settled = False
+        self.num_surveyed = 0
+        self.members: dict[int, Any] = {}
+        self.gathers = True
+        self.num_sorted = 0
+        self.order = order
+        self.asked = order.asked_for
+        self.plan: Plan | None = None
+        self.started = False
+        self.times: StepTimes | None = None
+        self.recording: Recording | None = None
+        self._look_at = _FIRST_LOOK_PACKS
+        self.first_key = 0
+
+    # --- forward ------------------------------------------------------------------------------------------------
+
+    def append_booked(self, record: R, node: int) -> int:
+        index = self.num_packs
+        if not index:
+            self.first_key = record.key
+        self.newest_node = node
+        self.is_settled = False
+        self.packs.append((node, record.nbytes))
+        self.records.append(record)
+        self.num_packs = index + 1
+        return index
+
+    def follow_plan(self, index: int, node: int, nbytes: int, device: Any = None) -> None:
+        """Compare pack `index`, of autograd node `node`, with the graphs that are known; choose the plan to follow.
+        `device`: the accelerator that it is on.
+
+        To be called for the first pack of a log, and for each next one as long as there is a plan: after the pack, or
+        before it where the plan decides whether the tensor is tracked.
+        """
+        order = self.order
+        if order.follow(index, node - self.packs[0][0] if index else 0, nbytes):
+            self._prepare(order.predicted, None if index else device)
+            self.plan = order.plan
+
+    def _prepare(self, plan: Plan | None, device: Any) -> None:
+        """Another plan than before is predicted. `device`: that of the first tensor."""
+
+    def settle(self) -> None:
+        """Every kernel has run that saved here: see NOTE [Not before the kernel] in `hooks/scope.py`."""
+        self.is_settled = True
+
+    def let_leave(self, index: int) -> None:
+        """Tracked tensor `index` is to leave with others."""
+        _, self.leaving[index] = self.packs[index]
+        self.leaving_bytes += self.leaving[index]
+
+    def place_group(self, record: R, tensors: Iterable[T]) -> None:
+        """A group is worth as much as the member that is needed first."""
+        if self.plan is not None:
+            self.plan.place_group(record, [noted.index for noted in tensors], self.first_key)
+
+    def place(self, record: R, index: int) -> None:
+        if self.plan is not None:
+            self.plan.place(record, index, self.first_key)
+
+    def enter(self, noted: T) -> int:
+        """Returns the bytes that are noted now and were not before: those of a storage that is new."""
+        index = noted.index
+        self.noted[index] = weakref.ref(noted)
+        self.noted_storages[index] = storage = noted.storage_id, self.packs[index][1]
+        num_before = self.num_noted.get(storage, 0)
+        self.num_noted[storage] = num_before + 1
+        return 0 if num_before else storage[1]
+
+    def forget(self, indices: Iterable[int]) -> int:
+        """Returns the bytes that are noted no longer."""
+        noted, num_noted, storages = self.noted, self.num_noted, self.noted_storages
+        forgotten_bytes = 0
+        for index in indices:
+            del noted[index]
+            storage = storages.pop(index)
+            num_noted[storage] -= 1
+            if not num_noted[storage]:
+                del num_noted[storage]
+                forgotten_bytes += storage[1]
+        return forgotten_bytes
+
+    def give(self, index: int, layout: Any) -> Any:
+        """Saved tensor `index`, for a traced graph: noted or not, in that geometry, which has no lazy bits."""
+        raise NotImplementedError
+
+    def find(self, index: int) -> T | None:
+        """The saved tensor of that index, if it lives and has no record."""
+        reference = self.noted.get(index) or self.tracked.get(index)
+        return None if reference is None else reference()
+
+    def unbooked(self) -> list[T]:
+        """The tensors without a record that are alive."""
+        references = [*list(self.noted.values()), *list(self.tracked.values())]
+        return [noted for reference in references if (noted := reference()) is not None]
+
+    def is_mostly_dead(self) -> bool:
+        """Whether most of its tensors are dead. Checked only each time the number of packs has doubled, else False."""
+        if self.num_packs < self._look_at:
+            return False
+        self._look_at = 2 * self.num_packs
+        num_booked = sum(1 for record in list(self.records) if record is not None and record.is_alive)
+        return 2 * (len(self.unbooked()) + num_booked) < self.num_packs
+
+    def settled(self, among: Mapping[int, weakref.ref[T]]) -> list[tuple[int, T | None]]:
+        """(index, tensor) of those `among` these that may be read; None: it has died."""
+        packs, unsettled = self.packs, None if self.is_settled else self.newest_node
+        return [(index, reference()) for index, reference in sorted(among.items()) if packs[index][0] != unsettled]
+
+    def unsurveyed(self) -> Iterable[list[T]]:
+        """The settled tensors, by storage, that this has not returned before."""
+        by_storage: dict[int, list[T]] = {}
+        for index in range(self.num_surveyed, self.num_packs):
+            if not self.is_settled and self.packs[index][0] == self.newest_node:
+                break
+            self.num_surveyed = index + 1
+            reference = self.noted.get(index) or self.tracked.get(index)  # as `find`, without its call
+            noted = None if reference is None else reference()
+            if noted is not None:
+                by_storage.setdefault(noted.storage_id, []).append(noted)
+        return by_storage.values()
+
+    def come_in(self, indices: Sequence[int], record: R) -> None:
+        """The record of those tensors, which had none until now."""
+        for index in indices:
+            self.records[index] = record
+        if self.recording is not None:
+            for index in indices:
+                self.recording.booked(index, record.key)
+        if self.order.is_followed:
+            self.order.come_in(indices, record)
+
+    # --- backward -----------------------------------------------------------------------------------------------
+
+    def start(self, index: int) -> None:
+        """Backward begins: it asks for saved tensor `index`."""
+        self.started = True
+        self.plan = None
+        self.residency.begin_backward(self)
+        for record in self.records:
+            if record is not None and record.state is not State.PENDING:
+                self.look_ahead()
+                if self.records[index] is None:  # one with a record looks ahead as it is fetched
+                    self.residency.look_ahead(self.order.lookahead)
+                break
+
+    def look_ahead(self) -> None:
+        """Something has left its place: from now on, what will be asked for is brought back before."""
+        self.order.look_ahead(self.copied_packs(), self.records)
+        ending = self.order.ending(self.times)
+        if ending is not None:
+            self.remains.call_at_end(ending)
+
+    def copied_packs(self) -> Packs[R]:
+        """Copies of the lists, as far as packs are complete: another thread may be in one; its record comes last."""
+        records = list(self.records)
+        packs = self.packs[: len(records)]
+        on_device = [
+            index in self.tracked if record is None else record.device is not None
+            for index, record in enumerate(records)
+        ]
+        nodes, sizes = [node for node, _ in packs], [nbytes for _, nbytes in packs]
+        return Packs(nodes, sizes, records, self._storages(records), on_device)
+
+    def _storages(self, records: Sequence[R | None]) -> list[int]:
+        """For each pack, the number of its storage: packs of one storage have the same, unless they are dead."""
+        numbers = [-1 - index if record is None else record.key for index, record in enumerate(records)]
+        for index, member in list(self.members.items()):
+            if index < len(numbers):
+                numbers[index] = numbers[index] << _KEY_SHIFT | member.first_byte
+        for noted in self.unbooked():
+            if noted.index < len(numbers):
+                numbers[noted.index] = -noted.storage_id  # an address, so it is none of the numbers above
+        return numbers
+
+
+class LogRemains(Remains[GraphLog[Any, Any]]):
+    """The data of a log that the store needs after the log has died.
+
+    `then`: called when the store accounts for the log's death, under the store's lock.
+    """
+
+    __slots__ = ("noted", "num_noted", "number", "storages", "then", "tracked")
+
+    def __init__(self, log: GraphLog[Any, Any], note_death: Callable[[LogRemains], None]) -> None:
+        self.number = log.number
+        self.noted = log.noted
+        self.tracked = log.tracked
+        self.storages = log.storages
+        self.num_noted = log.num_noted
+        self.then: Callable[[], None] | None = None
+
+    def call_at_end(self, then: Callable[[], None]) -> None:
+        self.then = then

@@ -1,0 +1,185 @@
+"""Saved tensors that have no record yet: the store only counts their bytes.
+
+NOTE [Noted, then booked]
+In most programs, most graphs are freed while the budget still has room for everything that they saved. Such tensors
+only have to be guarded against changes. So a pack only *notes* a tensor: the packed object keeps an alias of it, its
+version and the address of its storage, and the store adds its bytes to a count. There is no record and no handle;
+backward gets the alias. This costs a third of what a record costs.
+
+A noted tensor is *booked*, that is, it gets a record, when the count says that room may be short, when its scope has
+ended and somebody else also holds its storage, or when somebody asks for its handle or for exact figures. The tensors
+of one log are booked in the order of packing. Views of one storage then share a record, as if each had been booked when
+it was packed. The store ignores a tensor that dies before it is booked. Its bytes stay in the count until its log dies,
+or until `NotedTensors.take` finds it dead. On an accelerator a tensor is *tracked* in the same way: see `tracked.py`.
+
+The packed object drops its alias only after the record has an alias of its own. A thread that read the alias just
+before, to give it to autograd, counts as one more owner of the storage while it uses it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from operator import attrgetter
+from typing import Any, Generic
+
+from .log import GraphLog, LogRemains, T
+from .record import R
+from .tracked import TrackedBytes, TrackedReference
+from .windows import HostWindows, Window
+
+
+class NotedTensors(Generic[T, R]):
+    """All tensors that a store has only noted or tracked. Guarded by the store's lock.
+
+    Attributes:
+        num_bytes: noted bytes, an upper bound: dead tensors that were not found yet are included.
+        tracked: bytes of tracked tensors.
+        ended: remains of logs that have died, see NOTE [No finalizers] in `remains.py`.
+    """
+
+    def __init__(self, windows: HostWindows, resident: Window) -> None:
+        self._windows = windows
+        self.num_bytes = 0
+        self.tracked = TrackedBytes(resident)
+        self.ended: deque[LogRemains] = deque()
+        self._begun: set[LogRemains] = set()  # keeps the remains of every log alive
+        self._logs: dict[int, LogRemains] = {}  # logs with noted or tracked tensors, by number
+
+    def begin(self, log: GraphLog[Any, Any]) -> LogRemains:
+        remains = LogRemains(log, self.ended.append)
+        self._begun.add(remains)
+        return remains
+
+    def add(self, noted: T, node: int, nbytes: int) -> int:
+        """Note or track a tensor that autograd node `node` saved. Every pack calls it.
+
+        Returns by how many bytes more is noted in host memory: 0 for one more view of a noted storage.
+        """
+        log = noted.log
+        if not (log.noted or log.tracked):
+            self.drop_ended()
+            self._logs[log.number] = log.remains
+        noted.index = index = log.num_packs
+        if not index:
+            log.first_key = noted.key
+        log.is_settled = False
+        log.packs.append((node, nbytes))
+        log.records.append(None)
+        log.num_packs = index + 1
+        if noted.device is not None:
+            self.tracked.add(noted, log, index, noted.storage_id, nbytes)
+            return 0
+        log.noted[index] = weakref.ref(noted)
+        log.noted_storages[index] = storage = noted.storage_id, nbytes  # as `GraphLog.enter`, without its call
+        num_noted = log.num_noted
+        if storage in num_noted:
+            num_noted[storage] += 1
+            return 0
+        num_noted[storage] = 1
+        self.num_bytes += nbytes
+        return nbytes
+
+    def drop_ended(self) -> None:
+        """Stop counting the bytes of dead logs, and of tracked tensors that are dead; call the `then` of dead logs."""
+        while self.ended:
+            remains = self.ended.popleft()
+            self._begun.discard(remains)
+            self._logs.pop(remains.number, None)
+            self.num_bytes -= sum([nbytes for _, nbytes in remains.num_noted])
+            if remains.storages:
+                self.tracked.end(remains)
+            self._windows.keep_noted(self.num_bytes)
+            if remains.then is not None:
+                remains.then()
+        if self.tracked.dead:
+            for log in self.tracked.drop_dead(self._logs):
+                self._strike_out(log)
+
+    def take(self) -> list[T]:
+        """Remove and return every settled tensor in host memory that is alive; dead ones are removed too."""
+        taken = []
+        for log in self._living_logs():
+            settled = log.settled(log.noted)
+            self._forget(log, [index for index, _ in settled])
+            taken += [noted for _, noted in settled if noted is not None]
+        return taken
+
+    def put_back(self, tensors: Iterable[T]) -> None:
+        """They were taken, and stay noted."""
+        for noted in tensors:
+            log, index = noted.log, noted.index
+            self._logs[log.number] = log.remains
+            if noted.device is None:
+                self.num_bytes += log.enter(noted)
+            else:
+                self.tracked.add(noted, log, index, noted.storage_id, log.packs[index][1])
+                log.let_leave(index)
+
+    def end_round(self) -> None:
+        """What is noted now was put back, or is not settled."""
+        for log in self._living_logs():
+            log.num_sorted = log.num_packs
+
+    def take_tracked(self, of: GraphLog[T, R] | None = None) -> list[T]:
+        """The same for those on accelerators, of one log or of all, those saved first first."""
+        taken = []
+        for log in self._living_logs() if of is None else (of,):
+            taken += self._take_tracked(log, log.tracked)
+            log.leaving, log.leaving_bytes = {}, 0
+            if not log.tracks:
+                for index in log.tracked:
+                    log.let_leave(index)
+        return sorted(taken, key=attrgetter("key"))
+
+    def take_leaving(self, log: GraphLog[T, R]) -> list[T]:
+        """The same for those on accelerators that wait to leave. What is not settled waits on."""
+        leaving = log.leaving
+        log.leaving, log.leaving_bytes = {}, 0
+        waiting = {index: log.tracked[index] for index in leaving if index in log.tracked}
+        taken = self._take_tracked(log, waiting)
+        for index in waiting:
+            if index in log.tracked:
+                log.let_leave(index)
+        return taken
+
+    def _take_tracked(self, log: GraphLog[T, R], among: Mapping[int, TrackedReference[T]]) -> list[T]:
+        taken = []
+        for index, tracked in log.settled(among):
+            self._untrack(log, index)
+            if tracked is not None:
+                taken.append(tracked)
+        return taken
+
+    def _living_logs(self) -> list[GraphLog[T, R]]:
+        return [log for reference in list(self._logs.values()) if (log := reference()) is not None]
+
+    def remove(self, noted: T) -> None:
+        if noted.device is None:
+            self._forget(noted.log, (noted.index,))
+        else:
+            self._untrack(noted.log, noted.index)
+
+    def _forget(self, log: GraphLog[T, R], indices: Iterable[int]) -> None:
+        self.num_bytes -= log.forget(indices)
+        if self._windows.noted_bytes:
+            self._windows.keep_noted(self.num_bytes)
+        self._strike_out(log.remains)
+
+    def _untrack(self, log: GraphLog[T, R], index: int) -> None:
+        self.tracked.remove(log, index)
+        self._strike_out(log.remains)
+
+    def _strike_out(self, log: LogRemains) -> None:
+        if not (log.noted or log.tracked):
+            self._logs.pop(log.number, None)
+
+    def living(self) -> Iterator[T]:
+        for log in self._living_logs():
+            yield from log.unbooked()
+
+    def give_up(self) -> None:
+        """The store is closed: charge nothing any more."""
+        for remains in self._logs.values():
+            self.tracked.end(remains)
