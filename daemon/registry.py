@@ -46,7 +46,7 @@ class Registry:
         session = self.sessions.get(message.session)
         return session if session is not None and session.lease.is_resumed_by(message.token, uid) else None
 
-    async def take_up(self) -> None:
+    async def restore(self) -> None:
         """Continue the sessions of an earlier daemon; each waits for its client. Called once, before anything else. On
         StoreFullError or StorageIOError (the index does not take a change) what was there still is."""
         found = kept_leases(self.disk.leases)
@@ -55,7 +55,7 @@ class Registry:
             _log.warning("a damaged session was dropped", extra={"session": number})
             await self.disk.delete_lease(number)
         for number, lease in found.leases.items():
-            self.sessions[number] = self._session_of_lease(lease, was_taken_up=True)
+            self.sessions[number] = self._session_of_lease(lease, was_restored=True)
             self._num_of_user[lease.uid] += 1
         nobodys = []
         for disk_key, location in self.disk.found_locations().items():
@@ -140,12 +140,12 @@ class Registry:
             raise StorageIOError("open", "a session", reason, "those that are open go on")
         return NUMBERS.start
 
-    def _session_of_lease(self, lease: Lease, *, was_taken_up: bool = False) -> Session:
+    def _session_of_lease(self, lease: Lease, *, was_restored: bool = False) -> Session:
         quota_bytes = self.settings.session_disk_bytes
         if quota_bytes is None:
             quota_bytes = self.disk.usage().budget_bytes
         most_queued_bytes = self.settings.session_queued_bytes
-        return Session(lease, quota_bytes, most_queued_bytes, self.disk, was_taken_up=was_taken_up)
+        return Session(lease, quota_bytes, most_queued_bytes, self.disk, was_restored=was_restored)
 
     def _start_grace(self, session: Session) -> None:
         if self.stage.is_ending:  # its lease is kept; the next daemon gives it the whole grace period

@@ -30,7 +30,7 @@ from tierstore.base.threads import IoThreads, refuse_green_threads
 from tierstore.disk.boundary import translated
 from tierstore.disk.budget import divided_budget
 from tierstore.disk.drives import Drives, LocalTier
-from tierstore.disk.home import NamedHome
+from tierstore.disk.file_layout import NamedFileLayout
 from tierstore.disk.local import LocalDisk
 from tierstore.errors import StorageIOError, StoreFullError
 
@@ -83,43 +83,43 @@ class Daemon:
             page = None if settings.metrics is None else Watch(self._stage, *settings.metrics)
             if page is not None:  # first: it leaves no file behind
                 opened.callback(page.close)
-            homes = self._lock_homes(opened)
+            layouts = self._lock_layouts(opened)
             listener = listen(settings.socket, settings.socket_group)
             opened.callback(stop_listening, listener, settings.socket)
             if page is not None:
                 await page.begin()
-            await self._serve(homes, listener, page)
+            await self._serve(layouts, listener, page)
 
-    def _lock_homes(self, opened: ExitStack) -> list[NamedHome]:
+    def _lock_layouts(self, opened: ExitStack) -> list[NamedFileLayout]:
         """Lock the folder on each drive. `opened` unlocks them, and closes what no tier has closed by then."""
-        homes: list[NamedHome] = []
+        layouts: list[NamedFileLayout] = []
         seed = secrets.randbits(63)  # one for all drives, so that clients can confirm the records on any of them
         for path in check_directories(self.settings.paths):
             with _opened_at(path):
-                homes.append(NamedHome(path, seed))
-            opened.callback(homes[-1].close, keep=True)
-        return homes
+                layouts.append(NamedFileLayout(path, seed))
+            opened.callback(layouts[-1].close, keep=True)
+        return layouts
 
-    async def _serve(self, homes: Sequence[NamedHome], listener: socket.socket, page: Watch | None) -> None:
+    async def _serve(self, layouts: Sequence[NamedFileLayout], listener: socket.socket, page: Watch | None) -> None:
         stage, settings = self._stage, self.settings
-        num_jobs = _NUM_JOBS * len(homes)
+        num_jobs = _NUM_JOBS * len(layouts)
         with _opened_at(settings.paths[0]):
             threads = IoThreads(2 * num_jobs + 2, "tierstore-io")
         try:
-            disk = await self._open_disk(homes, threads)
+            disk = await self._open_disk(layouts, threads)
             tasks = Tasks(after_each=lambda: self._end_if_damaged(disk))
             registry = Registry(disk, Lanes(tasks.start, num_jobs), tasks, stage, settings)
             reporter = Reporter(registry, None if page is None else page.address)
             acceptor = Acceptor(registry, reporter)
             if page is not None:
                 page.reports = reporter.reports
-            await registry.take_up()
+            await registry.restore()
             self._end_if_damaged(disk)
             async with asyncio.TaskGroup() as group:
                 tasks.group = group
                 accepting = group.create_task(acceptor.accept(listener))
                 stage.is_open = True
-                _log.info("ready", extra=self._about(homes, registry, page))
+                _log.info("ready", extra=self._about(layouts, registry, page))
                 await stage.ending.wait()
                 accepting.cancel()
                 await self._drain(registry, acceptor, disk)
@@ -131,17 +131,17 @@ class Daemon:
         finally:
             threads.shutdown(wait=not stage.ending_at_once.is_set())
 
-    async def _open_disk(self, homes: Sequence[NamedHome], threads: Executor) -> LocalTier:
-        budgets = self._budgets(homes)
+    async def _open_disk(self, layouts: Sequence[NamedFileLayout], threads: Executor) -> LocalTier:
+        budgets = self._budgets(layouts)
         openers = {
-            str(path): partial(self._open_drive, path, home, budget, threads)
-            for path, home, budget in zip(self.settings.paths, homes, budgets, strict=True)
+            str(path): partial(self._open_drive, path, layout, budget, threads)
+            for path, layout, budget in zip(self.settings.paths, layouts, budgets, strict=True)
         }
         if len(openers) == 1:
-            return self._open_drive(self.settings.paths[0], homes[0], budgets[0], threads)
+            return self._open_drive(self.settings.paths[0], layouts[0], budgets[0], threads)
         return await Drives.open(openers, num_jobs=_NUM_JOBS, divides=False, keep=True)
 
-    def _open_drive(self, path: Path, home: NamedHome, disk_bytes: int, threads: Executor) -> LocalDisk:
+    def _open_drive(self, path: Path, layout: NamedFileLayout, disk_bytes: int, threads: Executor) -> LocalDisk:
         with _opened_at(path):
             return LocalDisk(
                 path,
@@ -150,21 +150,21 @@ class Daemon:
                 codec=self.settings.codec,
                 checksum=True,
                 executor=threads,
-                home=home,
+                layout=layout,
                 max_write_bytes_per_day=self.settings.max_write_bytes_per_day,
             )
 
-    def _budgets(self, homes: Sequence[NamedHome]) -> list[int]:
-        """The budget of each drive. What a home has kept counts as free, so that a restart changes no budget."""
+    def _budgets(self, layouts: Sequence[NamedFileLayout]) -> list[int]:
+        """The budget of each drive. What a file layout has kept counts as free, so that a restart changes no budget."""
         free_bytes = free_bytes_of_each(self.settings.paths)
-        capacities = [free + home.taken_bytes for free, home in zip(free_bytes, homes, strict=True)]
+        capacities = [free + layout.taken_bytes for free, layout in zip(free_bytes, layouts, strict=True)]
         if self.settings.disk_bytes is not None:
             return divided_budget(self.settings.disk_bytes, capacities)
         return [int(each * _DISK_SHARE) for each in capacities]
 
-    def _about(self, homes: Sequence[NamedHome], registry: Registry, page: Watch | None) -> dict[str, object]:
+    def _about(self, layouts: Sequence[NamedFileLayout], registry: Registry, page: Watch | None) -> dict[str, object]:
         address = None if page is None else f"http://{page.address}/metrics"
-        found = "; ".join(f"{path}: {home.found}" for path, home in zip(self.settings.paths, homes, strict=True))
+        found = "; ".join(f"{path}: {layout.found}" for path, layout in zip(self.settings.paths, layouts, strict=True))
         where = {"path": self.settings.place, "socket": str(self.settings.socket), "metrics": address}
         return where | {"found": found, "sessions": len(registry.sessions)}
 

@@ -139,7 +139,7 @@ class KeptRecord(msgspec.Struct, frozen=True, gc=False):
 
 class Session:
     """One client's records on the disk tier, and the jobs that run for it. It takes a message and returns the answer to
-    the client. Lives on the daemon's loop; does not block it. `was_taken_up`: an earlier daemon opened it, and may have
+    the client. Lives on the daemon's loop; does not block it. `was_restored`: an earlier daemon opened it, and may have
     stored records whose entries are lost since.
 
     Attributes:
@@ -156,11 +156,11 @@ class Session:
         most_queued_bytes: int | None,
         disk: LocalTier,
         *,
-        was_taken_up: bool = False,
+        was_restored: bool = False,
     ) -> None:
         self.lease = lease
         self._disk = disk
-        self._was_taken_up = was_taken_up
+        self._was_restored = was_restored
         self.quota_bytes = quota_bytes
         self.records: dict[int, KeptRecord] = {}
         self.being_written: set[int] = set()
@@ -248,7 +248,7 @@ class Session:
     async def _read(self, message: messages.Read, memory: memoryview) -> messages.Loaded:
         key, num_bytes = message.key, message.num_bytes
         record = self.records.get(key)
-        if record is None and self._was_taken_up:  # it was stored: its entry was dropped as damaged, or was cleared
+        if record is None and self._was_restored:  # it was stored: its entry was dropped as damaged, or was cleared
             raise CorruptDataError(key, "the index", f"a record of {num_bytes} bytes", "none")
         if record is None or record.num_bytes != num_bytes:
             raise ProtocolError(self.peer, f"it asks for {num_bytes} bytes of record {key}, which it has not stored")

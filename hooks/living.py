@@ -5,9 +5,9 @@ The list keeps no log alive; the saved tensors of a log do.
 NOTE [Layouts for traces]
 Whatever the tracing of a backward looks at becomes a condition of its graph: where it differs the next time, backward
 is traced again, and after some times not at all. So tracing may not look at what depends on budgets and on time:
-whether a tensor is noted or booked. It looks at the layout alone, which all booked tensors have. Noted ones have none,
-since that would cost a twentieth of each pack. The first backward that is traced in a process changes that: it gives
-one to each noted tensor that there is, and from then on each pack gives one to its own.
+whether a tensor is tracked or registered. It looks at the layout alone, which all registered tensors have. Tracked ones
+have none, since that would cost a twentieth of each pack. The first backward that is traced in a process changes that:
+it gives one to each tracked tensor that there is, and from then on each pack gives one to its own.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from collections.abc import Callable
 from tierstore.base.remains import Remains
 from tierstore.ledger.log import GraphLog
 from tierstore.residency.layout import layout_of
-from tierstore.residency.noted import NotedLog
+from tierstore.residency.tracked import TrackedLog
 from tierstore.residency.uncompiled import let_errors_through
 
 
-class _Enlisted(Remains[NotedLog]):
+class _Enlisted(Remains[TrackedLog]):
     """A weak reference to a log, which still knows the number when the log is gone."""
 
     __slots__ = ("number",)
 
-    def __init__(self, log: NotedLog, note_death: Callable[[_Enlisted], None]) -> None:
+    def __init__(self, log: TrackedLog, note_death: Callable[[_Enlisted], None]) -> None:
         self.number = log.number
 
 
@@ -36,7 +36,7 @@ _all_laid_out = False
 _dead: deque[_Enlisted] = deque()  # still in the list: nothing may be done as a log dies, see `remains.py`
 
 
-def enlist(log: NotedLog) -> None:
+def enlist(log: TrackedLog) -> None:
     """Add a new log to the list, and strike out those that have died."""
     _living[log.number] = _Enlisted(log, _dead.append)
     try:
@@ -46,7 +46,7 @@ def enlist(log: NotedLog) -> None:
         pass  # no more
 
 
-def living_log(number: int) -> NotedLog:
+def living_log(number: int) -> TrackedLog:
     """The log of that number. It lives: a traced graph keeps its saved tensors, and they keep their log."""
     log = _living[number]()
     if log is None:
@@ -55,15 +55,15 @@ def living_log(number: int) -> NotedLog:
 
 
 def keep_layouts(_: object) -> None:
-    """From now on, noted tensors have a layout: see NOTE [Layouts for traces]. Called while a backward is traced."""
+    """From now on, tracked tensors have a layout: see NOTE [Layouts for traces]. Called while a backward is traced."""
     global _all_laid_out
     if not _all_laid_out:
         let_errors_through()
         GraphLog.keeps_layouts = True  # first: a pack that has not seen it yet is found below
         for enlisted in list(_living.values()):
             log = enlisted()
-            for noted in () if log is None else log.unbooked():
-                alias = noted.alias
+            for tracked in () if log is None else log.unregistered():
+                alias = tracked.alias
                 if alias is not None:
-                    noted.layout = layout_of(alias)
+                    tracked.layout = layout_of(alias)
         _all_laid_out = True

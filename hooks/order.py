@@ -2,7 +2,7 @@
 
 In forward, each pack is compared with the graphs that are known. In backward, the log counts what is asked for and has
 the store bring back what comes next. When the graph is gone, the order in which backward asked is learned. The
-decisions are made in `tierstore/ledger`: `log.py`, `plan.py`, `lookahead.py`, `reach.py`.
+decisions are made in `tierstore/ledger`: `log.py`, `plan.py`, `lookahead.py`, `prefetch_depth.py`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from tierstore.ledger.state import State
 from tierstore.residency.graph_times import GraphTimes
 from tierstore.residency.handle import Record
 from tierstore.residency.layout import Layout, alias_of, describe
-from tierstore.residency.noted import NotedLog
 from tierstore.residency.residency import Residency
+from tierstore.residency.tracked import TrackedLog
 from tierstore.store.tier_store import TierStore
 
 from .advice import large_nodes, warn_if_region
@@ -34,7 +34,7 @@ class LogOptions(NamedTuple):
     """The arguments of `tiered_offload` that a log follows.
 
     Attributes:
-        lookahead_bytes: None: it is found, see NOTE [No farther than it takes] in `reach.py`.
+        lookahead_bytes: None: it is found, see NOTE [No farther than it takes] in `prefetch_depth.py`.
         orders: the orders that are known, to learn and to recall; None: the reverse-topological order is followed.
         device_bytes: None: it is found, see NOTE [What compute covers] in `coverage.py`.
     """
@@ -44,7 +44,7 @@ class LogOptions(NamedTuple):
     device_bytes: int | None
 
 
-class PackLog(NotedLog):
+class PackLog(TrackedLog):
     """The log of one graph: what one thread packed between two backwards, in one scope or in several.
 
     Attributes:
@@ -69,7 +69,7 @@ class PackLog(NotedLog):
         enlist(self)
         self.small_bytes = 0
         self._coverage = orders.coverage if orders is not None and options.device_bytes is None else None
-        self.tracks = options.device_bytes != 0
+        self.tracks_on_device = options.device_bytes != 0
         self._num_passed = 0  # tracked tensors that backward has asked for
         self._region_bytes = store.host_bytes or store.staging_bytes  # one node may save that much unnoticed
         self._large_nodes: dict[int, int] = {}  # bytes of the nodes that have saved more than that
@@ -99,7 +99,7 @@ class PackLog(NotedLog):
             warn_if_region(self._large_nodes.pop(self.packs[index][0], None), self._region_bytes)
 
     def pass_by(self, index: int, device: torch.device) -> None:
-        """Backward gets tracked tensor `index`: see NOTE [Tracked, then booked] in `ledger/tracked.py`."""
+        """Backward gets tracked tensor `index`: see NOTE [Tracked on a device] in `ledger/on_device.py`."""
         self.residency.handing_out.asked_on(device)
         order = self.order
         if order.is_followed:
@@ -118,7 +118,7 @@ class PackLog(NotedLog):
             self.asked_for(index)
         record = self.records[index]
         if record is None:
-            raise RuntimeError(f"saved tensor {index} is not booked")
+            raise RuntimeError(f"saved tensor {index} is not registered")
         member, order = None, self.order
         if index in self.members:
             member = self.members[index]
@@ -135,9 +135,9 @@ class PackLog(NotedLog):
         return self.residency.handing_out.fetch(record, layout, order.lookahead, order.reload_ahead, index, member)
 
     def give(self, index: int, layout: Layout) -> torch.Tensor:
-        """The same for a traced graph: noted or not. `layout` has no lazy bits."""
-        noted = self.find(index)
-        return self.fetch(index, layout) if noted is None else alias_of(noted.unpack(), noted.layout)
+        """The same for a traced graph: tracked or not. `layout` has no lazy bits."""
+        tracked = self.find(index)
+        return self.fetch(index, layout) if tracked is None else alias_of(tracked.unpack(), tracked.layout)
 
     def start(self, index: int) -> None:
         super().start(index)

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 
 from tierstore.ledger.state import State
 from tierstore.residency.layout import unseen_by_modes
-from tierstore.residency.noted import NotedTensor
 from tierstore.residency.ownership import is_sole_owner, num_owners
 from tierstore.residency.residency import Residency
+from tierstore.residency.tracked import TrackedTensor
 from tierstore.tracing.events import Ours
 from tierstore.tracing.recorder import Recorder
 
@@ -36,17 +36,17 @@ class OwnerWatch:
         self.recorder = recorder
         self._append = recorder.append
         self._graph = graph
-        self._saved: dict[int, list[weakref.ref[NotedTensor]]] = {}  # by storage
+        self._saved: dict[int, list[weakref.ref[TrackedTensor]]] = {}  # by storage
         self._new: list[tuple[int, int]] = []  # storages, and how often each was looked at
         self._old: deque[int] = deque()
         self._is_asked = False  # backward has begun
 
     def booked(self, index: int, record: int) -> None:
-        """Saved tensor `index`, until now only noted, has got the record of that key. Under the store's lock."""
+        """Saved tensor `index`, until now only tracked, has got the record of that key. Under the store's lock."""
         self.recorder.booked(self._graph, index, record)
 
     @unseen_by_modes
-    def add(self, saved: NotedTensor) -> None:
+    def add(self, saved: TrackedTensor) -> None:
         storage = saved.storage_id or -saved.key
         with self._residency.lock:
             if storage in self._saved:
@@ -93,7 +93,7 @@ class OwnerWatch:
     def _is_done_with(self, storage: int) -> bool:
         """Whether to watch it no longer: nobody else holds it, which is recorded, or the graph has let go of it."""
         living = [saved for reference in self._saved.get(storage, ()) if (saved := reference()) is not None]
-        if living and not _are_ours_alone(living):
+        if living and not _has_sole_owner(living):
             return False
         self._saved.pop(storage, None)
         at_ns = time.perf_counter_ns()
@@ -102,11 +102,11 @@ class OwnerWatch:
         return True
 
 
-def _are_ours_alone(living: Sequence[NotedTensor]) -> bool:
+def _has_sole_owner(living: Sequence[TrackedTensor]) -> bool:
     """Whether only the store holds the storage that these tensors are views of. Under the store's lock."""
-    num_noted = sum(1 for saved in living if saved.alias is not None)
+    num_tracked = sum(1 for saved in living if saved.alias is not None)
     records = {saved.handle.record for saved in living if saved.handle is not None}
-    pending = [record for record in records if record.state is State.PENDING]  # the others are known to be ours
-    if num_noted:
-        return num_owners(living[-1].storage_id) == num_noted + len(pending)
+    pending = [record for record in records if record.state is State.PENDING]  # the others are known to be solely owned
+    if num_tracked:
+        return num_owners(living[-1].storage_id) == num_tracked + len(pending)
     return all(is_sole_owner(record) for record in pending)

@@ -55,7 +55,7 @@ class RecordedScope:
         memory_use: Callable[[], tuple[int | None, int | None]],
     ) -> None:
         self.scope = scope
-        scope.tracks = False  # a trace has the record of each tensor on an accelerator, and its times
+        scope.tracks_on_device = False  # a trace has the record of each tensor on an accelerator, and its times
         self._pack = scope.pack
         self._traces = traces
         self._recorder = recorder

@@ -20,8 +20,8 @@ import torch
 from tierstore.errors import ModifiedInPlaceError
 from tierstore.residency.handle import Handle
 from tierstore.residency.layout import Layout, alias_of, describe, is_same_view, outside_of_modes
-from tierstore.residency.noted import NotedTensor
 from tierstore.residency.torch_names import while_tracing
+from tierstore.residency.tracked import TrackedTensor
 from tierstore.residency.uncompiled import uncompiled
 
 from .living import keep_layouts
@@ -31,14 +31,14 @@ from .traced import check_unchanged, traced_saved, with_lazy_bits
 _EMPTY = torch.empty(0, device="cpu")
 
 
-class SavedTensor(NotedTensor):
-    """A saved tensor in the graph: an alias of it while it is only noted; then its geometry over the record's bytes."""
+class SavedTensor(TrackedTensor):
+    """What a graph has of a saved tensor: an alias while it is only tracked, then a geometry over a record's bytes."""
 
     __slots__ = ()
 
     log: PackLog
 
-    def begin_booked(self, index: int, handle: Handle, layout: Layout) -> None:
+    def begin_registered(self, index: int, handle: Handle, layout: Layout) -> None:
         self.index = index
         self.layout = layout
         self.device = handle.record.device
@@ -50,7 +50,7 @@ class SavedTensor(NotedTensor):
         alias, log = self.alias, self.log
         if alias is None or log.residency.guard.closed is not None:
             if self.handle is None:
-                log.residency.saving.book(self)
+                log.residency.saving.register(self)
             alias = log.fetch(self.index, self.layout)
         else:
             check_unchanged(alias, self.version)

@@ -1,9 +1,9 @@
 """One entry of `tiered_offload`: it packs what autograd saves.
 
 What is not worth storing stays where it is, as a `Kept` (`select.py`). Otherwise a `SavedTensor` (`saved.py`) goes into
-the graph. At first the tensor is only *noted* (`Residency.note`), which costs least; on an accelerator it is *tracked*
-(`Residency.track`). If it has to leave the accelerator soon, or lies over restored bytes, it gets its record at once
-(`OffloadScope._book`): the second may share a record that there is.
+the graph. At first the tensor is only *tracked* (`Residency.track_on_host`), which costs least; on an accelerator
+likewise (`Residency.track_on_device`). If it has to leave the accelerator soon, or lies over restored bytes, it gets
+its record at once (`OffloadScope._register`): the second may share a record that there is.
 
 NOTE [Not before the kernel]
 Autograd saves some tensors *before* the kernel that fills them has run (the noise of `rrelu`), and it saves every
@@ -51,7 +51,7 @@ Select = Callable[[torch.Tensor], bool]
 class OffloadScope:
     """One entry of `tiered_offload`. Only the thread that has entered calls it.
 
-    `tracks`: whether tensors on accelerators may be tracked.
+    `tracks_on_device`: whether tensors on accelerators may be tracked.
     """
 
     def __init__(self, store: TierStore, limits: SmallLimits, select: Select | None, options: LogOptions) -> None:
@@ -61,12 +61,15 @@ class OffloadScope:
         self._options = options
         self._log = open_log(store, options)
         self._unsettled_logs: list[PackLog] = []  # earlier ones
-        self._fresh: list[Record] = []  # booked, saved by the newest node: see NOTE [Not before the kernel]
+        self._fresh: list[Record] = []  # registered, saved by the newest node: see NOTE [Not before the kernel]
         self._fresh_node = -1
         self._residency = store._core.residency
-        self.tracks = True
+        self.tracks_on_device = True
         self._saving = saving = store._core.residency.saving
-        self._note, self._track = saving.note, saving.track  # bound once: each pack needs them
+        self._track_on_host, self._track_on_device = (
+            saving.track_on_host,
+            saving.track_on_device,
+        )  # bound once: each pack needs them
         self._fits_on_device = saving.fits_on_device
         self._may_gather = store._core.residency.ledger.may_gather
         self._device_of = store._core.residency.device_of
@@ -76,7 +79,8 @@ class OffloadScope:
     def pack(self, tensor: torch.Tensor) -> SavedTensor | Kept | HeldTensor:
         """Called by autograd for each tensor that it saves: gives what the graph is to hold in its place.
 
-        Waits while the budget is full. Raises what `Residency.note` raises; the tensor is then still autograd's.
+        Waits while the budget is full. Raises what `Residency.track_on_host` raises; the tensor is then still
+        autograd's.
         """
         if HOOKS_ARE_CALLED_BELOW and not tensor.requires_grad and is_below_autograd():
             return HeldTensor(self.pack, tensor)
@@ -110,19 +114,21 @@ class OffloadScope:
         itself = reference if base is None else None if tensor.requires_grad else weakref.ref(tensor)
         # Then the plan is asked before the tensor is packed.
         is_foreseen = (
-            device is not None and self.tracks and (log.tracks or (log.num_packs and self._may_gather(nbytes)))
+            device is not None
+            and self.tracks_on_device
+            and (log.tracks_on_device or (log.num_packs and self._may_gather(nbytes)))
         )
         leaves = self._leaves(log, storage, node, nbytes, device) if is_foreseen else None
         if leaves is None and (device is not None or not is_plain):
-            return self._book(tensor, reference, itself, node, follows_plan=not is_foreseen)
+            return self._register(tensor, reference, itself, node, follows_plan=not is_foreseen)
         if self._fresh and node != self._fresh_node:
             self._settle_fresh()
         alias, key = tensor.detach(), next(self._keys)
         saved = SavedTensor(alias, version, reference, address, storage._cdata, key, log, itself)
         if device is None:
-            self._note(saved, node, nbytes)
+            self._track_on_host(saved, node, nbytes)
         else:
-            self._track(saved, node, nbytes, device, leaves=leaves is True)
+            self._track_on_device(saved, node, nbytes, device, leaves=leaves is True)
         if log.keeps_layouts:  # asked only now: NOTE [Layouts for traces] in living.py
             saved.layout = layout_of(tensor)
         if device is None and (log.plan is not None or saved.index == 0):
@@ -134,9 +140,9 @@ class OffloadScope:
     ) -> bool | None:
         """Whether the next tensor, on an accelerator, is tracked until it leaves with others, or because there is room.
 
-        None: it is to be booked.
+        None: it is to be registered.
         """
-        leaves = not log.tracks
+        leaves = not log.tracks_on_device
         if not log.num_packs:
             self._saving.settle()  # orders learned from earlier logs are needed for this one
         if log.plan is not None or not log.num_packs:
@@ -145,7 +151,7 @@ class OffloadScope:
         if CLAIMS_ATTRIBUTE in storage.__dict__:
             return None  # it may share that record
         if leaves:
-            return True if not log.tracks or self._may_gather(nbytes) else None
+            return True if not log.tracks_on_device or self._may_gather(nbytes) else None
         if self._fits_on_device(nbytes) or storage._cdata in log.storages:
             return False
         if self._fresh and node != self._fresh_node:
@@ -169,7 +175,7 @@ class OffloadScope:
         self._settle_fresh()
         for log in (*self._unsettled_logs, self._log):
             log.settle()
-            self._saving.survey(log)
+            self._saving.scan_owners(log)
 
     def _settle_fresh(self) -> None:
         self._saving.settle(self._fresh)
@@ -183,7 +189,7 @@ class OffloadScope:
         self._log = open_log(self._store, self._options)
         return self._log
 
-    def _book(
+    def _register(
         self,
         tensor: torch.Tensor,
         root: weakref.ref[torch.Tensor],
@@ -212,8 +218,8 @@ class OffloadScope:
         if follows_plan and (log.plan is not None or index == 0):
             log.follow_plan(index, node, log.packs[index][1], record.device)
         if log.plan is not None:
-            log.place(record, index)
-        saved.begin_booked(index, handle, layout)
+            log.assign(record, index)
+        saved.begin_registered(index, handle, layout)
         return saved
 
 

@@ -31,7 +31,7 @@ _OF_CUDA = "[eventfd]"
 @pytest.hookimpl(trylast=True)  # after pytest-xdist's own
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_CENSUS] = Census()
-    host.MOST_NOTED_BYTES = 0  # most tests have small tensors, and need them to leave; see test_small_tensors.py
+    host.MOST_TRACKED_BYTES = 0  # most tests have small tensors, and need them to leave; see test_small_tensors.py
     if (
         signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     ):  # a shell's background; whoever is started from here inherits it

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tierstore.disk.local import LocalDisk
     from tierstore.ledger.windows import Window
     from tierstore.residency.handle import Record
-    from tierstore.residency.noted import NotedTensor
+    from tierstore.residency.tracked import TrackedTensor
     from tierstore.store.engine import Engine
 
 __all__ = ["inspect", "inspect_drives", "inspect_engine", "inspect_scope", "inspect_tier"]
@@ -103,28 +103,28 @@ class InsideStore:
 
     @property
     def records(self) -> list[Record]:
-        """Those that are booked, oldest first."""
+        """Those that are registered, oldest first."""
         return self.residency.records
 
     @property
-    def noted(self) -> list[NotedTensor]:
-        """What is only noted, and alive."""
-        return list(self.residency._noted.living())
+    def tracked(self) -> list[TrackedTensor]:
+        """What is only tracked, and alive."""
+        return list(self.residency._tracked.living())
 
     @property
-    def noted_bytes(self) -> int:
-        """All that is noted; what has died since the last call included."""
-        return self.residency._noted.num_bytes
+    def tracked_bytes(self) -> int:
+        """All that is tracked; what has died since the last call included."""
+        return self.residency._tracked.num_bytes
 
     @property
-    def newest_noted_bytes(self) -> list[int]:
-        """The newest entry of each log in which something is noted."""
-        logs = (reference() for reference in self.residency._noted._logs.values())
+    def newest_tracked_bytes(self) -> list[int]:
+        """The newest entry of each log in which something is tracked."""
+        logs = (reference() for reference in self.residency._tracked._logs.values())
         return [log.packs[-1][1] for log in logs if log is not None]
 
     def drop_ended(self) -> None:
-        """Account for what was noted and is gone."""
-        self.residency._noted.drop_ended()
+        """Account for what was tracked and is gone."""
+        self.residency._tracked.drop_ended()
 
     @property
     def num_restores(self) -> int:
@@ -137,11 +137,11 @@ class InsideStore:
         return self.books.jobs.num_discards
 
     @property
-    def is_fetching_by_hand(self) -> bool:
+    def is_fetching_explicitly(self) -> bool:
         """Whether something that was named to `prefetch` is still to be fetched."""
-        return self.books.by_hand.peek() is not None
+        return self.books.explicit_prefetch.peek() is not None
 
-    def window(self, name: Literal["host", "staging", "lent"]) -> Window:
+    def window(self, name: Literal["host", "staging", "outstanding"]) -> Window:
         """One of the windows of host memory."""
         window: Window = getattr(self.books.windows, name)
         return window
@@ -152,9 +152,9 @@ class InsideStore:
         return self.books.windows.used_bytes
 
     @property
-    def noted_bytes_in_staging(self) -> int:
-        """What is noted, as far as staging is charged with it."""
-        return self.books.windows.noted_bytes
+    def tracked_bytes_in_staging(self) -> int:
+        """What is tracked, as far as staging is charged with it."""
+        return self.books.windows.tracked_bytes
 
     @property
     def uncharged_bytes(self) -> int:
@@ -163,7 +163,7 @@ class InsideStore:
 
     @property
     def pending_bytes(self) -> int:
-        """Booked, but not yet known to be the store's alone."""
+        """Registered, but not yet known to be solely owned."""
         return self.books.pending.num_bytes
 
     @property

@@ -8,7 +8,7 @@ import torch
 
 from tests.daemon.conftest import StartDaemon
 from tierstore import StoreFullError, TierStore, tiered_offload
-from tierstore.disk.forking import Inode, let_go_of
+from tierstore.disk.forking import Inode, release_files
 from tierstore.sidecar.window import SharedSlab
 from tierstore.tracing.events import Restore, Spill
 from tierstore.tracing.reader import read_trace
@@ -59,7 +59,7 @@ def test_fork_while_a_slab_is_made_leaves_nothing_of_it_to_the_child(monkeypatch
 
     def fork_and_allocate(descriptor: int, offset: int, num_bytes: int) -> None:
         if not (child := os.fork()):
-            let_go_of(inodes)
+            release_files(inodes)
             os._exit(os.readlink(f"/proc/self/fd/{descriptor}") != os.devnull)
         statuses.append(os.waitpid(child, 0)[1])
         os.truncate(descriptor, offset + num_bytes)

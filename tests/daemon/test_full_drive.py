@@ -13,7 +13,7 @@ from tests.daemon.conftest import StartDaemon, tierstore
 from tests.daemon.test_cli_serve import quota_of
 from tests.reliability.drives import MIB, fill_up, mounted_drive
 from tierstore import TierStore
-from tierstore.disk.home import FOLDER_NAME
+from tierstore.disk.file_layout import FOLDER_NAME
 
 BLOCK_BYTES = 4096
 MountDrive = Callable[[int, str], Path]

@@ -14,7 +14,7 @@ from tests.daemon.conftest import DaemonProcess, StartDaemon
 from tierstore import DaemonUnavailableError, TierStore
 from tierstore.daemon.sessions import COUNTER, KEY_BITS, Session, new_lease
 from tierstore.disk.budget import map_bytes_for
-from tierstore.disk.home import FOLDER_NAME
+from tierstore.disk.file_layout import FOLDER_NAME
 from tierstore.disk.index import Index, PutLease
 
 LEASE, _ = new_lease(3, 0, "trainer", None, 1)

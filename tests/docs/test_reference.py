@@ -17,7 +17,7 @@ from tierstore.commands.serve import serve
 from tierstore.daemon import report
 from tierstore.daemon.metrics import metrics_text
 from tierstore.daemon.report import DaemonReport
-from tierstore.disk import home
+from tierstore.disk import file_layout
 from tierstore.memory_plan import contents
 from tierstore.sidecar import messages
 from tierstore.tracing import events
@@ -130,7 +130,7 @@ def test_pages_have_every_public_method(kind: type) -> None:
 def test_formats_have_the_versions_of_the_code() -> None:
     section = section_of(REFERENCE / "stability.md", "# What is stable")
     versions = [int(version) for version in re.findall(r"^\| [^|]+ \| (\d+) \|", section, re.MULTILINE)]
-    assert versions == [messages.VERSION, home._FORMAT_VERSION, events.VERSION, contents.FORMAT, REPORT_VERSION]
+    assert versions == [messages.VERSION, file_layout._FORMAT_VERSION, events.VERSION, contents.FORMAT, REPORT_VERSION]
 
 
 def test_monitoring_names_every_logger() -> None:

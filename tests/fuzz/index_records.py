@@ -18,7 +18,7 @@ from tests.fuzz.target import Target, raises
 from tierstore.daemon.sessions import KEY_BITS, Lease, kept_leases
 from tierstore.disk.budget import map_bytes_for, value_charge_bytes
 from tierstore.disk.codec.codec import DamagedBytesError
-from tierstore.disk.home import FOLDER_NAME, NamedHome, spans_of
+from tierstore.disk.file_layout import FOLDER_NAME, NamedFileLayout, spans_of
 from tierstore.disk.index import Index
 from tierstore.disk.location import FileRange, Location, record_seed
 from tierstore.disk.records import decode_small_value, read_record
@@ -168,15 +168,15 @@ def _run_leases(data: bytes) -> None:
 
 def _run_format(data: bytes) -> None:
     """Whatever the file says, the folder opens: what it held is taken up, or cleared; the seed makes checksums."""
-    home = NamedHome(_folder())
+    layout = NamedFileLayout(_folder())
     try:
         (_folder() / FOLDER_NAME / "format").write_bytes(_format_of(data))
-        contents = home.open(_DISK_BYTES, _BUFFERED)
+        contents = layout.open(_DISK_BYTES, _BUFFERED)
         record_seed(contents.session, 1)
         close_segments(contents.segments, set())
         contents.index.close()
     finally:
-        home.close(keep=True)
+        layout.close(keep=True)
 
 
 def _format_of(data: bytes) -> bytes:

@@ -203,7 +203,7 @@ def test_saved_tensor_waits_as_gradient_while_its_room_is_taken_same_bits(make_s
 
 @WITH_AND_WITHOUT_ROOM
 def test_saved_tensor_returned_after_the_store_was_flushed_same_bits(make_store: MakeStore, host_bytes: object) -> None:
-    """A tensor that is only noted is booked then: what keeps it from then on must keep what autograd was given."""
+    """A tensor that is only tracked is registered then. What keeps it must keep what autograd was given."""
     store = make_store(host_bytes=host_bytes)
 
     def program(around: Around, settle: Settle) -> Results:
@@ -215,7 +215,7 @@ def test_saved_tensor_returned_after_the_store_was_flushed_same_bits(make_store:
     assert_same_gradients(program, store)
 
 
-def test_what_was_lent_comes_back_when_nobody_uses_it(make_store: MakeStore) -> None:
+def test_what_was_outstanding_comes_back_when_nobody_uses_it(make_store: MakeStore) -> None:
     store = make_store(staging_bytes=0)
     weight = torch.randn(SIDE * SIDE, requires_grad=True)
     with tiered_offload(store, min_bytes=0):

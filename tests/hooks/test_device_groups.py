@@ -22,7 +22,7 @@ _NUM = 40
 
 @pytest.fixture(autouse=True)
 def _as_outside_of_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(windows, "MOST_NOTED_BYTES", 4 * 2**20)
+    monkeypatch.setattr(windows, "MOST_TRACKED_BYTES", 4 * 2**20)
 
 
 class _Streams(LateCopies):
@@ -92,16 +92,16 @@ def test_what_stays_is_in_no_group_and_what_leaves_by_the_plan_is(store: TierSto
     assert store.stats().device_bytes == 0
 
 
-@pytest.mark.parametrize(("device_bytes", "num_booked"), [(0, 0), (64 * _KIB, 16)])
+@pytest.mark.parametrize(("device_bytes", "num_registered"), [(0, 0), (64 * _KIB, 16)])
 def test_what_others_hold_waits_once_or_while_there_is_room_and_leaves_alone(
-    store: TierStore, device_bytes: int, num_booked: int
+    store: TierStore, device_bytes: int, num_registered: int
 ) -> None:
     leaf = half_leaf()
     with tiered_offload(store, min_bytes=0, device_bytes=device_bytes):
         values = [leaf.sin()]
         for number in range(_NUM):
             values.append(values[-1].sin())
-            assert number != 16 or sum(_group_sizes(store)) >= num_booked
+            assert number != 16 or sum(_group_sizes(store)) >= num_registered
         loss = values[-1].sum()
     assert set(_group_sizes(store)) == {1}
     assert store.stats().offloaded_bytes == 0

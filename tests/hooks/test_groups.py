@@ -24,7 +24,7 @@ _NUM = 40
 
 @pytest.fixture(autouse=True)
 def _as_outside_of_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(windows, "MOST_NOTED_BYTES", 4 * 2**20)
+    monkeypatch.setattr(windows, "MOST_TRACKED_BYTES", 4 * 2**20)
 
 
 @pytest.fixture

@@ -160,7 +160,7 @@ ALLOWED: dict[str, Make] = {
 
 @pytest.mark.parametrize("name", [*REFUSED, *ALLOWED])
 def test_edit_between_forward_and_backward_same_outcome(make_store: MakeStore, name: str) -> None:
-    """Stored, only noted, or kept for being small; edited at once, or when all has settled."""
+    """Stored, only tracked, or kept for being small; edited at once, or when all has settled."""
 
     def program(make: Make, settles_first: bool, around: Around, settle: Settle) -> list[Tensor | None]:
         weight = torch.randn(SIDE, SIDE, requires_grad=True)

@@ -244,7 +244,7 @@ def test_scope_that_is_traced_gives_the_same_objects(store: TierStore, tmp_path:
             assert _saved_and_given(make(), scope, store.flush, is_alive=True) == expected
 
 
-@pytest.mark.parametrize("settle", [True, False], ids=["booked", "noted"])
+@pytest.mark.parametrize("settle", [True, False], ids=["registered", "tracked"])
 def test_view_is_gone_its_base_is_not_taken_for_it(store: TierStore, settle: bool) -> None:
     """Of the same geometry, but of another class, and with attributes of its own."""
     base: torch.Tensor = torch.Tensor._make_subclass(Sub, _values())  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Small tensors stay noted where staging has room for them: NOTE [Small tensors] in `tierstore/ledger/windows.py`."""
+"""Small tensors stay tracked where staging has room for them: NOTE [Small tensors] in `tierstore/ledger/windows.py`."""
 
 from collections.abc import Callable
 from itertools import product
@@ -18,7 +18,7 @@ _MOST_BYTES = 512 * _KIB
 
 @pytest.fixture(autouse=True)
 def _as_outside_of_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "MOST_NOTED_BYTES", _MOST_BYTES)
+    monkeypatch.setattr(host, "MOST_TRACKED_BYTES", _MOST_BYTES)
 
 
 class Watch:
@@ -26,17 +26,20 @@ class Watch:
 
     def __init__(self, store: TierStore) -> None:
         self.inside = inspect(store)
-        self.most_noted_bytes = 0
+        self.most_tracked_bytes = 0
         with self.inside.lock:
             self.inside.drop_ended()  # else the graph before is counted until the store does so
 
     def __call__(self, _: torch.Tensor) -> bool:
-        host, staging, noted_bytes = (*map(self.inside.window, ("host", "staging")), self.inside.noted_bytes_in_staging)
-        self.most_noted_bytes = max(self.most_noted_bytes, noted_bytes)
-        assert 0 <= noted_bytes <= min(self.inside.noted_bytes, _MOST_BYTES)
+        host, staging, tracked_bytes = (
+            *map(self.inside.window, ("host", "staging")),
+            self.inside.tracked_bytes_in_staging,
+        )
+        self.most_tracked_bytes = max(self.most_tracked_bytes, tracked_bytes)
+        assert 0 <= tracked_bytes <= min(self.inside.tracked_bytes, _MOST_BYTES)
         assert staging.used_bytes <= staging.limit_bytes
         room = max(0, host.limit_bytes - host.used_bytes)
-        most = room + sum(self.inside.newest_noted_bytes)
+        most = room + sum(self.inside.newest_tracked_bytes)
         assert self.inside.uncharged_bytes <= most, "more than the newest node's has no room"
         return True
 
@@ -57,7 +60,7 @@ class Chain:
         assert torch.equal(*torch.autograd.grad(self._loss, self._leaf), *expected)
 
 
-def test_small_graph_is_never_booked(make_store: MakeStore) -> None:
+def test_small_graph_is_never_registered(make_store: MakeStore) -> None:
     store = make_store(host_bytes=0)
     loss = Chain(store, 100, 32)
     assert inspect(store).records == []
@@ -69,11 +72,11 @@ def test_small_graph_is_never_booked(make_store: MakeStore) -> None:
     assert (stats.live_handles, stats.staging_used_bytes, stats.spilled_bytes, stats.cancelled_bytes) == (0, 0, 0, 0)
 
 
-def test_flush_books_small_tensors_and_has_them_written(make_store: MakeStore) -> None:
+def test_flush_registers_small_tensors_and_has_them_written(make_store: MakeStore) -> None:
     store = make_store(host_bytes=0)
     loss = Chain(store, 100, 32)
     store.flush()
-    assert inspect(store).noted_bytes_in_staging == 0
+    assert inspect(store).tracked_bytes_in_staging == 0
     stats = store.stats()
     assert (stats.spilled_bytes, stats.staging_used_bytes) == (98 * 64 + 32, 0)  # a group, in which each is aligned
     loss.check()
@@ -88,12 +91,12 @@ def test_small_tensors_are_held_within_host_and_staging(
     for nbytes, number in product((_KIB, 4 * _KIB, 5 * _KIB), range(3)):  # with a plan too
         watch = Watch(store)
         loss = Chain(store, 200, nbytes, watch)
-        assert number or bool(watch.most_noted_bytes) == (nbytes <= 4 * _KIB or staging_bytes == "1MiB")
+        assert number or bool(watch.most_tracked_bytes) == (nbytes <= 4 * _KIB or staging_bytes == "1MiB")
         loss.check()
         del loss
     store.flush()
     assert store.stats().staging_used_bytes == 0
-    assert inspect(store).noted_bytes_in_staging == 0
+    assert inspect(store).tracked_bytes_in_staging == 0
 
 
 @pytest.mark.parametrize("num_numbers", [1000, 16 * _KIB, 20 * _KIB], ids=["small", "as staging", "larger"])
@@ -106,9 +109,9 @@ def test_what_is_put_or_restored_takes_the_place_of_small_tensors(
     store.flush()
     loss = Chain(store, 10, 4 * _KIB)
     if handle is None:
-        assert inspect(store).noted_bytes_in_staging == 9 * 4 * _KIB
+        assert inspect(store).tracked_bytes_in_staging == 9 * 4 * _KIB
         handle = store.put(torch.ones(num_numbers))
-        assert inspect(store).noted_bytes_in_staging == 0
+        assert inspect(store).tracked_bytes_in_staging == 0
     assert torch.equal(store.get(handle), torch.ones(num_numbers))
     loss.check()
 
@@ -120,4 +123,4 @@ def test_store_closed_over_small_tensors_holds_nothing(make_store: MakeStore) ->
     assert inspect(store).used_bytes == (0, 0)
     del loss
     inspect(store).drop_ended()
-    assert inspect(store).noted_bytes_in_staging == 0
+    assert inspect(store).tracked_bytes_in_staging == 0

@@ -136,7 +136,7 @@ def test_trace_tells_what_a_replay_needs_of_each_pack(make_store: MakeStore, fil
 
 
 @pytest.mark.parametrize("host_bytes", [0, 2**30])
-def test_trace_views_of_one_storage_are_one_record_whether_booked_or_not(
+def test_trace_views_of_one_storage_are_one_record_whether_registered_or_not(
     make_store: MakeStore, file: Path, host_bytes: int
 ) -> None:
     store = make_store(host_bytes=host_bytes)

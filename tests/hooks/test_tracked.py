@@ -1,284 +1,266 @@
-"""What stays on an accelerator is only tracked: as safe as a record, and one as soon as something has to leave."""
+"""What is packed while there is room is only tracked: as safe as a record, and one as soon as it matters."""
 
-from collections.abc import Iterator, Sequence
+import os
+import threading
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.conftest import MakeStore
-from tests.gpu.device import make_windows_small
-from tests.hooks.programs import forget_after_error
+from tests.hooks.programs import IN_MODES, SIDE, bits
 from tests.inspect_store import inspect
 from tierstore import ModifiedInPlaceError, StoreClosedError, TierStore, tiered_offload
-from tierstore.residency.copies import Marker
-from tierstore.testing import SimulatedCopies
+from tierstore.hooks import living
 
-_SIDE = 32
-_NBYTES = _SIDE * _SIDE * 4
+NBYTES = SIDE * SIDE * 4
 
 
-class _Streams(SimulatedCopies):
-    """Each thread may work on a stream of its own. Tells what was copied from which stream, and shared with which."""
+class SaveTwo(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(torch.full((SIDE, SIDE), 2.0), torch.full((SIDE, SIDE), 3.0))
+        return x * 6
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = "first"
-        self.copied_from: list[Any] = []
-        self.shared_with: set[Any] = set()
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        two, three = ctx.saved_tensors
+        return gradient * two[0, 0] * three[0, 0]
 
-    def current_stream(self, device: torch.device) -> str:
-        return self.now
 
-    def copy_out(self, source: torch.Tensor, target: torch.Tensor, stream: Any) -> Marker:
-        self.copied_from.append(stream)
-        return super().copy_out(source, target, stream)
-
-    def share(self, memory: torch.Tensor, stream: Any) -> None:
-        self.shared_with.add(stream)
+def chain(length: int, x: torch.Tensor) -> torch.Tensor:
+    for _ in range(length):
+        x = SaveTwo.apply(x)
+    return x.sum()
 
 
 @pytest.fixture
-def copies() -> Iterator[_Streams]:
-    with _Streams() as engine:
-        yield engine
+def roomy(make_store: MakeStore) -> TierStore:
+    return make_store(host_bytes="64MiB")
 
 
-@pytest.fixture
-def store(make_store: MakeStore, copies: _Streams) -> TierStore:
-    return make_store(host_bytes="64MiB", copies=copies)
+def test_while_there_is_room_no_record_is_made(roomy: TierStore) -> None:
+    weight = torch.ones(3, requires_grad=True)
+    with tiered_offload(roomy, min_bytes=NBYTES):
+        loss = chain(4, weight)
+    tracked = inspect(roomy).tracked
+    assert len(tracked) == 8
+    loss.backward()
+    assert all(tensor.handle is None for tensor in tracked)
+    assert bits(weight.grad) == bits(torch.full((3,), 6.0**4))
+    del tracked
+    with tiered_offload(roomy, min_bytes=NBYTES):
+        loss = chain(4, weight)
+    stats = roomy.stats()
+    assert (stats.packed_tensors, stats.packed_bytes) == (16, 16 * NBYTES)
+    assert (stats.live_handles, stats.host_bytes) == (8, 8 * NBYTES), "exact figures have all registered"
+    assert inspect(roomy).tracked == []
+    del loss
+    assert (roomy.stats().live_handles, roomy.stats().host_bytes) == (0, 0)
 
 
-class _Keep(torch.autograd.Function):
-    """Saves a tensor of its own, or several, and multiplies by them. Backward tells `seen` of each request."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, factors: Sequence[int], seen: Any) -> torch.Tensor:  # type: ignore[override]
-        ctx.save_for_backward(*(torch.full((_SIDE, _SIDE), float(factor)) for factor in factors))
-        ctx.seen = seen
-        return x * torch.tensor(factors).prod()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        result = gradients[0]
-        for saved in ctx.saved_tensors:
-            result = result * saved[0, 0]
-        if ctx.seen is not None:
-            ctx.seen()
-        return result, None, None
+@pytest.mark.usefixtures("no_gc")
+def test_graph_dropped_nothing_is_held(roomy: TierStore) -> None:
+    """A node that saves its own output would be a reference cycle if that were held."""
+    weight = torch.ones(SIDE, SIDE, requires_grad=True)
+    with tiered_offload(roomy, min_bytes=0):
+        loss = (weight * 2).exp().sum()
+    assert len(inspect(roomy).tracked) == 1
+    del loss
+    assert inspect(roomy).tracked == []
 
 
-def _chain(length: int, x: torch.Tensor, *, first: int = 1, seen: Any = None) -> torch.Tensor:
-    for number in range(length):
-        x = _Keep.apply(x, [first + number % 3], seen)
-    return x
-
-
-class _Graph:
-    """Scopes with the same `prefetch` share a log, unless backward has begun on it."""
-
-    def __init__(
-        self, store: TierStore, length: int, device_bytes: int, seen: Any = None, prefetch: str = "learned"
-    ) -> None:
-        self.length, self.leaf = length, torch.ones(1, requires_grad=True)
-        with tiered_offload(store, min_bytes=_NBYTES, device_bytes=device_bytes, prefetch=prefetch):
-            self.result = _chain(length, self.leaf, seen=seen)
-
-    def check(self, **options: bool) -> None:
-        """Go backward: the gradient is that without a store."""
-        plain = torch.ones(1, requires_grad=True)
-        expected = torch.autograd.grad(_chain(self.length, plain), plain)
-        assert torch.equal(*torch.autograd.grad(self.result, self.leaf, **options), *expected)
-
-
-def _num_tracked(store: TierStore) -> int:
-    return sum(1 for noted in inspect(store).noted if noted.device is not None)
-
-
-def test_while_the_device_has_room_no_record_is_made(store: TierStore, copies: _Streams) -> None:
-    for step in range(3):
-        graph = _Graph(store, 6, 6 * _NBYTES)
-        assert (_num_tracked(store), inspect(store).records) == (6, [])
-        assert inspect(store).devices.held_bytes == 6 * _NBYTES
-        if step == 2:  # exact figures book what is tracked
-            assert store.stats().device_bytes == 6 * _NBYTES
-            assert (_num_tracked(store), len(inspect(store).records)) == (0, 6)
-        graph.check()
-        del graph
-    stats = store.stats()
-    assert (stats.device_bytes, stats.live_handles, stats.packed_tensors) == (0, 0, 18)
-    assert copies.num_out == 0
-
-
-def test_view_of_what_is_tracked_takes_no_room_and_shares_the_record_if_there_is_one(store: TierStore) -> None:
-    leaf = torch.ones(_SIDE, _SIDE, requires_grad=True)
-    for device_bytes in (_NBYTES, 8 * _NBYTES):
-        with tiered_offload(store, min_bytes=_NBYTES, device_bytes=device_bytes):
-            power = leaf.exp()  # saves its result
-            result = power.sin()  # saves the same
-            assert (_num_tracked(store), inspect(store).records) == (2, [])
-            result = result + (leaf * 2).exp()
-            store.stats()  # books what is settled
-            num_tracked = _num_tracked(store)
-            result = result + power.cos()
-            assert _num_tracked(store) == num_tracked
-        (found,) = torch.autograd.grad(result.sum(), leaf)
-        power = leaf.exp()
-        (expected,) = torch.autograd.grad((power.sin() + (leaf * 2).exp() + power.cos()).sum(), leaf)
-        assert torch.equal(found, expected)
-        del power, result
-
-
-def test_shortage_books_the_log_and_what_was_saved_first_leaves(store: TierStore, copies: _Streams) -> None:
-    graph = _Graph(store, 10, 6 * _NBYTES)
-    assert _num_tracked(store) == 0
-    store.stats()
-    places = [record.state.name for record in inspect(store).records]
-    assert places[-6:] == ["DEVICE"] * 6
-    assert "DEVICE" not in places[:4]
-    assert copies.num_out == 4
-    graph.check()
-
-
-def test_shortage_of_one_graph_books_others_too(store: TierStore, copies: _Streams) -> None:
-    graph = _Graph(store, 4, 4 * _NBYTES)
-    other = _Graph(store, 2, 4 * _NBYTES, prefetch="reverse")
-    store.stats()
-    by_age = sorted(inspect(store).records, key=lambda record: record.key)
-    assert [record.state.name for record in by_age][2:] == ["DEVICE"] * 4, "what was saved last stays"
-    assert copies.num_out == 2
-    graph.check()
-    other.check()
-
-
-def test_shortage_in_the_midst_of_a_node_same_bits(store: TierStore, copies: _Streams) -> None:
-    """The first of its tensors is tracked, and must not be read before all are saved."""
-    for _ in range(3):
-        leaf = torch.ones(1, requires_grad=True)
-        with tiered_offload(store, min_bytes=_NBYTES, device_bytes=5 * _NBYTES):
-            result = leaf
-            for _ in range(4):
-                result = _Keep.apply(result, [2, 3, 5], None)
-            assert inspect(store).devices.window.resident.used_bytes <= 5 * _NBYTES
-        result.backward()
-        assert torch.equal(leaf.grad, torch.full((1,), 30.0**4))
-        del result
-    copies.synchronize()
-    assert store.stats().device_bytes == 0
-
-
-def test_known_graph_what_the_plan_leaves_on_the_device_is_tracked(store: TierStore, copies: _Streams) -> None:
-    num_out = []
-    for step in range(3):
-        before = copies.num_out
-        graph = _Graph(store, 10, 6 * _NBYTES)
-        assert (_num_tracked(store), len(inspect(store).records)) == ((6, 4) if step else (0, 10))
-        graph.check()
-        del graph
-        store.flush()
-        num_out.append(copies.num_out - before)
-    assert num_out == [4, 4, 4]
-
-
-def test_broken_plan_same_bits_and_no_more_than_may_stays(store: TierStore, copies: _Streams) -> None:
-    for length in (10, 10, 14, 8, 14, 10):
-        graph = _Graph(store, length, 6 * _NBYTES)
-        assert inspect(store).devices.window.resident.used_bytes <= 6 * _NBYTES
-        graph.check()
-        del graph
-    copies.synchronize()
-    assert store.stats().device_bytes == 0
-
-
-def test_dropped_graph_gives_the_room_back(store: TierStore, copies: _Streams) -> None:
-    for _ in range(3):
-        graph = _Graph(store, 6, 6 * _NBYTES)
-        assert inspect(store).records == []
-        del graph
-    assert copies.num_out == 0
-    copies.synchronize()
-    assert store.stats().device_bytes == 0
-
-
-def test_tensors_that_die_before_their_log_give_the_room_back(store: TierStore, copies: _Streams) -> None:
-    leaf = torch.ones(1, requires_grad=True)
-    with tiered_offload(store, min_bytes=_NBYTES, device_bytes=6 * _NBYTES):
-        kept = _chain(2, leaf)
-        for _ in range(5):
-            _chain(4, leaf)
-    assert copies.num_out == 0
-    assert _num_tracked(store) == 2
-    assert torch.equal(*torch.autograd.grad(kept, leaf), torch.full((1,), 2.0))
-
-
-@pytest.mark.parametrize("is_booked", [False, True])
-def test_edited_in_place_is_noticed(store: TierStore, is_booked: bool) -> None:
-    weight = torch.rand(_SIDE, _SIDE, requires_grad=True)
-    with tiered_offload(store, min_bytes=_NBYTES, device_bytes=2 * _NBYTES):
-        hidden = weight * 2.0
-        loss = hidden.sin().sum()
-        hidden.detach().add_(1)
-        del hidden
-    assert _num_tracked(store) == 1
-    if is_booked:
-        store.stats()
-    with pytest.raises(ModifiedInPlaceError):
-        loss.backward()
-    forget_after_error()
-
-
-def test_closed_store_unpack_raises(store: TierStore) -> None:
-    graph = _Graph(store, 4, 6 * _NBYTES)
-    assert _num_tracked(store) == 4
-    store.close()
-    assert inspect(store).devices.held_bytes == 0
-    with pytest.raises(StoreClosedError):
-        graph.check()
-    forget_after_error()
-    del graph
-    assert inspect(store).devices.held_bytes == 0
-
-
-@pytest.mark.parametrize("device_bytes", [0, _NBYTES])
-def test_less_may_stay_from_now_on_books_what_is_tracked(store: TierStore, copies: _Streams, device_bytes: int) -> None:
-    graph = _Graph(store, 4, 4 * _NBYTES)
-    assert _num_tracked(store) == 4
-    other = _Graph(store, 2, device_bytes)
-    assert inspect(store).device_window.resident.used_bytes <= device_bytes
-    store.stats()
-    assert copies.num_out >= 5
-    graph.check()
-    other.check()
-
-
-def test_copied_from_the_stream_that_packed_and_kept_for_the_one_that_unpacked(
-    store: TierStore, copies: _Streams
-) -> None:
-    graph = _Graph(store, 4, 4 * _NBYTES)
-    copies.now = "second"
-    graph.check(retain_graph=True)
-    copies.now = "third"
-    other = _Graph(store, 4, 4 * _NBYTES)
+def test_room_runs_short_what_was_tracked_first_leaves_first(make_store: MakeStore) -> None:
+    store = make_store(host_bytes=6 * NBYTES)
+    weight = torch.ones(3, requires_grad=True)
+    with tiered_offload(store, min_bytes=NBYTES):
+        loss = chain(3, weight)
+        assert len(inspect(store).records) == 0
+        loss = chain(1, loss)
+        assert len(inspect(store).records) == 6
     store.flush()
-    assert copies.copied_from == ["first"] * 4
-    copies.synchronize()
-    store.stats()
-    assert copies.shared_with == {"first", "second", "third"}
-    graph.check()
-    del other
+    assert store.stats().spilled_bytes == 2 * NBYTES
+    loss.backward()
+    assert store.stats().restored_bytes == 2 * NBYTES
+    assert weight.grad is not None
 
 
-def test_room_of_tracked_tensors_is_used_to_copy_back_ahead(store: TierStore, copies: _Streams) -> None:
-    """Backward asks for the 32 that have stayed before it comes to those that have left."""
-    make_windows_small(store, _NBYTES)
-    num_in: list[int] = []
-    for _ in range(3):
-        num_in.clear()
-        graph = _Graph(store, 64, 32 * _NBYTES, seen=lambda: num_in.append(copies.num_in))
-        store.flush()
-        before = copies.num_in
-        graph.check()
-        del graph
-    ahead = [number - before for number in num_in]
-    assert ahead[20] >= 8
-    assert ahead[31] >= 16
+def test_graphs_that_came_and_went_are_not_counted(make_store: MakeStore) -> None:
+    store = make_store(host_bytes=6 * NBYTES)
+    weight = torch.ones(3, requires_grad=True)
+    for _ in range(10):
+        with tiered_offload(store, min_bytes=NBYTES):
+            chain(3, weight).backward()
+    with tiered_offload(store, min_bytes=NBYTES):
+        for _ in range(10):
+            chain(3, weight)
+    assert len(inspect(store).records) == 0
+    store.flush()
+    stats = store.stats()
+    assert (stats.spilled_bytes, stats.packed_tensors) == (0, 120)
+
+
+def test_log_of_graphs_that_are_gone_does_not_grow_without_end(roomy: TierStore) -> None:
+    """One graph lives on and is never asked for anything; thousands of others come and go."""
+    weight = torch.ones(3, requires_grad=True)
+    with tiered_offload(roomy, min_bytes=NBYTES):
+        one = chain(1, weight)
+    longest = 0
+    for _ in range(3000):
+        with tiered_offload(roomy, min_bytes=NBYTES):
+            chain(1, weight)
+        longest = max([longest, *(tracked.log.num_packs for tracked in inspect(roomy).tracked)])
+    assert longest <= 2048
+    assert inspect(roomy).tracked_bytes <= 2048 * NBYTES
+    assert len(living._living) < 2048
+    one.backward()
+
+
+def test_packed_after_backward_began_belongs_to_a_log_of_its_own(roomy: TierStore) -> None:
+    """As reentrant checkpointing does: its own backward will ask for it, in an order of its own."""
+    weight = torch.ones(3, requires_grad=True)
+    with tiered_offload(roomy, min_bytes=NBYTES):
+        first = chain(1, weight)
+        first.backward(retain_graph=True)
+        second = chain(1, weight)
+    assert [log.num_packs for log in {tracked.log for tracked in inspect(roomy).tracked}] == [2, 2]
+    (first + second).backward()
+
+
+def test_changed_in_place_refused_as_by_torch(roomy: TierStore) -> None:
+    weight = torch.randn(SIDE, SIDE, requires_grad=True)
+    with tiered_offload(roomy, min_bytes=0):
+        hidden = (weight * 2).exp()
+        loss = hidden.sum()
+        hidden.add_(1)
+        del hidden
+    assert len(inspect(roomy).records) == 0
+    with pytest.raises(ModifiedInPlaceError, match=r"is at version 1; expected version 0"):
+        loss.backward()
+
+
+def test_store_closed_bytes_freed_and_backward_refused(roomy: TierStore) -> None:
+    weight = torch.ones(3, requires_grad=True)
+    with tiered_offload(roomy, min_bytes=NBYTES):
+        loss = chain(4, weight)
+    (first, *_rest) = inspect(roomy).tracked
+    assert first.alias is not None
+    storage = weakref.ref(first.alias.untyped_storage())
+    roomy.close()
+    assert storage() is None
+    with pytest.raises(StoreClosedError):
+        loss.backward()
+
+
+def test_forked_child_cannot_use_what_it_inherited(roomy: TierStore) -> None:
+    weight = torch.ones(3, requires_grad=True)
+    with tiered_offload(roomy, min_bytes=NBYTES):
+        loss = chain(2, weight)
+    saved = inspect(roomy).tracked[0]
+    child = os.fork()
+    if child == 0:
+        try:
+            saved.unpack()  # type: ignore[attr-defined]
+        except StoreClosedError:
+            os._exit(0)
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    del saved
+    loss.backward()
+
+
+class LetsNothingThrough(TorchDispatchMode):
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise AssertionError(f"{function} was seen by a mode that the tensors have nothing to do with")
+
+
+def _in_dispatch_mode(ask: Callable[[], object]) -> None:
+    with LetsNothingThrough():
+        ask()
+
+
+@pytest.mark.parametrize("inside", [_in_dispatch_mode, *IN_MODES.values()], ids=["dispatch mode", *IN_MODES])
+def test_figures_asked_for_inside_a_mode_same_bits_from_disk(
+    make_store: MakeStore, inside: Callable[[Callable[[], object]], None]
+) -> None:
+    store = make_store(host_bytes=8 * NBYTES)
+    weight = torch.ones(3, requires_grad=True)
+    with tiered_offload(store, min_bytes=NBYTES):
+        loss = chain(3, weight)
+    inside(store.stats)
+    assert len(inspect(store).records) == 6
+    with tiered_offload(store, min_bytes=NBYTES):
+        more = chain(4, weight)
+    store.flush()
+    assert store.stats().spilled_bytes == 6 * NBYTES
+    loss.backward()
+    more.backward()
+    assert weight.grad is not None
+    assert bits(weight.grad) == bits(torch.full((3,), 6.0**3 + 6.0**4))
+
+
+def test_newest_node_of_another_thread_is_not_read(make_store: MakeStore) -> None:
+    """A thread that finds no room registers what others tracked, but not what their kernels may still write to."""
+    store = make_store(host_bytes=0, staging_bytes="64MiB")
+    weight = torch.ones(3, requires_grad=True)
+    with tiered_offload(store, min_bytes=NBYTES):
+        loss = chain(1, weight)
+
+        def other() -> None:
+            with tiered_offload(store, min_bytes=NBYTES):
+                chain(1, torch.ones(3, requires_grad=True))
+            store.flush()
+
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+        mine = [tracked for tracked in inspect(store).tracked if tracked.handle is None]
+        assert len(mine) == 2
+    loss.backward()
+
+
+@pytest.mark.parametrize(
+    "move", [lambda storage: storage.resize_(2 * NBYTES), torch.UntypedStorage.share_memory_], ids=["resized", "shared"]
+)
+def test_moved_before_it_is_registered_stays_where_it_is(
+    make_store: MakeStore, move: Callable[[torch.UntypedStorage], object]
+) -> None:
+    """As where FSDP frees and refills a storage: what lies elsewhere than at packing is somebody else's to manage."""
+    store = make_store(host_bytes=4 * NBYTES)
+    weight = torch.randn(SIDE, SIDE, requires_grad=True)
+    with tiered_offload(store, min_bytes=0):
+        hidden = torch.randn(SIDE, SIDE)
+        product = hidden * weight
+        content, address = hidden.clone(), hidden.data_ptr()
+        move(hidden.untyped_storage())  # copies, and then frees what it copied from
+        assert hidden.data_ptr() != address
+        del hidden
+    assert len(inspect(store).records) == 0
+    with tiered_offload(store, min_bytes=NBYTES):
+        more = chain(3, torch.ones(3, requires_grad=True))
+    store.flush()
+    assert store.stats().spilled_bytes == 2 * NBYTES
+    product.sum().backward()
+    more.backward()
+    assert bits(weight.grad) == bits(content)
+
+
+def test_given_to_autograd_just_before_it_is_registered_stays_whole(make_store: MakeStore) -> None:
+    """`unpack` takes the alias without a lock; what it returns counts as an owner of the storage."""
+    store = make_store(host_bytes=3 * NBYTES)
+    with tiered_offload(store, min_bytes=NBYTES):
+        loss = chain(1, torch.ones(3, requires_grad=True))
+    saved = inspect(store).tracked[0]
+    given = saved.unpack()  # type: ignore[attr-defined]
+    with tiered_offload(store, min_bytes=NBYTES):
+        more = chain(2, torch.ones(3, requires_grad=True))
+    store.flush()
+    assert bits(given) == bits(torch.full((SIDE, SIDE), 2.0))
+    spilled_bytes = store.stats().spilled_bytes
+    del given
+    store.flush()
+    assert store.stats().spilled_bytes == spilled_bytes + NBYTES
+    (loss + more).backward()

@@ -160,7 +160,7 @@ def main() -> None:
     out = Path(sys.argv[1])
     signal.alarm(LIMIT_SECONDS)
     torch.set_num_threads(1)
-    windows.MOST_NOTED_BYTES = 0  # what is packed has to leave, however small
+    windows.MOST_TRACKED_BYTES = 0  # what is packed has to leave, however small
     dist.init_process_group("gloo", timeout=timedelta(seconds=LIMIT_SECONDS))
     rank, is_on_second_host = dist.get_rank(), os.environ["GROUP_RANK"] == "1"
     resumed = Training(RESUMED)

@@ -19,7 +19,7 @@ _HOOKS = (
     "gradients scopes selective_checkpoint aliases in_place kept unsupported modes functional compile custom_functions "
     "repeated_backward module module_checkpoints"
 )
-_STORE = "torch_names errors public_names store ownership lent layout"
+_STORE = "torch_names errors public_names store ownership outstanding layout"
 SUITE = tuple(
     f"{room}/test_{name}.py"
     for room, names in (("hooks", _HOOKS), ("store", _STORE), ("daemon", "connected_store survival"))

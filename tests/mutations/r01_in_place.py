@@ -4,7 +4,7 @@ from .changes import drop, never, replace
 
 MUTATIONS = {
     "test_changed_in_place_refused_as_by_torch": {
-        "a tensor that is only noted is guarded too": drop(
+        "a tensor that is only tracked is guarded too": drop(
             "SavedTensor.unpack", "check_unchanged(alias, self.version)"
         ),
     },
@@ -34,12 +34,12 @@ MUTATIONS = {
     },
     "test_get_after_the_tensor_was_changed_raises": {
         "the version counter is kept when the memory goes": replace(
-            "StoreMemory.let_go", "source.data = ...", "record().source = torch.empty(0, dtype=source.dtype)"
+            "StoreMemory.release", "source.data = ...", "record().source = torch.empty(0, dtype=source.dtype)"
         ),
     },
     "test_restored_bytes_saved_again_by_another_counter_are_guarded_by_it": {
         "restored bytes that are saved again are guarded by their own counter": never(
-            "OffloadScope._book", "joined.is_restored"
+            "OffloadScope._register", "joined.is_restored"
         ),
     },
     "test_edits_of_tensors_that_are_not_needed_no_false_alarm": {

@@ -17,7 +17,9 @@ MUTATIONS = {
     "test_graph_ends_nothing_is_held": {
         "a dropped handle frees its record": drop("Remains.__new__", "note_death", inside="super().__new__(...)"),
         "no table keeps what the graph has dropped": after(
-            "HandleFactory.of_noted", "claim(record, ...)", 'self.__dict__.setdefault("table", {})[record.key] = handle'
+            "HandleFactory.of_tracked",
+            "claim(record, ...)",
+            'self.__dict__.setdefault("table", {})[record.key] = handle',
         ),
     },
     "test_residency_threads.py": {
@@ -26,7 +28,7 @@ MUTATIONS = {
         ),
     },
     "test_graph_ends_as_garbage_its_order_is_learned": {
-        "what is left of a log outlives it, also as garbage": drop("NotedTensors.begin", "self._begun.add(remains)"),
+        "what is left of a log outlives it, also as garbage": drop("TrackedTensors.begin", "self._begun.add(remains)"),
     },
     "test_exit_leaves_no_thread_of_a_store_running": {
         "the engine is ended at interpreter exit": drop("lifetime:", "atexit.register(_at_exit)"),

@@ -4,12 +4,12 @@ from .changes import always, drop, never, replace
 
 MUTATIONS = {
     "test_chunks_of_one_product_stored_once_and_restored_as_one": {
-        "views of one storage are stored once": drop("Booking._handle_of_same_bytes", "return handle"),
-        "all views' bytes are stored": drop("Booking._become", "record.joined += (noted.layout,)"),
+        "views of one storage are stored once": drop("Registration._handle_of_same_bytes", "return handle"),
+        "all views' bytes are stored": drop("Registration._become", "record.joined += (tracked.layout,)"),
     },
     "test_two_counters_of_one_storage_edit_of_one_refuses_only_its_graph": {
         "they join only as views of the same living tensor": drop(
-            "Booking._handle_of_same_bytes", "record.root is noted.root"
+            "Registration._handle_of_same_bytes", "record.root is tracked.root"
         ),
     },
     "test_saved_edited_and_saved_again_second_graph_not_refused": {

@@ -15,7 +15,7 @@ MUTATIONS = {
     "test_buffers_and_input_batch_not_taken_and_counted_when_the_graph_ends": {
         "only what nobody else holds is taken": always("is_sole_owner", "num_owners == num_claims"),
         "what somebody else holds is not charged": after(
-            "Down.examine", "self._pending.share(record)", "self.windows.charge(record, self.windows.host)"
+            "Down.scan_pending", "self._pending.share(record)", "self.windows.charge(record, self.windows.host)"
         ),
         "what somebody else holds is counted": drop(
             "Ledger._release", "self.books.counters.kept_bytes['alive elsewhere'] += ..."
@@ -40,7 +40,7 @@ MUTATIONS = {
         ),
     },
     "test_input_let_go_later_taken_by_flush": {
-        "what was held is looked at again by flush": drop("Saving.flush", "self._down.examine()"),
+        "what was held is looked at again by flush": drop("Saving.flush", "self._down.scan_pending()"),
     },
     "test_records_of_two_stores_do_not_count_as_others": {
         "aliases that other stores hold are discounted": replace(
@@ -49,31 +49,33 @@ MUTATIONS = {
     },
     "test_held_again_while_it_is_kept_in_memory_is_left_alone": {
         "ownership is looked at again when a victim is chosen": never(
-            "Down._spill", "not self._memory.is_ours(victim)"
+            "Down._spill", "not self._memory.has_sole_owner(victim)"
         ),
     },
     "test_held_again_while_it_waits_for_room_is_left_alone": {
         "ownership is looked at again when room is found": never(
-            "Down.admit_blocked", "not self._memory.is_ours(record)"
+            "Down.admit_blocked", "not self._memory.has_sole_owner(record)"
         ),
     },
     "test_input_let_go_later_taken_by_later_packs": {
         "what was held is looked at again at each pack": replace(
-            "Saving._send_out", "NUM_EXAMINED_PER_PACK", "0", inside="self._down.relieve(...)"
+            "Saving._send_out", "NUM_SCANNED_PER_PACK", "0", inside="self._down.reclaim(...)"
         ),
     },
-    "test_moved_before_it_is_booked_stays_where_it_is": {
-        "a storage that moved before it was booked is managed elsewhere": replace(
-            "HandleFactory.of_noted", "noted.address", "storage_address(alias)"
+    "test_moved_before_it_is_registered_stays_where_it_is": {
+        "a storage that moved before it was registered is managed elsewhere": replace(
+            "HandleFactory.of_tracked", "tracked.address", "storage_address(alias)"
         ),
     },
     "test_let_go_before_the_scope_ends_taken_then": {
         "what was held is looked at again at the end of the scope": drop(
-            "OffloadScope.settle", "self._saving.survey(log)"
+            "OffloadScope.settle", "self._saving.scan_owners(log)"
         ),
     },
     "test_let_go_after_the_scope_taken_when_backward_begins": {
-        "what was held is looked at again at the first unpack": drop("Residency.begin_backward", "self.saving.survey(log)"),
+        "what was held is looked at again at the first unpack": drop(
+            "Residency.begin_backward", "self.saving.scan_owners(log)"
+        ),
     },
     "test_put_of_what_the_caller_keeps_is_written_when_its_turn_comes": {
         "put() by hand always stores": replace("Saving.store", "record.forced = True", "record.forced = False"),

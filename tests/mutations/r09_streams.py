@@ -51,12 +51,12 @@ MUTATIONS = {
             "PackLog.pass_by", "self.residency.handing_out.asked_on(device)"
         ),
         "what was tracked is copied from the stream that packed it": replace(
-            "HandleFactory.of_noted", "noted.stream", "'another'"
+            "HandleFactory.of_tracked", "tracked.stream", "'another'"
         ),
     },
-    "test_shortage_of_one_graph_books_others_too": {
-        "where a device is short of room, what is tracked is booked": drop(
-            "Saving.find_room_to_track", "self._booking.book_tracked(group_bytes)"
+    "test_shortage_of_one_graph_registers_others_too": {
+        "where a device is short of room, what is tracked is registered": drop(
+            "Saving.find_room_to_track", "self._registration.register_on_device(group_bytes)"
         ),
     },
     "test_each_leaves_alone_where_no_group_can_be_made": {
@@ -70,7 +70,7 @@ MUTATIONS = {
         ),
     },
     "test_dropped_graph_gives_the_room_back": {
-        "the room of what was tracked is given back": drop("NotedTensors.drop_ended", "self.tracked.end(remains)"),
+        "the room of what was tracked is given back": drop("TrackedTensors.drop_ended", "self.on_device.end(remains)"),
     },
     "test_pinning_pages_are_neither_given_back_nor_moved_meanwhile": {
         "pages of which the driver is being told stay where they are": drop(

@@ -7,7 +7,7 @@ MUTATIONS = {
         "pinned memory is not given to a child": drop("Slab.begin_to_pin", "region.madvise(mmap.MADV_DONTFORK, ...)"),
     },
     "test_fork_child_has_no_file_and_cannot_use_what_it_inherited": {
-        "a forked child lets go of the files": drop("let_go_of", "os.dup2(null, descriptor, inheritable=False)"),
+        "a forked child lets go of the files": drop("release_files", "os.dup2(null, descriptor, inheritable=False)"),
         "a forked child cannot use what it inherited": drop("Guard.abandon", "self.closed = ..."),
         "forked children are told": drop("lifetime:", "os.register_at_fork(after_in_child=_in_child)"),
     },
@@ -29,7 +29,7 @@ MUTATIONS = {
     },
     "test_forked_child_keeps_nothing_of_its_parent_s": {
         "a child has no copy of the daemon's socket and slab": drop(
-            "RemoteDisk.abandon_after_fork", "let_go_of(self._link.inodes)"
+            "RemoteDisk.abandon_after_fork", "release_files(self._link.inodes)"
         ),
     },
 }

@@ -14,7 +14,7 @@ MUTATIONS = {
             "GraphLog.settled", "packs[index][0] != unsettled", "unsettled is None or index + 1 < len(packs)"
         ),
         "nor of one on an accelerator": replace(
-            "OffloadScope._book", "self._fresh if node != self._fresh_node else []", "self._fresh"
+            "OffloadScope._register", "self._fresh if node != self._fresh_node else []", "self._fresh"
         ),
     },
     "test_input_let_go_later_taken_by_flush": {

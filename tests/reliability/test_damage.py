@@ -21,7 +21,7 @@ from tierstore import (
     StoreFullError,
     TierStore,
 )
-from tierstore.disk.home import FOLDER_NAME
+from tierstore.disk.file_layout import FOLDER_NAME
 from tierstore.residency.handle import Handle
 
 LARGE, SMALL = 300_000, 600

@@ -22,7 +22,7 @@ from tierstore import (
     TierStore,
     tiered_offload,
 )
-from tierstore.disk.home import FOLDER_NAME
+from tierstore.disk.file_layout import FOLDER_NAME
 from tierstore.disk.local import LocalDisk
 
 NBYTES = MIB

@@ -21,7 +21,7 @@ from tierstore import (
     StorageIOError,
     TierStore,
 )
-from tierstore.disk.home import FOLDER_NAME
+from tierstore.disk.file_layout import FOLDER_NAME
 
 Drives = list[Path]
 

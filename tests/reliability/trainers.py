@@ -24,7 +24,7 @@ def say(words: str) -> None:
 
 
 def open_store(kind: str, address: str, host_bytes: int, copies: Copies | None = None) -> TierStore:
-    host.MOST_NOTED_BYTES = 0  # what is packed has to leave, however small
+    host.MOST_TRACKED_BYTES = 0  # what is packed has to leave, however small
     if kind == "embedded":
         return TierStore(
             address.split(os.pathsep), host_bytes=host_bytes, disk_bytes="32MiB", codec="none", copies=copies

@@ -9,14 +9,14 @@ import pytest
 PROGRAM = """
 import ctypes, mmap, re, torch
 from pathlib import Path
-from tierstore.returning.code_pages import let_go_of_code
+from tierstore.returning.code_pages import release_code
 
 def of_files():
     return int(re.search(r"RssFile:\\s+(\\d+)", open("/proc/self/status").read())[1]) // 1024
 
 print(torch.eye(3).inverse().sum().item())
 before = of_files()
-let_go_of_code(Path(torch.__file__).resolve().parent)
+release_code(Path(torch.__file__).resolve().parent)
 after = of_files()
 print(before - after >= before // 3, torch.eye(3).inverse().sum().item())
 
@@ -29,7 +29,7 @@ assert protect(page, mmap.PAGESIZE, 7) == 0  # as a debugger or a profiler does
 ctypes.memset(place, 0xC3, 1)
 assert protect(page, mmap.PAGESIZE, 5) == 0
 for directory in {Path(path).parent for path in re.findall(r"r-xp .* (/.*libm\\S*)", open("/proc/self/maps").read())}:
-    let_go_of_code(directory)
+    release_code(directory)
 print(ctypes.string_at(place, 1).hex())
 """
 

@@ -1,8 +1,8 @@
 """Which actions a store is taken through, which transfers end when, and what it decided: real or simulated.
 
 `stepped_store.py` takes a real store through a script, `stepped_simulation.py` a simulated one, with the same
-completions in the same order. Both run the same rules; what is compared is how each books, waits, and takes the order
-of a graph.
+completions in the same order. Both run the same rules; what is compared is how each registers, waits, and takes the
+order of a graph.
 """
 
 from __future__ import annotations

@@ -265,7 +265,7 @@ class Stepper:
         if not passed.wait(_WAIT_SECONDS):
             raise TimeoutError("the engine's loop does not answer")
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """From now on the engine moves by itself, so that the store can be closed."""
         self._resting.set()
 
@@ -412,7 +412,7 @@ def real_decisions(
         except StoreFullError:
             del decisions.seen[decisions.seen.index(FULL) + 1 :]  # what follows, nobody simulates
         finally:
-            store.stepper.let_go()
+            store.stepper.release()
         return decisions.seen, inspect(store).counters
 
 

@@ -97,7 +97,9 @@ def test_workload_of_step_has_storage_let_go_of_when_it_is_seen_after_its_last_v
         events.Ours(11 * _SECOND, 0, 1),
     )
     early = _workload(*_FORWARD, *_BACKWARD, *seen[:2])
-    assert [saved.is_shared for saved in early.saved] == [False, True, True], "a view was packed after it was ours"
+    assert [saved.is_shared for saved in early.saved] == [False, True, True], (
+        "a view was packed after the store was its sole owner"
+    )
     workload = _workload(*_FORWARD, *_BACKWARD, *seen)
     assert [saved.is_shared for saved in workload.saved] == [False, False, False]
     others = [(type(action), *action) for action in workload.actions if not isinstance(action, Compute | Unpack)]

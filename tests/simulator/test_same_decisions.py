@@ -1,8 +1,8 @@
-"""The simulator books, waits and takes the order of a graph as the store does: their decisions are the same.
+"""The simulator registers, waits and takes the order of a graph as the store does: their decisions are the same.
 
-The rules are one class, so what is compared is all around them: which tensors are booked and when, who holds a storage,
-when a thread waits, what is asked for and in which order, and what a graph is known by. The last tests are of the rules
-themselves, on a real store whose jobs end when they are told to.
+The rules are one class, so what is compared is all around them: which tensors are registered and when, who holds a
+storage, when a thread waits, what is asked for and in which order, and what a graph is known by. The last tests are of
+the rules themselves, on a real store whose jobs end when they are told to.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def _step(units: Sequence[int], *actions: Action, nodes: Sequence[int] = (), vie
     return Workload(saved, actions)
 
 
-_STAYS_NOTED = Workload(
+_STAYS_TRACKED = Workload(
     [Saved(_UNIT, index) for index in range(6)],
     [*map(Pack, range(6)), EndScope(), *(act for index in range(6) for act in (Unpack(index), Release(index)))],
 )
@@ -142,7 +142,7 @@ _GIVEN_BACK_LETS_OTHERS_GO_ON = _step(
     (1, 1, 2, 1, 3, 3, 1, 2, 2, 1, 2, 3),
     *map(Pack, range(12)), LetGo(9), EndScope(), Unpack(5), Unpack(3),
 )  # fmt: skip
-_NOTED_VIEW_HOLDS_STORAGE = _step(
+_TRACKED_VIEW_HOLDS_STORAGE = _step(
     (2, 2, 3, 1, 3, 1),
     Pack(0), Pack(1), LetGo(0), Pack(2), Pack(3), Pack(4), Pack(5), EndScope(),
     nodes=(0, 1, 1, 1, 1, 2), views=(1,),
@@ -179,21 +179,21 @@ _random_steps = settings(
 )
 @example(_GIVEN_BACK_LETS_OTHERS_GO_ON, Settings(5 * _UNIT, 5 * _UNIT), Script([], [5]))
 @example(*_READS_TAKE_LONG)
-@example(_NOTED_VIEW_HOLDS_STORAGE, Settings(2 * _UNIT, 12 * _UNIT), Script([], [0]))
+@example(_TRACKED_VIEW_HOLDS_STORAGE, Settings(2 * _UNIT, 12 * _UNIT), Script([], [0]))
 def test_decisions_random_steps_are_those_of_the_store(workload: Workload, how: Settings, script: Script) -> None:
     _check(workload, how, script)
 
 
 @settings(_random_steps, max_examples=10, derandomize=True)
 @given(workloads(), options | small_options, scripts)
-@example(_STAYS_NOTED, Settings(0, 16 * _UNIT), Script([], [0]))
+@example(_STAYS_TRACKED, Settings(0, 16 * _UNIT), Script([], [0]))
 def test_decisions_random_steps_of_small_tensors_are_those_of_the_store(
     workload: Workload, how: Settings, script: Script
 ) -> None:
     """See NOTE [Small tensors] in `tierstore/ledger/windows.py`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(host, "SMALL_BYTES", 2 * _UNIT)  # but no record is held back by the engine
-        patch.setattr(host, "MOST_NOTED_BYTES", 8 * _UNIT)
+        patch.setattr(host, "MOST_TRACKED_BYTES", 8 * _UNIT)
         _check(workload, how, script)
 
 
@@ -233,7 +233,7 @@ def test_random_steps_of_groups_on_an_accelerator_end_with_their_bytes_and_leave
     """See NOTE [Groups] in `tierstore/residency/groups.py`."""
     with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as place:
         patch.setattr(host, "SMALL_BYTES", 2 * _UNIT)
-        patch.setattr(host, "MOST_NOTED_BYTES", 8 * _UNIT)
+        patch.setattr(host, "MOST_TRACKED_BYTES", 8 * _UNIT)
         real_decisions(Path(place), workload, how, script, _NUM_STEPS, device)
 
 

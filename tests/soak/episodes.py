@@ -97,7 +97,7 @@ class Worker:
         finally:
             forget_after_error()
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         self._held.clear()
         while not self._shared.empty():
             self._shared.get()

@@ -41,7 +41,7 @@ class TrainerPlan(NamedTuple):
     Attributes:
         home: "embedded", or the daemon: "steady" lives as long as the soak, "shaky" for a round.
         options: of its store, beside where it is.
-        most_noted_bytes: of small tensors, that may stay.
+        most_tracked_bytes: of small tensors, that may stay.
         num_episodes: of each of its threads, which share the store.
         allowed: names of the errors that the round brings about; any other is a failure.
     """
@@ -49,7 +49,7 @@ class TrainerPlan(NamedTuple):
     seed: int
     home: str
     options: dict[str, Any]
-    most_noted_bytes: int
+    most_tracked_bytes: int
     num_threads: int
     num_episodes: int
     allowed: tuple[str, ...]

@@ -71,7 +71,7 @@ def test_episodes_over_a_sound_store_pass(store: TierStore) -> None:
     worker = make_worker(store)
     for name in EPISODES:
         repeat(worker, name, 4)
-    worker.let_go()
+    worker.release()
     gc.collect()
     store.flush()
     assert store.stats().live_handles == 0
@@ -86,7 +86,7 @@ def test_one_wrong_bit_is_seen(store: TierStore, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(inspect(store).residency, "fetch", lambda *given: wrong(fetch(*given)))
     with pytest.raises(WrongBytesError, match=words):
         repeat(worker, name, 10)
-    worker.let_go()
+    worker.release()
 
 
 def test_error_that_the_round_does_not_bring_about_is_raised(make_store: MakeStore) -> None:

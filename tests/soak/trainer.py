@@ -60,7 +60,7 @@ def _round(order: Order, conductor: Connection) -> None:
 def _open(order: Order) -> TierStore | None:
     """None: on a small drive a daemon may have no room for a session while others fill it."""
     plan = order.plan
-    windows.MOST_NOTED_BYTES = plan.most_noted_bytes
+    windows.MOST_TRACKED_BYTES = plan.most_tracked_bytes
     if plan.home == "embedded":
         return TierStore(order.places, **plan.options)
     try:
@@ -88,7 +88,7 @@ def _work(order: Order, counts: Counter[str], failures: list[str], conductor: Co
         for thread in threads:
             thread.join()
         for worker in workers:
-            worker.let_go()
+            worker.release()
             counts.update(worker.counts)
         if not failures:
             _check_empty(store, plan, failures)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.store.disk_conformance import PLAIN, random_bytes
 from tests.store.disks import local_disk
-from tierstore.disk.home import NamedHome
+from tierstore.disk.file_layout import NamedFileLayout
 from tierstore.disk.index import Index
 from tierstore.disk.local import LocalDisk
 
@@ -56,7 +56,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
 
 @pytest.fixture
 async def tier(tmp_path: Path, gate: Gate) -> AsyncIterator[LocalDisk]:
-    async with local_disk(tmp_path, inline_bytes=4096, home=NamedHome(tmp_path)) as tier:
+    async with local_disk(tmp_path, inline_bytes=4096, layout=NamedFileLayout(tmp_path)) as tier:
         yield tier
         gate.open()
 

@@ -65,7 +65,7 @@ class Stream:
         self._may_run.clear()
         self.enqueue(lambda: self._may_run.wait(20) and None)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         self._may_run.set()
 
     def synchronize(self) -> None:
@@ -171,7 +171,7 @@ class Accelerator:
 
     def end(self) -> None:
         for stream in self.streams():
-            stream.let_go()
+            stream.release()
         for stream in self.streams():
             stream.end()
 
@@ -255,7 +255,7 @@ def test_offload_copies_what_the_kernel_wrote_and_then_lets_go(
     assert accelerator.held_bytes == NBYTES
     assert record.has_device_bytes
     assert tier.under_way()
-    accelerator.compute.let_go()
+    accelerator.compute.release()
     assert record.ready is not None
     record.ready.synchronize()
     tier.poll()
@@ -279,7 +279,7 @@ def test_offload_released_meanwhile_holds_the_memory_until_copied(accelerator: A
     tier.poll()
     accelerator.compute.synchronize()
     assert (accelerator.held_bytes, freed) == (NBYTES, [])
-    accelerator.out.let_go()
+    accelerator.out.release()
     record.ready.synchronize()
     tier.poll()
     assert (accelerator.held_bytes, freed) == (0, [slot])
@@ -302,7 +302,7 @@ def test_offload_beyond_the_bound_makes_the_stream_wait_not_the_host(
         assert tier.held_bytes <= num_in_flight * NBYTES
     assert peak_bytes <= (num_in_flight + 1) * NBYTES
     assert accelerator.num_waits[accelerator.compute] == 20 - num_in_flight
-    accelerator.out.let_go()
+    accelerator.out.release()
     accelerator.out.synchronize()
     for i, slot in enumerate(slots):
         assert torch.equal(_bytes_in(slot), _content(i)), "its memory was used again before it was copied"
@@ -321,7 +321,7 @@ def test_reload_is_seen_by_every_later_kernel(accelerator: Accelerator, slab: Sl
     assert accelerator.num_waits[accelerator.current] == 1
     assert accelerator.num_waits[accelerator.compute] == (not elsewhere)
     assert accelerator.copied == [("out", accelerator.compute), ("in", accelerator.compute)]
-    accelerator.into.let_go()
+    accelerator.into.release()
     assert torch.equal(result(), _content(5))
 
 
@@ -338,7 +338,7 @@ def test_reload_ahead_no_stream_waits_before_somebody_asks(accelerator: Accelera
     tier.hand_over(record)
     assert accelerator.num_waits[accelerator.compute] == 1
     result = accelerator.read_by_kernel(record.source)
-    accelerator.into.let_go()
+    accelerator.into.release()
     assert torch.equal(result(), _content(5))
 
 
@@ -359,8 +359,8 @@ def test_make_room_lets_go_at_once_of_copies_that_still_run_each_way(accelerator
     assert [record.has_device_bytes for record in records] == [False, False, False]
     assert records[1].ready is not None
     assert not records[1].ready.query()  # so its slot is not free yet
-    accelerator.out.let_go()
-    accelerator.into.let_go()
+    accelerator.out.release()
+    accelerator.into.release()
     assert torch.equal(result(), _content(0))
     _poll_until(tier, lambda: records[2].state is State.HOST)
     assert torch.equal(_bytes_in(slot), _content(2))
@@ -377,7 +377,7 @@ def test_reload_waits_for_the_copy_out_that_still_runs(accelerator: Accelerator,
     assert not records[0].has_device_bytes
     result = accelerator.read_by_kernel(_reload(tier, records[0]))
     assert accelerator.num_waits[accelerator.into] == 2  # for the allocation, and for that copy
-    accelerator.out.let_go()
+    accelerator.out.release()
     assert torch.equal(result(), _content(0))
 
 
@@ -426,7 +426,7 @@ def test_any_interleaving_brings_back_the_bytes(accelerator: Accelerator, seed: 
             stream.hold()
         elif action < 0.5:
             for stream in accelerator.streams():
-                stream.let_go()
+                stream.release()
         if chance.random() < 0.5 or not live:
             live[number] = _save(tier, accelerator.computed(number), number)
             while (surplus := tier.window.surplus()) is not None:
@@ -445,7 +445,7 @@ def test_any_interleaving_brings_back_the_bytes(accelerator: Accelerator, seed: 
         if len(live) > 12:
             drop(min(live))
     for stream in accelerator.streams():
-        stream.let_go()
+        stream.release()
     for number, result in results:
         assert torch.equal(result(), _content(number)), number
     for number in list(live):

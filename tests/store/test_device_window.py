@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from tierstore.ledger.device_window import DeviceWindow
-from tierstore.ledger.plan import Place
+from tierstore.ledger.plan import PlannedTier
 
 
 @dataclass
@@ -14,7 +14,7 @@ class Saved:
 
     key: int
     nbytes: int = 1
-    place: Place | None = None
+    planned: PlannedTier | None = None
 
 
 def _window(num_resident: int, out_bytes: int, back_bytes: int) -> DeviceWindow[Saved]:
@@ -74,11 +74,15 @@ def test_surplus_is_what_was_saved_first_until_the_rest_may_stay() -> None:
 
 def test_surplus_what_the_plan_sends_away_goes_first_and_once() -> None:
     window = _window(1, 0, 0)
-    planned = [Saved(10, place=Place.HOST), Saved(11, place=Place.DISK), Saved(12, place=Place.HOST)]
+    planned = [
+        Saved(10, planned=PlannedTier.HOST),
+        Saved(11, planned=PlannedTier.DISK),
+        Saved(12, planned=PlannedTier.HOST),
+    ]
     assert not any(window.hold(record) for record in planned)
     assert window.surplus() is planned[0]
     window.leave(planned[0])
-    planned[1].place = None  # backward has begun
+    planned[1].planned = None  # backward has begun
     assert window.surplus() is planned[2]
     window.leave(planned[2])
     assert window.surplus() is None

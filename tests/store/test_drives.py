@@ -22,7 +22,7 @@ from tierstore.base.config import check_directories, free_bytes_of_each, free_di
 from tierstore.disk.budget import divided_budget
 from tierstore.disk.drive import DriveSpeed
 from tierstore.disk.drives import Drives, results_of
-from tierstore.disk.home import NamedHome
+from tierstore.disk.file_layout import NamedFileLayout
 from tierstore.disk.linux import address_of
 from tierstore.disk.local import LocalDisk
 from tierstore.disk.tier import DiskTier
@@ -72,8 +72,8 @@ class SeveralDrives:
     async def open_named(self, *names: str) -> Drives:
         """As a daemon opens them: files with names, whole records, in this order of drives."""
         self.directories = {name: self.directories[name] for name in names}
-        homes = {name: NamedHome(directory, new_seed=1) for name, directory in self.directories.items()}
-        return await self.open(divides=False, home=homes)
+        layouts = {name: NamedFileLayout(directory, new_seed=1) for name, directory in self.directories.items()}
+        return await self.open(divides=False, layout=layouts)
 
     def fails(self, name: str, number: int = errno.EIO, operation: Any = "pwritev") -> None:
         """From now on this call fails on one drive."""

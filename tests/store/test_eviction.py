@@ -7,16 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tierstore.ledger.eviction import EvictionOrder
-from tierstore.ledger.plan import Place
+from tierstore.ledger.plan import PlannedTier
 
 
-def _record(key: int, worth: int | None = None, place: Place | None = None) -> Any:
-    return SimpleNamespace(key=key, worth=key if worth is None else worth, place=place)
+def _record(key: int, priority: int | None = None, planned: PlannedTier | None = None) -> Any:
+    return SimpleNamespace(key=key, priority=key if priority is None else priority, planned=planned)
 
 
 def test_dirty_known_to_be_needed_last_leaves_first() -> None:
     order = EvictionOrder()
-    records = [_record(key, worth) for key, worth in ((1, 7), (2, 5), (3, 5), (4, 6))]
+    records = [_record(key, priority) for key, priority in ((1, 7), (2, 5), (3, 5), (4, 6))]
     for record in records:
         order.add_dirty(record)
     left = []
@@ -28,16 +28,19 @@ def test_dirty_known_to_be_needed_last_leaves_first() -> None:
 
 def test_leaving_by_the_plan_in_the_order_of_saving_until_backward_begins() -> None:
     order = EvictionOrder()
-    records = [_record(key, place=place) for key, place in enumerate([Place.DISK, None, Place.HOST, *3 * [Place.DISK]])]
+    records = [
+        _record(key, planned=planned)
+        for key, planned in enumerate([PlannedTier.DISK, None, PlannedTier.HOST, *3 * [PlannedTier.DISK]])
+    ]
     for record in records:
         order.add_dirty(record)
     assert order.next_leaving() is records[0]
     order.remove(records[0])
     assert order.next_leaving() is records[3]
-    records[3].place = None
+    records[3].planned = None
     assert order.next_leaving() is records[4]
     for record in records:
-        record.place = None
+        record.planned = None
     assert order.next_leaving() is None
     assert len(order) == 5, "they may still leave when they have to"
 

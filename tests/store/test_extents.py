@@ -17,8 +17,8 @@ from tierstore.disk import segments as segments_module
 from tierstore.disk.allocator import ALIGNMENT_BYTES, FreeExtents, round_up
 from tierstore.disk.budget import DiskBudget
 from tierstore.disk.extents import ExtentSpace
+from tierstore.disk.file_layout import UnnamedFileLayout
 from tierstore.disk.forking import Inode, inode_of, not_while_forking
-from tierstore.disk.home import UnnamedHome
 from tierstore.disk.segments import close_segments, detect_io_mode, open_segment
 from tierstore.errors import StoreFullError
 
@@ -72,12 +72,12 @@ def test_what_is_not_handed_out_is_not_freed(start: int, length: int) -> None:
 
 def test_budget_counts_values_at_their_peak() -> None:
     budget = DiskBudget(100, 2**40)
-    assert budget.add_value(60, has_other_home=False)
+    assert budget.add_value(60, may_be_extent=False)
     budget.remove_value(60)
     assert (budget.value_bytes, budget.room_bytes) == (0, 40)
     budget.segment_bytes = 40
-    assert budget.add_value(60, has_other_home=True), "it takes nothing more than was taken"
-    assert not budget.add_value(1, has_other_home=False)
+    assert budget.add_value(60, may_be_extent=True), "it takes nothing more than was taken"
+    assert not budget.add_value(1, may_be_extent=False)
     assert budget.value_bytes == 60
 
 
@@ -92,7 +92,7 @@ async def open_space(tmp_path: Path) -> AsyncIterator[OpenSpace]:
 
         def opened(budget: DiskBudget, **options: float) -> ExtentSpace:
             mode = detect_io_mode(tmp_path)
-            spaces.append(ExtentSpace(UnnamedHome(tmp_path), budget, mode, executor, **options))
+            spaces.append(ExtentSpace(UnnamedFileLayout(tmp_path), budget, mode, executor, **options))
             return spaces[-1]
 
         yield opened
@@ -227,7 +227,7 @@ def test_segment_without_o_tmpfile_has_no_name_either(tmp_path: Path, monkeypatc
     """A kernel that does not know the flag sees what is left of it, O_DIRECTORY, and refuses to write (open(2))."""
     monkeypatch.setattr(os, "O_TMPFILE", os.O_DIRECTORY)
     inodes: set[Inode] = set()
-    segment = open_segment(UnnamedHome(tmp_path), 0, 2**20, 2**20, detect_io_mode(tmp_path), inodes)
+    segment = open_segment(UnnamedFileLayout(tmp_path), 0, 2**20, 2**20, detect_io_mode(tmp_path), inodes)
     status = os.fstat(segment.file.fileno())
     assert (status.st_nlink, status.st_size) == (0, 2**20)
     assert inodes == {(status.st_dev, status.st_ino)}
@@ -242,7 +242,7 @@ def test_segment_is_opened_and_noted_in_one_with_regard_to_forks(
     """A child that is forked in between would keep a file of which it does not know."""
     seen: list[bool] = []
 
-    class Looking(UnnamedHome):
+    class Looking(UnnamedFileLayout):
         def make_segment(self, number: int) -> int:
             seen.append(not_while_forking._is_owned())
             return super().make_segment(number)

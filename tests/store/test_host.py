@@ -25,7 +25,7 @@ def test_charge_moves_with_the_record_and_remembers_its_size() -> None:
     assert books.staging.used_bytes == 12
     books.charge(record, None)
     books.charge(record, None)
-    assert (books.host.used_bytes, books.staging.used_bytes, books.lent.used_bytes) == (0, 0, 0)
+    assert (books.host.used_bytes, books.staging.used_bytes, books.outstanding.used_bytes) == (0, 0, 0)
 
 
 def test_move_larger_than_the_staging_begins_only_alone() -> None:
@@ -51,7 +51,7 @@ def test_any_sequence_of_charges_adds_up(charges: list[tuple[int, str | None, in
     for number, name, nbytes in charges:
         records[number].nbytes = nbytes
         books.charge(records[number], None if name is None else getattr(books, name))
-        for window in (books.host, books.staging, books.lent):
+        for window in (books.host, books.staging, books.outstanding):
             charged = [record.charged_bytes for record in records if record.window is window]
             assert window.used_bytes == sum(charged)
 

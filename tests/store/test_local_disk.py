@@ -19,7 +19,7 @@ from tests.inspect_store import inspect_tier
 from tests.reliability.drives import MIB, mounted_drive, used_bytes
 from tests.store.disk_conformance import PLAIN, DiskConformance, at_phase, gather, random_bytes, read_back
 from tests.store.disks import local_disk
-from tierstore.disk.home import NamedHome
+from tierstore.disk.file_layout import NamedFileLayout
 from tierstore.disk.linux import address_of
 from tierstore.disk.local import LocalDisk
 from tierstore.disk.records import lay_out, split_at
@@ -360,10 +360,10 @@ async def test_record_that_the_index_refuses_is_no_record(
     open_disk: OpenDisk, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The index's map, made far too small here, is full: what was not committed was not stored."""
-    monkeypatch.setattr("tierstore.disk.home.map_bytes_for", lambda disk_bytes: 2**17)
+    monkeypatch.setattr("tierstore.disk.file_layout.map_bytes_for", lambda disk_bytes: 2**17)
 
-    home = NamedHome(directory)  # one without names keeps no extent in the index
-    disk = await open_disk(inline_bytes=0, home=home)
+    layout = NamedFileLayout(directory)  # one without names keeps no extent in the index
+    disk = await open_disk(inline_bytes=0, layout=layout)
     stored: dict[int, bytes] = {}
 
     async def fill() -> None:
@@ -383,7 +383,7 @@ async def test_extents_that_nobody_will_look_for_do_not_enter_the_index(
     open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The index's map is far too small for an entry each; small values still need it."""
-    monkeypatch.setattr("tierstore.disk.home.map_bytes_for", lambda disk_bytes: 2**18)
+    monkeypatch.setattr("tierstore.disk.file_layout.map_bytes_for", lambda disk_bytes: 2**18)
 
     disk = await open_disk(inline_bytes=1000)
     content = random_bytes(3000)

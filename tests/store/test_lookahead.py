@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tierstore.ledger.lookahead import LearnedOrders, Lookahead, reverse_topological
-from tierstore.ledger.plan import Place, Trace
+from tierstore.ledger.plan import PlannedTier, Trace
 
 
 def _records(num: int) -> list[Any]:
@@ -95,18 +95,18 @@ def test_prediction_follows_what_is_learned_and_the_budgets() -> None:
     orders = LearnedOrders()
     orders.learn(_trace([1, 2], [1, 0], size=10))
 
-    def places(host_bytes: int) -> list[Place | None]:
+    def tiers(host_bytes: int) -> list[PlannedTier | None]:
         plan = orders.predict(1, 1, host_bytes, 0)
         assert plan is not None
         assert orders.predict(2, 2, host_bytes, 0) is plan, "it is made anew each time"
-        return list(plan.places)
+        return list(plan.tiers)
 
-    assert places(10) == [Place.DISK, Place.HOST]
-    assert places(20) == [Place.HOST, Place.HOST]
+    assert tiers(10) == [PlannedTier.DISK, PlannedTier.HOST]
+    assert tiers(20) == [PlannedTier.HOST, PlannedTier.HOST]
     orders.learn(_trace([1, 2], [0, 1], size=10))
-    assert places(10) == [Place.HOST, Place.DISK]
+    assert tiers(10) == [PlannedTier.HOST, PlannedTier.DISK]
     orders.learn(_trace([1, 2], [0, 1], size=0))
-    assert places(10) == [None, None], "others keep them now"
+    assert tiers(10) == [None, None], "others keep them now"
 
 
 def test_lookahead_takes_an_order_that_leaves_some_out() -> None:

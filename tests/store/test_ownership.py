@@ -1,4 +1,4 @@
-"""Whether bytes are ours alone: every way in which somebody else may hold them."""
+"""Whether bytes are solely owned: every way in which somebody else may hold them."""
 
 import gc
 from collections.abc import Callable

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tierstore.ledger.plan import Place, Trace, make_plan
+from tierstore.ledger.plan import PlannedTier, Trace, make_plan
 
-DEVICE, HOST, STAGING, DISK = Place
+DEVICE, HOST, STAGING, DISK = PlannedTier
 
 
 def _trace(
@@ -25,7 +25,7 @@ def _trace(
 
 
 @pytest.mark.parametrize(
-    ("trace", "host_bytes", "device_bytes", "staging_bytes", "places", "is_needed"),
+    ("trace", "host_bytes", "device_bytes", "staging_bytes", "tiers", "is_needed"),
     [
         (_trace([10, 10, 10, 10]), 25, 0, 0, [DISK, DISK, HOST, HOST], True),
         (_trace([5, 10, 10, 10]), 25, 0, 0, [HOST, DISK, HOST, HOST], True),  # what fits into what is left stays
@@ -45,35 +45,35 @@ def test_what_backward_needs_first_stays_as_far_as_the_budgets_reach(
     host_bytes: int,
     device_bytes: int,
     staging_bytes: int,
-    places: list[Place | None],
+    tiers: list[PlannedTier | None],
     is_needed: bool,
 ) -> None:
     plan = make_plan(trace, [], host_bytes, device_bytes, staging_bytes)
-    assert (plan.places, plan.is_needed) == (places, is_needed)
+    assert (plan.tiers, plan.is_needed) == (tiers, is_needed)
 
 
 def test_order_of_backward_decides_not_that_of_forward() -> None:
     plan = make_plan(_trace([10, 10, 10], order=[0, 1, 2]), [], 10, 0)
-    assert plan.places == [HOST, DISK, DISK]
-    assert plan.worths[0] > plan.worths[1] > plan.worths[2] > 0
+    assert plan.tiers == [HOST, DISK, DISK]
+    assert plan.priorities[0] > plan.priorities[1] > plan.priorities[2] > 0
 
 
 def test_record_saved_more_than_once_counts_once_and_by_its_first_use() -> None:
     plan = make_plan(_trace([10, 10, 10], order=[2, 1, 0], records=[0, 1, 0]), [], 10, 0)
-    assert plan.places[:2] == [HOST, DISK]
-    assert plan.worths[0] > plan.worths[1]
+    assert plan.tiers[:2] == [HOST, DISK]
+    assert plan.priorities[0] > plan.priorities[1]
 
 
 def test_never_asked_for_leaves_first_when_it_must_and_not_early() -> None:
     plan = make_plan(_trace([10, 10, 10], order=[2, 0]), [], 10, 0)
-    assert plan.places == [DISK, None, HOST]
-    assert plan.worths[1] < plan.worths[0] < plan.worths[2]
+    assert plan.tiers == [DISK, None, HOST]
+    assert plan.priorities[1] < plan.priorities[0] < plan.priorities[2]
 
 
 def test_graph_that_may_be_a_shorter_one_sends_away_what_that_one_would_too() -> None:
     long, short, other = _trace([10] * 6), _trace([10] * 3), _trace([1] * 6)
-    assert make_plan(long, [], 20, 0).places == [DISK] * 4 + [HOST] * 2
-    assert make_plan(long, [short, other], 20, 0).places == [DISK, None, None, DISK, HOST, HOST]
+    assert make_plan(long, [], 20, 0).tiers == [DISK] * 4 + [HOST] * 2
+    assert make_plan(long, [short, other], 20, 0).tiers == [DISK, None, None, DISK, HOST, HOST]
     assert make_plan(long, [short], 20, 0).is_needed
 
 
@@ -89,10 +89,10 @@ def test_length_in_common_is_that_of_the_common_beginning(mine: list[int], their
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=30), st.integers(0, 200), st.randoms())
 def test_stays_never_more_than_the_budget_and_goes_never_what_would_fit(sizes: list[int], budget: int, random) -> None:  # type: ignore[no-untyped-def]
     order = random.sample(range(len(sizes)), len(sizes))
-    places = make_plan(_trace(sizes, order=order), [], budget, 0).places
-    left = budget - sum(size for size, place in zip(sizes, places, strict=True) if place is HOST)
+    tiers = make_plan(_trace(sizes, order=order), [], budget, 0).tiers
+    left = budget - sum(size for size, planned in zip(sizes, tiers, strict=True) if planned is HOST)
     assert left >= 0
-    assert all(size > left for size, place in zip(sizes, places, strict=True) if place is DISK)
+    assert all(size > left for size, planned in zip(sizes, tiers, strict=True) if planned is DISK)
 
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=30), st.integers(0, 200))

@@ -111,15 +111,15 @@ def _losses(store: TierStore, weights: list[torch.Tensor]) -> list[torch.Tensor]
         return [(weight * 2).exp().sum() for weight in weights]
 
 
-def test_interrupt_where_a_graph_dies_what_it_had_noted_is_not_counted(
+def test_interrupt_where_a_graph_dies_what_it_had_tracked_is_not_counted(
     make_store: MakeStore, interrupted: Interrupted
 ) -> None:
     store = make_store(host_bytes="1GiB")
     graph: list[Any] = _losses(store, [torch.randn(256, 256, requires_grad=True) for _ in range(3)])
-    assert inspect(store).noted_bytes == 3 * 256 * 256 * 4
+    assert inspect(store).tracked_bytes == 3 * 256 * 256 * 4
     interrupted(graph.clear)
     store.stats()
-    assert inspect(store).noted_bytes == 0
+    assert inspect(store).tracked_bytes == 0
 
 
 def _num_misses(store: TierStore, end: Callable[[list[Any]], None]) -> int:

@@ -71,7 +71,7 @@ class HeldDisk(LocalDisk):
         self._loop.call_soon_threadsafe(lambda: (self._doors[what].clear(), held.set()))
         assert held.wait(20)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """In one call: once the first door is open, all may come to its end, and the loop is closed."""
         self._loop.call_soon_threadsafe(lambda: [door.set() for door in self._doors.values()])
 
@@ -115,7 +115,7 @@ class Bench:
             go_on.set()
         for disk in self._disks:
             with suppress(RuntimeError):  # its loop is closed
-                disk.let_go()
+                disk.release()
         self._threads.shutdown(wait=False)
 
 
@@ -180,7 +180,7 @@ def test_drop_at_every_stage_frees_everything(bench: Bench, stage: str) -> None:
     del handle
     assert store.stats().live_handles == 0
     go_on.set()
-    disk.let_go()
+    disk.release()
     until_empty(store)
     assert (key in disk.written) == (stage != "queued")
     assert store.stats().cancelled_bytes == (NBYTES if stage == "queued" else 0)
@@ -207,7 +207,7 @@ def test_memory_moved_while_it_is_written_what_was_written_is_not_taken_for_it(
     if fails:
         refusal = StorageIOError("write", "the drive", "Bad address", "the bytes are in memory")
         monkeypatch.setattr(LocalDisk, "write", lambda *_: _raise_later(refusal))
-    disk.let_go()
+    disk.release()
     record = handle.record
     until(lambda: record.state is State.PENDING)
     store.flush()
@@ -234,7 +234,7 @@ def test_read_that_ends_while_the_handle_has_only_begun_to_die_frees_everything(
     last = [handle]
     del handle
     with _begun_to_die(last):
-        disk.let_go()
+        disk.release()
         until(lambda: disk.usage().num_records == 0)
         assert record.state is State.FREED
         assert store.stats().staging_used_bytes == 0
@@ -246,7 +246,7 @@ def test_read_that_ends_while_the_handle_has_only_begun_to_die_frees_everything(
 def test_close_at_every_stage_frees_everything(bench: Bench, stage: str) -> None:
     store, disk, handle, go_on = _at(bench, stage)
     go_on.set()
-    disk.let_go()
+    disk.release()
     store.close()
     now = store.stats()
     assert (now.host_bytes, now.staging_used_bytes, now.lent_bytes, now.disk_bytes) == (0, 0, 0, 0)
@@ -262,13 +262,13 @@ def test_get_at_every_stage_returns_the_bytes(bench: Bench, stage: str) -> None:
     if stage in ("read queued", "reading"):
         future = bench.on_thread(store, store.get, handle)
         go_on.set()
-        disk.let_go()
+        disk.release()
         result = future.result(20)
     else:
         result = store.get(handle)
     assert torch.equal(result, _tensor())
     go_on.set()
-    disk.let_go()
+    disk.release()
     store.flush()
     assert torch.equal(store.get(handle), _tensor())
     assert store.stats().forwarded_bytes == (NBYTES if stage in ("queued", "writing") else 0)
@@ -283,7 +283,7 @@ def test_get_overtakes_every_queued_prefetch(bench: Bench) -> None:
     for handle in handles[:NUM_RESTORES]:
         disk.await_begin("read", handle)
     wanted = [bench.on_thread(store, store.get, handles[i]) for i in (14, 19)]
-    disk.let_go()
+    disk.release()
     assert torch.equal(wanted[0].result(20), _tensor(14))
     assert torch.equal(wanted[1].result(20), _tensor(19))
     order = [disk.began.get(timeout=20) for _ in range(2)]
@@ -300,7 +300,7 @@ def test_change_while_a_get_waits_is_found(bench: Bench) -> None:
     disk.hold("read")
     waiting = bench.on_thread(store, store.get, handle)
     tensor.add_(1)
-    disk.let_go()
+    disk.release()
     with pytest.raises(ModifiedInPlaceError):
         waiting.result(20)
 
@@ -340,7 +340,7 @@ def test_held_again_while_it_waits_for_room_is_left_alone(bench: Bench) -> None:
     waiting = bench.on_thread(store, inspect(store).residency.saving.save, third.record, log, 3, [second.record])
     assert second.record.source is not None
     taken = second.record.source.detach()
-    disk.let_go()
+    disk.release()
     waiting.result(20)
     store.flush()
     assert (first.record.state, second.record.state) == (State.DISK, State.PENDING)
@@ -394,7 +394,7 @@ def test_close_wakes_whoever_waits(bench: Bench, what: str) -> None:
         with pytest.raises(StoreClosedError):
             future.result(20)
     assert not closing.done(), "close waits for the I/O in progress"
-    disk.let_go()
+    disk.release()
     closing.result(20)
 
 
@@ -439,7 +439,7 @@ def test_put_goes_on_in_the_room_of_the_one_before_it(bench: Bench, stage: str, 
     if is_dropped:
         del handle
     go_on.set()
-    disk.let_go()
+    disk.release()
     if get is not None:
         assert torch.equal(get.result(20), _tensor())
     assert torch.equal(store.get(put.result(20)), _tensor(5))

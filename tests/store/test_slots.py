@@ -14,23 +14,23 @@ def _one_slot() -> tuple[HostWindows, Slots]:
     return books, Slots(books, NBYTES, lambda: 0, spare_bytes=0)
 
 
-def test_lent_slot_is_used_again_only_when_its_storage_is_gone_and_taken_back() -> None:
+def test_outstanding_slot_is_used_again_only_when_its_storage_is_gone_and_taken_back() -> None:
     books, slots = _one_slot()
     slot = slots.allocate(NBYTES)
     start = slot.start
     assert start is not None
     tensor = slots.hand_out(slot)
-    slots.let_go(slot)
+    slots.release(slot)
     view = tensor[3:]
     del tensor
     slots.take_back()
-    assert books.lent.used_bytes == NBYTES
+    assert books.outstanding.used_bytes == NBYTES
     assert slots.allocate(NBYTES).start is None  # a mapping of its own
     del view
     assert slots.returned
-    assert books.lent.used_bytes == NBYTES  # whoever calls next takes it back; a finalizer takes nothing apart
+    assert books.outstanding.used_bytes == NBYTES  # whoever calls next takes it back; a finalizer takes nothing apart
     slots.take_back()
-    assert books.lent.used_bytes == 0
+    assert books.outstanding.used_bytes == 0
     assert not slots.returned
     assert slots.allocate(NBYTES).start == start
 
@@ -43,8 +43,8 @@ def test_slot_whose_storage_died_first_is_free_once_it_is_let_go_of() -> None:
     del tensor
     slots.take_back()
     assert slots.allocate(NBYTES).start is None
-    slots.let_go(slot)
-    assert books.lent.used_bytes == 0
+    slots.release(slot)
+    assert books.outstanding.used_bytes == 0
     assert slots.allocate(NBYTES).start == start
 
 
@@ -73,13 +73,13 @@ def test_free_pages_of_a_window_that_is_overdrawn_take_none_of_the_other() -> No
     assert slots.slab.cached_bytes == NBYTES
 
 
-def test_pages_of_a_lent_slot_are_kept_for_the_next_read_and_given_up_for_a_write() -> None:
+def test_pages_of_an_outstanding_slot_are_kept_for_the_next_read_and_given_up_for_a_write() -> None:
     windows = HostWindows(0, NBYTES)
     slots = Slots(windows, 2 * NBYTES, lambda: 0)
     slot = slots.allocate(NBYTES)
     tensor = slots.hand_out(slot)
-    slots.let_go(slot)
-    windows.staging.used_bytes += NBYTES  # another one takes its room while it is lent
+    slots.release(slot)
+    windows.staging.used_bytes += NBYTES  # another one takes its room while it is outstanding
     del tensor
     slots.take_back()
     slots.trim(is_for_read=True)

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from tierstore.disk.codec.codec import DamagedBytesError
-from tierstore.disk.home import spans_of
+from tierstore.disk.file_layout import spans_of
 from tierstore.disk.location import Location
 
 BLOCK = 4096

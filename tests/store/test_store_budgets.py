@@ -194,7 +194,7 @@ def test_accounting_after_random_use_is_exact(make_store: MakeStore, seed: int) 
     assert store.stats().host_bytes_peak <= budget[0]
 
 
-def test_lent_memory_is_counted_until_it_comes_back(make_store: MakeStore) -> None:
+def test_outstanding_memory_is_counted_until_it_comes_back(make_store: MakeStore) -> None:
     store = make_store(staging_bytes=4 * NBYTES)
     handles = [store.put(_tensor(i)) for i in range(3)]
     store.flush()

@@ -192,7 +192,7 @@ def flush_to_the_end(store: TierStore) -> None:
 
 
 def assert_nothing_is_held(store: TierStore) -> None:
-    """No record, slot, staging, lent memory or byte on disk; on a device, once the last copy is over."""
+    """No record, slot, staging, outstanding memory or byte on disk; on a device, once the last copy is over."""
     deadline = time.monotonic() + 20
     inside = inspect(store)
     while ((now := store.stats()).device_bytes or inside.has_slots) and time.monotonic() < deadline:

@@ -45,19 +45,19 @@ class DiskBudget:
     def room_bytes(self) -> int:
         return max(0, self.limit_bytes - self.segment_bytes - self.value_peak_bytes)
 
-    def add_value(self, num_bytes: int, *, has_other_home: bool) -> bool:
-        """Count a value; False, and nothing is counted, if the limit does not allow it. `has_other_home`: it may live
+    def add_value(self, num_bytes: int, *, may_be_extent: bool) -> bool:
+        """Count a value; False, and nothing is counted, if the limit does not allow it. `may_be_extent`: it may live
         in an extent instead, and is refused here if values would take more than half of the limit, because the index
         never gives back the space that they once took."""
         growth = max(0, self.value_bytes + num_bytes - self.value_peak_bytes)
-        most_bytes = min(self._most_value_bytes, self.limit_bytes // 2 if has_other_home else self.limit_bytes)
+        most_bytes = min(self._most_value_bytes, self.limit_bytes // 2 if may_be_extent else self.limit_bytes)
         if growth and (growth > self.room_bytes or self.value_peak_bytes + growth > most_bytes):
             return False
         self.value_bytes += num_bytes
         self.value_peak_bytes += growth
         return True
 
-    def take_up(self, segment_bytes: int, value_bytes: int, index_bytes: int) -> None:
+    def rebuild(self, segment_bytes: int, value_bytes: int, index_bytes: int) -> None:
         """Count the files that an earlier process left, which may be more than the limit, if that was lowered."""
         self.segment_bytes = segment_bytes
         self.value_bytes = value_bytes

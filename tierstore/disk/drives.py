@@ -113,14 +113,14 @@ class Drives:
     async def open(
         cls, openers: Mapping[str, Callable[[], LocalDisk]], *, num_jobs: int, divides: bool, keep: bool = False
     ) -> Self:
-        """Open the tier of each drive, by directory, and take up the records in them. If one raises, none is open, and
+        """Open the tier of each drive, by directory, and restore the records in them. If one raises, none is open, and
         with `keep` the records on the others stay for the next process. `num_jobs`: as `QueuedDrive`'s."""
         drives: list[QueuedDrive] = []
         try:
             for name, opener in openers.items():
                 drives.append(QueuedDrive(name, opener(), num_jobs))
             tier = cls(drives, divides=divides)
-            await tier._take_up()
+            await tier._rebuild()
         except BaseException:
             closings = (drive.disk.close(keep=keep) for drive in drives)
             await asyncio.gather(*closings, return_exceptions=True)  # the first error is the one to tell
@@ -232,7 +232,7 @@ class Drives:
     async def delete_lease(self, number: int) -> None:
         await self._first.delete_lease(number)
 
-    async def _take_up(self) -> None:
+    async def _rebuild(self) -> None:
         """Note where the records lie that were found. Leases on another drive than the first are deleted."""
         for drive in self._drives:
             if drive.disk is not self._first:

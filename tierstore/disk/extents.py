@@ -78,7 +78,7 @@ class ExtentSpace:
     def usage(self) -> Usage:
         return self.used_bytes + self._budget.value_bytes, self._budget.limit_bytes
 
-    def take_up(self, segments: Iterable[Segment], extents: Mapping[int, Mapping[int, int]]) -> None:
+    def rebuild(self, segments: Iterable[Segment], extents: Mapping[int, Mapping[int, int]]) -> None:
         """Continue with segments that hold records, which this space closes; the caller counts the budget. `extents`:
         those in use, by segment: offset -> length."""
         for segment in segments:

@@ -36,7 +36,7 @@ def descriptors_of(inodes: Collection[Inode]) -> list[int]:
     return found
 
 
-def let_go_of(inodes: Collection[Inode]) -> None:
+def release_files(inodes: Collection[Inode]) -> None:
     """In a forked child: give up its copies of the files' descriptors. They are turned to /dev/null rather than closed:
     the code that has opened them will close those numbers one day, and they must not belong to another file by then."""
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)

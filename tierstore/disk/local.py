@@ -7,7 +7,7 @@
     read  ─► location in memory ─► one job: read + checksum + decode
 
 All bookkeeping happens on the loop. The pool's jobs only move bytes; one that has written an extent also enters it in
-the index, if the *home* (`home.py`: where the files live) outlives the process.
+the index, if the *file layout* (`file_layout.py`: where the files live) outlives the process.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from .codec.codec import NO_CODEC, parse_codec
 from .codec.policy import CodecPolicy
 from .entries import IndexEntries
 from .extents import Extent, ExtentSpace
-from .forking import let_go_of
-from .home import Home, UnnamedHome
+from .file_layout import FileLayout, UnnamedFileLayout
+from .forking import release_files
 from .index import Fetch, Outcome, Put
 from .jobs import run_job, to_the_end
 from .location import FileRange, Location, Written, record_seed
@@ -61,7 +61,8 @@ class _Record(NamedTuple):
 
 
 class LocalDisk:
-    """Keeps records under a directory. A `DiskTier`, empty at first unless its home has kept an earlier one's records.
+    """Keeps records under a directory. A `DiskTier`, empty at first unless its file layout has kept an earlier one's
+    records.
 
     All coroutines belong to one loop and do not block it; the constructor blocks for some milliseconds. A coroutine
     that is cancelled ends when its job has ended, and a write then leaves no record. A record may have zero bytes.
@@ -71,12 +72,12 @@ class LocalDisk:
         inline_bytes: records up to this length live in LMDB, longer ones in extents; None: all of up to 1 GiB do.
         executor: runs the jobs; not shut down before `close` has returned.
         num_at_once: how many records of each direction are at the device, encoded or decoded at once, at most.
-        session: part of every checksum: a record of another session is refused. A home with names has its own.
-        home: not opened yet; closed with the tier. None: under `directory`, without names.
+        session: part of every checksum: a record of another session is refused. A file layout with names has its own.
+        layout: not opened yet; closed with the tier. None: under `directory`, without names.
 
     Raises:
         ConfigError: an option is not usable.
-        StorageIOError, StoreFullError: nothing can be opened there. In both cases nothing is left open but `home`,
+        StorageIOError, StoreFullError: nothing can be opened there. In both cases nothing is left open but `layout`,
             which the caller closes; the records in it are still there.
     """
 
@@ -91,7 +92,7 @@ class LocalDisk:
         executor: Executor,
         num_at_once: int = NUM_AT_ONCE,
         session: int = 0,
-        home: Home | None = None,
+        layout: FileLayout | None = None,
         max_write_bytes_per_day: int | None = None,
     ) -> None:
         fixed = parse_codec(codec)
@@ -111,32 +112,32 @@ class LocalDisk:
         self._policy = policy = CodecPolicy(fixed, num_at_once)
         self._write_turns = ScratchPool(num_at_once, partial(policy.clock.timed, "write"))
         self._read_turns = ScratchPool(num_at_once, partial(policy.clock.timed, "read"))
-        self._home = UnnamedHome(self._directory, session) if home is None else home
+        self._layout = UnnamedFileLayout(self._directory, session) if layout is None else layout
         with translated("open", str(self._directory), "nothing was stored"):
-            self._mode = detect_io_mode(self._home.directory)
+            self._mode = detect_io_mode(self._layout.directory)
             # Not where somebody has put an executor of their own before the store's: each transfer is theirs to see.
             uses_native = isinstance(executor, IoThreads) and is_native()
             self._native = NativeTransfers(num_at_once, policy.note_speed) if uses_native else None
             try:
-                self._open_home(disk_bytes)
+                self._open_layout(disk_bytes)
             except BaseException:
                 if self._native is not None:
                     self._native.stop()
                     self._native.close()  # no thread has started yet
                 raise
 
-    def _open_home(self, disk_bytes: int) -> None:
+    def _open_layout(self, disk_bytes: int) -> None:
         """Take up what it has kept."""
-        found = self._home.open(disk_bytes, self._mode)
+        found = self._layout.open(disk_bytes, self._mode)
         self.session, self.leases = found.session, found.leases
         self._index, self._locations = found.index, found.locations
         self._budget = DiskBudget(round_up(disk_bytes), found.index.map_bytes)
         value_bytes = sum(each.taken_bytes for each in found.locations.values() if each.segment is None)
         segment_bytes = sum(segment.num_bytes for segment in found.segments)
-        self._budget.take_up(segment_bytes, value_bytes, found.index.allocated_bytes)
-        self._space = ExtentSpace(self._home, self._budget, self._mode, self._executor)
-        self._space.take_up(found.segments, found.spans)
-        has_extents = self._home.outlives
+        self._budget.rebuild(segment_bytes, value_bytes, found.index.allocated_bytes)
+        self._space = ExtentSpace(self._layout, self._budget, self._mode, self._executor)
+        self._space.rebuild(found.segments, found.spans)
+        has_extents = self._layout.outlives
         self._entries = IndexEntries(found.index, self._executor, self._space, self._budget, has_extents=has_extents)
 
     async def write(self, key: int, source: memoryview, kind: Kind) -> Stored:
@@ -222,7 +223,7 @@ class LocalDisk:
 
     def abandon_after_fork(self) -> None:
         self._closed_because = "it belongs to the process that this one was forked from"
-        let_go_of({self._index.inode, *self._space.inodes, *self._home.inodes})
+        release_files({self._index.inode, *self._space.inodes, *self._layout.inodes})
         if self._native is not None:
             self._native.abandon_after_fork()
 
@@ -238,7 +239,7 @@ class LocalDisk:
             await run_job(self._executor, self._native.close)
         await self._space.close(keep=keep)
         await run_job(self._executor, self._index.close)
-        await run_job(self._executor, partial(self._home.close, keep=keep))
+        await run_job(self._executor, partial(self._layout.close, keep=keep))
 
     # --- one record. These must not be cancelled: they own extents and buffers until their jobs have ended --------
 
@@ -270,9 +271,9 @@ class LocalDisk:
         if num_bytes > (_LONGEST_VALUE_BYTES if self._inline_bytes is None else self._inline_bytes):
             return await self._store_in_extent(record)
         charge_bytes = value_charge_bytes(num_bytes)
-        has_other_home = self._inline_bytes is not None and num_bytes > 0
-        while not self._budget.add_value(charge_bytes, has_other_home=has_other_home):
-            if has_other_home:  # it does not wait for room in the index
+        may_be_extent = self._inline_bytes is not None and num_bytes > 0
+        while not self._budget.add_value(charge_bytes, may_be_extent=may_be_extent):
+            if may_be_extent:  # it does not wait for room in the index
                 return await self._store_in_extent(record)
             self._space.free_budget_for(charge_bytes)
             if not await self._space.wait_for_news():

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Generic, Protocol
 
 from ..errors import StoreFullError
-from .by_hand import ByHand
 from .counters import Counters
 from .eviction import EvictionOrder as Eviction
+from .explicit_prefetch import ExplicitPrefetch
 from .jobs import Jobs
 from .lookahead import Lookahead
 from .observer import Observer
@@ -21,8 +21,8 @@ from .record import R
 from .windows import HostWindows
 
 
-class Noted(Protocol):
-    """The tensors that are only noted: see `noted.py`. `num_bytes`: an upper bound."""
+class Tracked(Protocol):
+    """The tensors that are only tracked: see `tracked.py`. `num_bytes`: an upper bound."""
 
     @property
     def num_bytes(self) -> int: ...
@@ -39,10 +39,10 @@ class Books(Generic[R]):
         observer: is told of every event; does nothing unless a trace is recorded.
         jobs: what is to be moved to and from disk.
         eviction: which record leaves host memory next.
-        blocked: records that are ours, and for which there is no room; packs wait until it is empty.
-        parked: records in HOST, by key, that are charged to staging: they were on their way out.
+        blocked: records that are solely owned, and for which there is no room; packs wait until it is empty.
+        unspilled: records in HOST, by key, that are charged to staging: they were on their way out.
         ahead: lookahead of the backward that asked last; None: none has.
-        by_hand: records that were named to `TierStore.prefetch`.
+        explicit_prefetch: records that were named to `TierStore.prefetch`.
         num_packing: threads that wait for room. `num_getting`: for bytes, or whose bytes are there but which have not
             woken yet.
         disk_is_full: a write found no room, and nothing was freed on disk since.
@@ -50,9 +50,9 @@ class Books(Generic[R]):
         spill_error: the error of a failed write, which the next pack raises; None: it was raised, or no write failed.
     """
 
-    def __init__(self, windows: HostWindows, noted: Noted, is_sole_owner: Callable[[R], bool]) -> None:
+    def __init__(self, windows: HostWindows, tracked: Tracked, is_sole_owner: Callable[[R], bool]) -> None:
         self.windows = windows
-        self.noted = noted
+        self.tracked = tracked
         self.pending = Pending[R](is_sole_owner)
         self.records: dict[int, R] = {}
         self.released: deque[R] = deque()
@@ -61,9 +61,9 @@ class Books(Generic[R]):
         self.jobs = Jobs[R]()
         self.eviction = Eviction[R]()
         self.blocked: deque[R] = deque()
-        self.parked: dict[int, R] = {}
+        self.unspilled: dict[int, R] = {}
         self.ahead: Lookahead[R] | None = None
-        self.by_hand = ByHand[R]()
+        self.explicit_prefetch = ExplicitPrefetch[R]()
         self.num_packing = self.num_getting = 0
         self.disk_bytes = self.disk_bytes_peak = 0
         self.disk_is_full = False
@@ -72,8 +72,8 @@ class Books(Generic[R]):
         self.is_closed = False
 
     def uncharged_bytes(self) -> int:
-        """Bytes of pending and noted tensors that no window is charged with yet."""
-        return self.pending.num_bytes + self.noted.num_bytes - self.windows.noted_bytes
+        """Bytes of pending and tracked tensors that no window is charged with yet."""
+        return self.pending.num_bytes + self.tracked.num_bytes - self.windows.tracked_bytes
 
     def register(self, record: R) -> None:
         self.records[record.key] = record
@@ -82,4 +82,4 @@ class Books(Generic[R]):
 
     def must_act(self) -> bool:
         """Whether a pack has something to do first, even if it needs no room."""
-        return bool(self.pending.must_be_examined or self.blocked or self.spill_error is not None)
+        return bool(self.pending.must_be_scanned or self.blocked or self.spill_error is not None)

@@ -114,7 +114,7 @@ class DeviceRules(Generic[R]):
         return self.window.resident.used_bytes + self.window.in_flight.used_bytes
 
     def hold(self, record: R) -> None:
-        """The record is ours alone now, and stays on the device until it is chosen to leave."""
+        """The store is the record's sole owner now: it stays on the device until it is chosen to leave."""
         record.move(State.DEVICE)
         if self.window.hold(record):
             self.bound_flight()  # room that was lent to copies is needed now

@@ -1,8 +1,8 @@
 """Which records stay on accelerators, which are being copied, and which leaves next. Pure: records in, records out, no
 bytes; the store's lock guards it.
 
-The record that is needed last leaves first. A record that the plan sends away leaves as soon as it is ours. Beyond
-`device_bytes`, the record that was saved first leaves.
+The record that is needed last leaves first. A record that the plan sends away leaves as soon as the store is its sole
+owner. Beyond `device_bytes`, the record that was saved first leaves.
 
 NOTE [Room of device_bytes]
 The tensors that were saved last stay. So `device_bytes` is unused early in forward and late in backward. Its free room
@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Generic
 
-from .plan import Place
+from .plan import PlannedTier
 from .record import R
 from .windows import NUM_GROUPS, Window
 
@@ -29,7 +29,7 @@ RELOAD_BYTES = 256 * 2**20
 
 
 class DeviceWindow(Generic[R]):
-    """The records that are ours alone and stay on a device, and the number of bytes that are being copied.
+    """The records that are solely owned and stay on a device, and the number of bytes that are being copied.
 
     `resident` counts the bytes that stay, also those of tracked tensors, which are no records; its limit is the last
     scope's `device_bytes`. `in_flight` and `reloaded`
@@ -67,7 +67,7 @@ class DeviceWindow(Generic[R]):
         """Count the record as staying. False: the plan sends it away at once."""
         self._resident[record.key] = record, record.nbytes
         self.resident.used_bytes += record.nbytes
-        if record.place in (Place.HOST, Place.DISK):
+        if record.planned in (PlannedTier.HOST, PlannedTier.DISK):
             self._leaving[record.key] = record
             return False
         return True
@@ -76,7 +76,7 @@ class DeviceWindow(Generic[R]):
         """The record that has to leave next: by the plan, or, if too much stays, the one saved first; None: none."""
         while self._leaving:
             key, record = next(iter(self._leaving.items()))
-            if record.place in (Place.HOST, Place.DISK):
+            if record.planned in (PlannedTier.HOST, PlannedTier.DISK):
                 return record
             del self._leaving[key]  # backward has begun: the record need not leave any more
         if self._resident and self._room() < _lent(self.reloaded):

@@ -1,8 +1,8 @@
 """The way down: which records leave memory, and when. From where autograd left the bytes to the host, and to disk.
 
-`examine` finds the pending records that are ours alone. `admit` gives each a place in the host window or sends it out
-at once. `_spill` makes room by sending out what is needed last: it enters a write. The end of a write is in
-`ledger.py`.
+`scan_pending` finds the pending records of which the store is the sole owner. `admit` gives each a place in the host
+window or sends it out at once. `_spill` makes room by sending out what is needed last: it enters a write. The end of a
+write is in `ledger.py`.
 
 The caller holds the store's lock; nothing here waits.
 """
@@ -16,7 +16,7 @@ from ..disk.tier import Stored
 from .books import Books
 from .device import DeviceRules
 from .memory import Memory
-from .plan import Place
+from .plan import PlannedTier
 from .record import R
 from .state import State
 from .windows import Window
@@ -34,10 +34,10 @@ class Down(Generic[R]):
         self._books = books
         self._windows = books.windows
         self._pending = books.pending
-        self._noted = books.noted
+        self._tracked = books.tracked
         self._blocked = books.blocked
         self._eviction = books.eviction
-        self._parked = books.parked
+        self._unspilled = books.unspilled
         self._jobs = books.jobs
         self._device = device
         self._memory = memory
@@ -49,64 +49,65 @@ class Down(Generic[R]):
         """Whether a pack of `nbytes` has something to do first: make room, move a record out, or raise an error.
 
         If not, `uses_staging` tells whether it takes room of staging: see NOTE [Small tensors] in `windows.py`; and
-        `may_wait`, whether it may stay noted until a group is full, so that the plan sends it away a little later.
+        `may_wait`, whether it may stay tracked until a group is full, so that the plan sends it away a little later.
         """
-        windows, pending, noted_bytes = self._windows, self._pending, self._noted.num_bytes
+        windows, pending, tracked_bytes = self._windows, self._pending, self._tracked.num_bytes
         self.uses_staging = False
-        self.may_wait = nbytes <= windows.member_bytes and noted_bytes + nbytes <= windows.group_bytes
-        if pending.must_be_examined or self._blocked or self._books.spill_error is not None:
+        self.may_wait = nbytes <= windows.member_bytes and tracked_bytes + nbytes <= windows.group_bytes
+        if pending.must_be_scanned or self._blocked or self._books.spill_error is not None:
             return True  # as `Books.must_act`, without its call
         limit_bytes = windows.host.limit_bytes
-        held_bytes = windows.host.used_bytes + pending.num_bytes + noted_bytes - windows.noted_bytes
+        held_bytes = windows.host.used_bytes + pending.num_bytes + tracked_bytes - windows.tracked_bytes
         if held_bytes + self._pages.cached_bytes + nbytes <= limit_bytes:
             return False
         # What others hold would free nothing if it were looked at again now.
-        self.uses_staging = held_bytes - pending.shared_bytes <= limit_bytes and windows.may_stay_noted(nbytes)
+        self.uses_staging = held_bytes - pending.shared_bytes <= limit_bytes and windows.may_stay_tracked(nbytes)
         self.may_wait |= self.uses_staging
         return not self.uses_staging
 
-    def charge_noted(self, nbytes: int) -> None:
+    def charge_tracked(self, nbytes: int) -> None:
         windows = self._windows
-        is_first = not windows.noted_bytes
-        windows.noted_bytes += nbytes
+        is_first = not windows.tracked_bytes
+        windows.tracked_bytes += nbytes
         windows.staging.used_bytes += nbytes
         if is_first:
             self._memory.trim()  # for all that follow: `HostWindows.free_bytes`
 
-    def relieve(self, how_many: int | None, *, is_planned: bool = False) -> None:
-        """Admit what is ours, if not everything that may be ours fits: NOTE [No sooner than needed] in `pending.py`.
+    def reclaim(self, how_many: int | None, *, is_planned: bool = False) -> None:
+        """Admit what is solely owned, if not everything that may be solely owned fits: NOTE [No sooner than needed] in
+        `pending.py`.
 
-        Examines `how_many` (None: all) of the records that others held at the last look again. `is_planned`: the plan
+        Scans `how_many` (None: all) of the records that others held at the last look again. `is_planned`: the plan
         may send something away even if there is room.
         """
-        if is_planned or self._pending.must_be_examined or not self.fits_uncharged():
-            self.examine(how_many)
+        if is_planned or self._pending.must_be_scanned or not self.fits_uncharged():
+            self.scan_pending(how_many)
             self._charge_rest()
         self._memory.trim()
 
     def fits_uncharged(self, nbytes: int = 0) -> bool:
         """Whether host memory has room for what no window is charged with yet, and `nbytes` more."""
         windows, host = self._windows, self._windows.host
-        uncharged_bytes = self._pending.num_bytes + self._noted.num_bytes - windows.noted_bytes
+        uncharged_bytes = self._pending.num_bytes + self._tracked.num_bytes - windows.tracked_bytes
         return host.used_bytes + uncharged_bytes + nbytes <= host.limit_bytes
 
     def _charge_rest(self) -> None:
-        """What could not be booked stays noted: in staging, if nothing waits for room there."""
-        nbytes, windows = self._noted.num_bytes, self._windows
+        """What could not be registered stays tracked: in staging, if nothing waits for room there."""
+        nbytes, windows = self._tracked.num_bytes, self._windows
         if self._blocked or not 0 < nbytes <= windows.group_bytes // 2 or self.fits_uncharged():
             return
         if windows.staging.fits(nbytes + windows.excess_bytes):
-            self.charge_noted(nbytes)
+            self.charge_tracked(nbytes)
 
-    def examine(self, how_many: int | None = None) -> None:
-        """Admit the records that are ours alone now, among all fresh ones and `how_many` (None: all) shared ones."""
-        if self._windows.noted_bytes:
-            self._windows.keep_noted(0)
-        self._memory.book_settled()
+    def scan_pending(self, how_many: int | None = None) -> None:
+        """Admit the solely owned records, among all fresh ones and `how_many` (None: all) shared ones."""
+        if self._windows.tracked_bytes:
+            self._windows.keep_tracked(0)
+        self._memory.register_settled()
         for record in self._pending.take(how_many):
             if record.state is not State.PENDING:
                 continue
-            if self._memory.is_ours(record):
+            if self._memory.has_sole_owner(record):
                 self.admit(record)
             else:
                 self._pending.share(record)
@@ -116,12 +117,12 @@ class Down(Generic[R]):
         """Backward begins: the records that have not left by now need not leave any more."""
         for record in records:
             if record is not None:
-                record.place = None
+                record.planned = None
 
     # --- into the windows ---------------------------------------------------------------------------------------
 
     def admit(self, record: R) -> None:
-        """Charge a record whose bytes are ours, or let it wait for room in `blocked`."""
+        """Charge a record of which the store is the sole owner, or let it wait for room in `blocked`."""
         if record.device is not None:
             self._device.hold(record)
             self._offload_surplus()
@@ -138,7 +139,7 @@ class Down(Generic[R]):
         while self._blocked:
             record = self._blocked[0]
             if record.state in (State.PENDING, State.DEVICE):
-                if not self._memory.is_ours(record):
+                if not self._memory.has_sole_owner(record):
                     self.hand_back(record)
                 elif not self._try_admit(record, takes_from_backward=is_awaited):
                     return
@@ -176,10 +177,10 @@ class Down(Generic[R]):
         """Whether the plan sends it to disk, or host memory is full and it is needed later than anything there."""
         if not self._may_move(record.nbytes):
             return False
-        if record.place is Place.DISK:
+        if record.planned is PlannedTier.DISK:
             return self._eviction.next_leaving() is None
         victim = None if self._windows.host.fits(record.nbytes) else self._eviction.next_dirty()
-        return victim is not None and record.worth < victim.worth
+        return victim is not None and record.priority < victim.priority
 
     def _offload(self, record: R, window: Window) -> bool:
         """False: the record has just died, and will be released."""
@@ -196,7 +197,7 @@ class Down(Generic[R]):
     def hand_back(self, record: R) -> None:
         """Return a record to PENDING: somebody else holds its storage again, so its removal would free nothing."""
         self._eviction.remove(record)
-        self._parked.pop(record.key, None)
+        self._unspilled.pop(record.key, None)
         self._device.window.leave(record)
         self._windows.charge(record, None)
         if record.state is not State.PENDING:
@@ -205,7 +206,7 @@ class Down(Generic[R]):
 
     # --- from host memory to disk -------------------------------------------------------------------------------
 
-    def send_ahead(self) -> None:
+    def write_behind(self) -> None:
         """Begin to move out the records that the plan sends to disk, as far as staging has room."""
         while (record := self._eviction.next_leaving()) is not None and self._windows.staging.fits(record.nbytes):
             if not self._spill(record):
@@ -215,12 +216,13 @@ class Down(Generic[R]):
         """Begin to move the victim out, or make another step towards that; False: nothing can be done now."""
         if victim is None or victim.demanded or self._books.disk_is_full or self._books.is_closed:
             return False
-        if not self._memory.is_ours(victim):
+        if not self._memory.has_sole_owner(victim):
             self.hand_back(victim)
         elif victim.window is self._windows.staging or self._may_move(victim.nbytes, from_host=True):
             self._queue_spill(victim)
-        elif self._parked and not self._jobs.num_writes:
-            self._queue_spill(next(iter(self._parked.values())))  # parked records hold the staging the victim needs
+        elif self._unspilled and not self._jobs.num_writes:
+            # unspilled records hold the staging the victim needs
+            self._queue_spill(next(iter(self._unspilled.values())))
         else:
             return False
         return True
@@ -229,7 +231,7 @@ class Down(Generic[R]):
         return not self._books.disk_is_full and self._windows.admits_move(nbytes, from_host=from_host)
 
     def _queue_spill(self, record: R) -> None:
-        self._parked.pop(record.key, None)
+        self._unspilled.pop(record.key, None)
         self._eviction.remove(record)
         self._windows.charge(record, self._windows.staging)
         record.move(State.QUEUED)
@@ -246,10 +248,10 @@ class Down(Generic[R]):
     @property
     def unwritten_bytes(self) -> int:
         """Bytes of records that stay in staging: they could not be written, or were asked for in time."""
-        return sum(record.nbytes for record in self._parked.values())
+        return sum(record.nbytes for record in self._unspilled.values())
 
     def retry_unwritten(self) -> None:
-        for record in list(self._parked.values()):
+        for record in list(self._unspilled.values()):
             self._queue_spill(record)
 
     def stay(self, record: R) -> None:
@@ -258,12 +260,12 @@ class Down(Generic[R]):
         if self._windows.host.fits(record.nbytes):
             self._windows.charge(record, self._windows.host)
         else:
-            self._parked[record.key] = record
+            self._unspilled[record.key] = record
 
     def drop(self, record: R | None, *, is_for_read: bool = False) -> bool:
         """Free the memory of a record whose bytes are on disk too. False: `record` is None.
 
-        `is_for_read`: it makes way for a read. Then a record that was prefetched by hand is prefetched again.
+        `is_for_read`: it makes way for a read. Then a record that was prefetched explicitly is prefetched again.
         """
         if record is None:
             return False
@@ -271,13 +273,13 @@ class Down(Generic[R]):
         if self._books.ahead is not None:
             self._books.ahead.come_back_for(record)
         if is_for_read:
-            self._books.by_hand.come_back_for(record)
+            self._books.explicit_prefetch.come_back_for(record)
         else:
-            self._books.by_hand.forget_fetched(record)
+            self._books.explicit_prefetch.forget_fetched(record)
         record.nbytes = record.span_bytes
         record.fetched = record.wanted = False
         self._device.unload(record)
-        self._memory.let_go(record)
+        self._memory.release(record)
         self.free_memory(record)
         self._memory.take_back()  # so that the next user of this room gets these very pages
         record.move(State.DISK)
@@ -285,7 +287,7 @@ class Down(Generic[R]):
         return True
 
     def free_memory(self, record: R) -> None:
-        self._parked.pop(record.key, None)
+        self._unspilled.pop(record.key, None)
         self._windows.charge(record, None)
         self._memory.free(record)
 

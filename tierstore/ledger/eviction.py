@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
 from typing import Generic
 
-from .plan import Place
+from .plan import PlannedTier
 from .record import R, RuledRecord
 
 _KEY_BITS = 64
@@ -19,16 +19,16 @@ _KEY_MASK = (1 << _KEY_BITS) - 1
 
 
 def _rank_of(record: RuledRecord) -> int:
-    """Worth, then key, as one number: a pair would be one more object per record for the garbage collector to scan."""
-    return record.worth << _KEY_BITS | record.key
+    """Priority, then key, as one number: a pair would be one more object per record for the garbage collector."""
+    return record.priority << _KEY_BITS | record.key
 
 
 class EvictionOrder(Generic[R]):
     """The records that may leave, in the order in which they should. Operations take O(log n) at most, amortised.
 
     They may leave by being written (*dirty*) or, once on disk, by being dropped (*clean*, and *used* once they were
-    asked for). Each `next_` gives the first of its kind, or None. Records become ours in another order than they were
-    saved in; their worth tells when they are needed.
+    asked for). Each `next_` gives the first of its kind, or None. The store becomes the sole owner of records in
+    another order than they were saved in; their priority tells when they are needed.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class EvictionOrder(Generic[R]):
     def add_dirty(self, record: R) -> None:
         self._dirty[record.key] = record
         heappush(self._ranks, _rank_of(record))
-        if record.place is Place.DISK:
+        if record.planned is PlannedTier.DISK:
             self.leaving[record.key] = record
         if len(self._ranks) > 2 * len(self._dirty) + 64:
             self._ranks = sorted(_rank_of(dirty) for dirty in self._dirty.values())
@@ -57,7 +57,7 @@ class EvictionOrder(Generic[R]):
         self._clean.move_to_end(record.key, last=False)
 
     def use(self, record: R) -> None:
-        """The record was asked for, so records that are still to be asked for are worth more."""
+        """The record was asked for, so records that are still to be asked for have a higher priority."""
         self._clean.pop(record.key, None)
         self._used[record.key] = record
         self._used.move_to_end(record.key)
@@ -96,7 +96,7 @@ class EvictionOrder(Generic[R]):
     def next_leaving(self) -> R | None:
         while self.leaving:
             key, record = next(iter(self.leaving.items()))
-            if record.place is Place.DISK:
+            if record.planned is PlannedTier.DISK:
                 return record
             del self.leaving[key]  # backward has begun: the record need not leave any more
         return None

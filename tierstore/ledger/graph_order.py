@@ -15,7 +15,7 @@ from typing import Generic, NamedTuple
 from .coverage import StepTimes
 from .lookahead import LearnedOrders, Lookahead, reverse_topological
 from .plan import Plan, Trace
-from .reach import Reach
+from .prefetch_depth import PrefetchDepth
 from .record import R
 from .state import State
 
@@ -31,8 +31,9 @@ class Budgets(NamedTuple):
 class Packs(NamedTuple, Generic[R]):
     """The packs of a graph, in order: lists of the same length.
 
-    `sizes`: bytes of each tensor's storage. `records`: None while a tensor is only noted. `storages`: a number for each
-    storage: packs of one storage have the same, unless they are dead. `on_device`: whether it is on an accelerator.
+    `sizes`: bytes of each tensor's storage. `records`: None while a tensor is only tracked. `storages`: a number for
+    each storage: packs of one storage have the same, unless they are dead. `on_device`: whether it is on an
+    accelerator.
     """
 
     nodes: Sequence[int]
@@ -57,8 +58,8 @@ class GraphOrder(Generic[R]):
     Args:
         orders: the orders that are known, to learn and to recall; None: the reverse-topological order is followed.
         budgets: for the plan.
-        lookahead_bytes: how far ahead of backward to fetch; None: `reach_bytes` at most, see NOTE [No farther than it
-            takes] in `reach.py`.
+        lookahead_bytes: how far ahead of backward to fetch; None: `depth_bytes` at most, see NOTE [No farther than it
+            takes] in `prefetch_depth.py`.
 
     Attributes:
         lookahead: what backward will ask for next, to be read from disk.
@@ -69,12 +70,12 @@ class GraphOrder(Generic[R]):
     """
 
     def __init__(
-        self, orders: LearnedOrders | None, budgets: Budgets, lookahead_bytes: int | None, reach_bytes: int
+        self, orders: LearnedOrders | None, budgets: Budgets, lookahead_bytes: int | None, depth_bytes: int
     ) -> None:
         self._orders = orders
         self._budgets = budgets
-        self._finds_reach = lookahead_bytes is None
-        self.lookahead = Lookahead[R](reach_bytes if lookahead_bytes is None else lookahead_bytes)
+        self._finds_depth = lookahead_bytes is None
+        self.lookahead = Lookahead[R](depth_bytes if lookahead_bytes is None else lookahead_bytes)
         self.reload_ahead = Lookahead[R](0 if lookahead_bytes == 0 else sys.maxsize)  # the device's windows bound it
         self.asked_for: dict[int, None] = {}
         self.predicted: Plan | None = None
@@ -120,9 +121,9 @@ class GraphOrder(Generic[R]):
         self.reload_ahead.begin(records, order)
         self._trace = trace = _trace_so_far(packs, signatures, known)
         self.is_followed = True
-        if self._orders is not None and self._finds_reach and not any(trace.on_device):
+        if self._orders is not None and self._finds_depth and not any(trace.on_device):
             # ahead of an accelerator, the host waits in any case
-            self.lookahead.reach.begin(is_far=not self._orders.reaches.is_near(signatures[-1]))
+            self.lookahead.depth.begin(is_far=not self._orders.depths.is_near(signatures[-1]))
 
     def ending(self, times: StepTimes | None) -> Callable[[], None] | None:
         """What learns from this backward, to be called when the graph is gone. It keeps no record. None: nothing does.
@@ -131,8 +132,8 @@ class GraphOrder(Generic[R]):
         """
         if self._orders is None or self._trace is None:
             return None
-        reach, staging_bytes = self.lookahead.reach, self._budgets.staging_bytes
-        return partial(_learn, self._orders, self._trace, self.asked_for, times, reach, staging_bytes)
+        depth, staging_bytes = self.lookahead.depth, self._budgets.staging_bytes
+        return partial(_learn, self._orders, self._trace, self.asked_for, times, depth, staging_bytes)
 
 
 def _trace_so_far(packs: Packs[R], signatures: Sequence[int], known: Trace | None) -> _TraceSoFar:
@@ -160,13 +161,13 @@ def _learn(
     trace: _TraceSoFar,
     asked_for: Iterable[int],
     times: StepTimes | None,
-    reach: Reach,
+    depth: PrefetchDepth,
     staging_bytes: int,
 ) -> None:
     """A graph is gone: learn in which order its backward asked, how fast, and how long it waited for copies."""
     signature = trace.signatures[-1]
     num_packs = len(trace.signatures)  # another thread may have packed more since
     orders.learn(Trace(*trace, [index for index in asked_for if index < num_packs]))
-    orders.reaches.note(signature, reach, staging_bytes)
+    orders.depths.note(signature, depth, staging_bytes)
     if times is not None:
         orders.coverage.note(signature, times)

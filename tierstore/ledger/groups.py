@@ -13,15 +13,15 @@ another."""
 
 
 class Part(NamedTuple, Generic[T]):
-    """All noted tensors of one storage, and their aliases, which were taken from them. `kind`: their dtype."""
+    """All tracked tensors of one storage, and their aliases, which were taken from them. `kind`: their dtype."""
 
     tensors: list[T]
     aliases: list[Any]
     kind: Any
 
     def give_back(self) -> None:
-        for noted, alias in zip(self.tensors, self.aliases, strict=True):
-            noted.alias = alias
+        for tracked, alias in zip(self.tensors, self.aliases, strict=True):
+            tracked.alias = alias
         self.aliases.clear()  # or each would look as if it were in use
 
 

@@ -74,13 +74,13 @@ class Ledger(Generic[R]):
         if record.state is State.DISK:
             self.up.start_restore(record, demanded=True)
         if ahead is None:
-            if self.books.by_hand.forget(record):
+            if self.books.explicit_prefetch.forget(record):
                 self.go_ahead()
             return
         self.books.ahead = ahead
         ahead.asked_for(index, record.nbytes // record.num_members)
         if record.state is State.DISK or record.state is State.READING:
-            ahead.reach.wait()
+            ahead.depth.wait()
         self.go_ahead()
 
     def _count_request(self, record: R) -> None:
@@ -129,7 +129,7 @@ class Ledger(Generic[R]):
         self.up.reload_ahead(reload_ahead)
 
     def go_ahead(self) -> None:
-        """Restore what lies ahead of backward, then what was named by hand, if backward wants nothing more for now.
+        """Restore what lies ahead of backward, then what was named explicitly, if backward wants nothing more for now.
 
         Not while a pack waits: a prefetch would take the room that it waits for.
         """
@@ -139,14 +139,14 @@ class Ledger(Generic[R]):
         ahead = books.ahead
         if ahead is not None:
             self.up.prefetch(ahead)
-        if books.by_hand.waiting and not books.blocked and (ahead is None or ahead.peek() is None):
-            self.up.prefetch(books.by_hand)
+        if books.explicit_prefetch.waiting and not books.blocked and (ahead is None or ahead.peek() is None):
+            self.up.prefetch(books.explicit_prefetch)
 
     def advance(self) -> None:
         """Use the room of what was freed: for blocked records, writes and prefetches."""
         if self.books.blocked or self.books.eviction.leaving:
             self.down.admit_blocked(is_awaited=self.books.num_packing > 0)
-            self.down.send_ahead()
+            self.down.write_behind()
             self._memory.trim()
         self.go_ahead()
 
@@ -162,7 +162,7 @@ class Ledger(Generic[R]):
             return ForRoom.WAIT
         if has_collected:
             raise self.full_error(books.blocked[0].nbytes) from books.disk_error
-        books.windows.keep_noted(0)  # small tensors give way
+        books.windows.keep_tracked(0)  # small tensors give way
         return ForRoom.COLLECT_GARBAGE
 
     def retry_blocked(self) -> None:
@@ -236,7 +236,7 @@ class Ledger(Generic[R]):
                 self.down.drop(record)
         else:
             self.down.stay(record)
-            record.place = None  # not again before it must
+            record.planned = None  # not again before it must
             self.books.eviction.add_dirty(record)
             self._note_failure(outcome)
 
@@ -244,7 +244,7 @@ class Ledger(Generic[R]):
         """Discard what was written, which may be other bytes; whoever moved the memory manages it from now on."""
         record.move(State.HOST)
         record.forced = False
-        self._memory.disown(record)  # it is never ours again
+        self._memory.disown(record)  # the store is never its sole owner again
         if record.stored_bytes:
             self._discard(record)
         self.down.hand_back(record)
@@ -265,14 +265,14 @@ class Ledger(Generic[R]):
         self._end_job(record)
         self._jobs.num_reads -= 1
         if self.books.ahead is not None:
-            self.books.ahead.reach.read_ended(record.key)
+            self.books.ahead.depth.read_ended(record.key)
         is_wanted = record.state is State.READING and record.is_alive
         self.books.observer.restore_ended(record.key, outcome, is_wanted=is_wanted)
         if record.state is not State.READING:
             self._end_orphaned_job(record)
         elif isinstance(outcome, Exception):
             self._leave_unread(record, outcome)
-        elif not self._memory.put_back(record):
+        elif not self._memory.attach(record):
             record.move(State.DOOMED)  # its handle dies just now, on another thread
             self._bury(record)
         else:
@@ -345,7 +345,7 @@ class Ledger(Generic[R]):
         if state is State.FREED or (state is State.CLOSED and record.held is not None):
             return  # its job has ended it, or will
         if record.held is not None:
-            self.books.by_hand.forget(record)
+            self.books.explicit_prefetch.forget(record)
             record.move(State.DOOMED)
             return
         if state is State.QUEUED:
@@ -360,7 +360,7 @@ class Ledger(Generic[R]):
             if record.shared:
                 self.books.counters.kept_bytes["alive elsewhere"] += record.nbytes
         self.books.eviction.remove(record)
-        self.books.by_hand.forget(record)
+        self.books.explicit_prefetch.forget(record)
         self._bury(record)
 
     def _bury(self, record: R) -> None:
@@ -393,17 +393,17 @@ class Ledger(Generic[R]):
         for record in self.books.records.values():
             self.books.eviction.remove(record)
             self.device.release(record)
-            self._memory.let_go(record)
+            self._memory.release(record)
             if record.held is None:
                 self.down.free_memory(record)
             self._forget_stored(record)
             if record.state is not State.CLOSED:
                 record.move(State.CLOSED)
         self._memory.give_up()
-        self.books.windows.keep_noted(0)
+        self.books.windows.keep_tracked(0)
         self.books.pending.clear()
         self.books.blocked.clear()
-        self.books.by_hand.clear()
+        self.books.explicit_prefetch.clear()
         self._jobs.clear()
         self.drain()
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from ..base.remains import Remains
 from .graph_order import GraphOrder, Packs
+from .on_device import DeviceReference
 from .record import R
 from .state import State
-from .tracked import TrackedReference
 
 if TYPE_CHECKING:
     from .coverage import StepTimes
@@ -28,7 +28,7 @@ _KEY_SHIFT = 48
 
 
 class LoggedTensor(Protocol):
-    """A saved tensor, as a log sees it. `NotedTensor` (`residency/noted.py`) describes each attribute."""
+    """A saved tensor, as a log sees it. `TrackedTensor` (`residency/tracked.py`) describes each attribute."""
 
     index: int
     key: int
@@ -67,22 +67,22 @@ class GraphLog(Generic[T, R]):
     store's lock.
 
     Attributes:
-        store: the handles of its booked tensors, and this reference, keep it open; None: it is a simulated one.
+        store: the handles of its registered tensors, and this reference, keep it open; None: it is a simulated one.
         residency: the store's, by which its records are told from those of other stores.
         number: unique in this process.
         num_packs: how many tensors were packed. `packs`: the autograd node that saved each, and its storage's bytes.
         newest_node: the node that saved last; its kernel may still have to run.
         is_settled: the kernel of the newest node has run too.
-        noted_storages: id and size of the storage of each tensor in `noted`, by index. `num_noted`: how many tensors of
-            each such storage there are.
-        records: the record of each tensor; None while it is only noted.
-        noted: the tensors in host memory that are only noted, dead ones included, by index.
-        tracked: likewise, those on accelerators. `storages`: what is charged for them: see `TrackedBytes`.
-        tracks: tensors on accelerators may still be tracked.
+        tracked_storages: id and size of the storage of each tensor in `on_host`, by index. `num_tracked`: how many
+            tensors of each such storage there are.
+        records: the record of each tensor; None while it is only tracked.
+        on_host: the tensors in host memory that are only tracked, dead ones included, by index.
+        on_device: likewise, those on accelerators. `storages`: what is charged for them: see `DeviceBytes`.
+        tracks_on_device: tensors on accelerators may still be tracked.
         leaving: those of them that wait for enough others to leave in a group, with the bytes of each.
         remains: outlives the log; from it the store learns that the log has died.
         first_key: key of the first tensor's record.
-        num_surveyed: how many tensors, from the first on, were checked for other owners of their storage.
+        num_scanned: how many tensors, from the first on, were checked for other owners of their storage.
         order: what is known of the graph, and what backward asks for. `asked`: the packs that it has asked for.
         plan: where the records belong; None: no known graph begins with these packs.
         started: backward has asked for something.
@@ -91,7 +91,7 @@ class GraphLog(Generic[T, R]):
         gathers: small tensors may become groups: NOTE [Groups] in `residency/groups.py`. `num_sorted`: how many packs
             there were when tensors were last sorted into groups.
         recording: the recording of the trace that the graph is in; None: it is in none.
-        keeps_layouts: tensors have a layout as soon as they are noted. The same for all logs: see `hooks/living.py`.
+        keeps_layouts: tensors have a layout as soon as they are tracked. The same for all logs: see `hooks/living.py`.
     """
 
     keeps_layouts: ClassVar[bool] = False
@@ -105,19 +105,19 @@ class GraphLog(Generic[T, R]):
         self.residency = residency
         self.num_packs = 0
         self.packs: list[tuple[int, int]] = []
-        self.noted_storages: dict[int, tuple[int, int]] = {}
-        self.num_noted: dict[tuple[int, int], int] = {}
+        self.tracked_storages: dict[int, tuple[int, int]] = {}
+        self.num_tracked: dict[tuple[int, int], int] = {}
         self.records: list[R | None] = []
-        self.noted: dict[int, weakref.ref[T]] = {}
-        self.tracked: dict[int, TrackedReference[T]] = {}
+        self.on_host: dict[int, weakref.ref[T]] = {}
+        self.on_device: dict[int, DeviceReference[T]] = {}
         self.storages: dict[int, list[int]] = {}
-        self.tracks = False
+        self.tracks_on_device = False
         self.leaving: dict[int, int] = {}
         self.leaving_bytes = 0
         self.remains = begin(self)
         self.newest_node = -1
         self.is_settled = False
-        self.num_surveyed = 0
+        self.num_scanned = 0
         self.members: dict[int, Any] = {}
         self.gathers = True
         self.num_sorted = 0
@@ -132,7 +132,7 @@ class GraphLog(Generic[T, R]):
 
     # --- forward ------------------------------------------------------------------------------------------------
 
-    def append_booked(self, record: R, node: int) -> int:
+    def append_registered(self, record: R, node: int) -> int:
         index = self.num_packs
         if not index:
             self.first_key = record.key
@@ -167,75 +167,75 @@ class GraphLog(Generic[T, R]):
         _, self.leaving[index] = self.packs[index]
         self.leaving_bytes += self.leaving[index]
 
-    def place_group(self, record: R, tensors: Iterable[T]) -> None:
-        """A group is worth as much as the member that is needed first."""
+    def assign_group(self, record: R, tensors: Iterable[T]) -> None:
+        """A group has the priority of the member that is needed first."""
         if self.plan is not None:
-            self.plan.place_group(record, [noted.index for noted in tensors], self.first_key)
+            self.plan.assign_group(record, [tracked.index for tracked in tensors], self.first_key)
 
-    def place(self, record: R, index: int) -> None:
+    def assign(self, record: R, index: int) -> None:
         if self.plan is not None:
-            self.plan.place(record, index, self.first_key)
+            self.plan.assign(record, index, self.first_key)
 
-    def enter(self, noted: T) -> int:
-        """Returns the bytes that are noted now and were not before: those of a storage that is new."""
-        index = noted.index
-        self.noted[index] = weakref.ref(noted)
-        self.noted_storages[index] = storage = noted.storage_id, self.packs[index][1]
-        num_before = self.num_noted.get(storage, 0)
-        self.num_noted[storage] = num_before + 1
+    def enter(self, tracked: T) -> int:
+        """Returns the bytes that are tracked now and were not before: those of a storage that is new."""
+        index = tracked.index
+        self.on_host[index] = weakref.ref(tracked)
+        self.tracked_storages[index] = storage = tracked.storage_id, self.packs[index][1]
+        num_before = self.num_tracked.get(storage, 0)
+        self.num_tracked[storage] = num_before + 1
         return 0 if num_before else storage[1]
 
     def forget(self, indices: Iterable[int]) -> int:
-        """Returns the bytes that are noted no longer."""
-        noted, num_noted, storages = self.noted, self.num_noted, self.noted_storages
+        """Returns the bytes that are tracked no longer."""
+        on_host, num_tracked, storages = self.on_host, self.num_tracked, self.tracked_storages
         forgotten_bytes = 0
         for index in indices:
-            del noted[index]
+            del on_host[index]
             storage = storages.pop(index)
-            num_noted[storage] -= 1
-            if not num_noted[storage]:
-                del num_noted[storage]
+            num_tracked[storage] -= 1
+            if not num_tracked[storage]:
+                del num_tracked[storage]
                 forgotten_bytes += storage[1]
         return forgotten_bytes
 
     def give(self, index: int, layout: Any) -> Any:
-        """Saved tensor `index`, for a traced graph: noted or not, in that geometry, which has no lazy bits."""
+        """Saved tensor `index`, for a traced graph: tracked or not, in that geometry, which has no lazy bits."""
         raise NotImplementedError
 
     def find(self, index: int) -> T | None:
         """The saved tensor of that index, if it lives and has no record."""
-        reference = self.noted.get(index) or self.tracked.get(index)
+        reference = self.on_host.get(index) or self.on_device.get(index)
         return None if reference is None else reference()
 
-    def unbooked(self) -> list[T]:
+    def unregistered(self) -> list[T]:
         """The tensors without a record that are alive."""
-        references = [*list(self.noted.values()), *list(self.tracked.values())]
-        return [noted for reference in references if (noted := reference()) is not None]
+        references = [*list(self.on_host.values()), *list(self.on_device.values())]
+        return [tracked for reference in references if (tracked := reference()) is not None]
 
     def is_mostly_dead(self) -> bool:
         """Whether most of its tensors are dead. Checked only each time the number of packs has doubled, else False."""
         if self.num_packs < self._look_at:
             return False
         self._look_at = 2 * self.num_packs
-        num_booked = sum(1 for record in list(self.records) if record is not None and record.is_alive)
-        return 2 * (len(self.unbooked()) + num_booked) < self.num_packs
+        num_registered = sum(1 for record in list(self.records) if record is not None and record.is_alive)
+        return 2 * (len(self.unregistered()) + num_registered) < self.num_packs
 
     def settled(self, among: Mapping[int, weakref.ref[T]]) -> list[tuple[int, T | None]]:
         """(index, tensor) of those `among` these that may be read; None: it has died."""
         packs, unsettled = self.packs, None if self.is_settled else self.newest_node
         return [(index, reference()) for index, reference in sorted(among.items()) if packs[index][0] != unsettled]
 
-    def unsurveyed(self) -> Iterable[list[T]]:
+    def unscanned(self) -> Iterable[list[T]]:
         """The settled tensors, by storage, that this has not returned before."""
         by_storage: dict[int, list[T]] = {}
-        for index in range(self.num_surveyed, self.num_packs):
+        for index in range(self.num_scanned, self.num_packs):
             if not self.is_settled and self.packs[index][0] == self.newest_node:
                 break
-            self.num_surveyed = index + 1
-            reference = self.noted.get(index) or self.tracked.get(index)  # as `find`, without its call
-            noted = None if reference is None else reference()
-            if noted is not None:
-                by_storage.setdefault(noted.storage_id, []).append(noted)
+            self.num_scanned = index + 1
+            reference = self.on_host.get(index) or self.on_device.get(index)  # as `find`, without its call
+            tracked = None if reference is None else reference()
+            if tracked is not None:
+                by_storage.setdefault(tracked.storage_id, []).append(tracked)
         return by_storage.values()
 
     def come_in(self, indices: Sequence[int], record: R) -> None:
@@ -274,7 +274,7 @@ class GraphLog(Generic[T, R]):
         records = list(self.records)
         packs = self.packs[: len(records)]
         on_device = [
-            index in self.tracked if record is None else record.device is not None
+            index in self.on_device if record is None else record.device is not None
             for index, record in enumerate(records)
         ]
         nodes, sizes = [node for node, _ in packs], [nbytes for _, nbytes in packs]
@@ -286,9 +286,9 @@ class GraphLog(Generic[T, R]):
         for index, member in list(self.members.items()):
             if index < len(numbers):
                 numbers[index] = numbers[index] << _KEY_SHIFT | member.first_byte
-        for noted in self.unbooked():
-            if noted.index < len(numbers):
-                numbers[noted.index] = -noted.storage_id  # an address, so it is none of the numbers above
+        for tracked in self.unregistered():
+            if tracked.index < len(numbers):
+                numbers[tracked.index] = -tracked.storage_id  # an address, so it is none of the numbers above
         return numbers
 
 
@@ -298,14 +298,14 @@ class LogRemains(Remains[GraphLog[Any, Any]]):
     `then`: called when the store accounts for the log's death, under the store's lock.
     """
 
-    __slots__ = ("noted", "num_noted", "number", "storages", "then", "tracked")
+    __slots__ = ("num_tracked", "number", "on_device", "on_host", "storages", "then")
 
     def __init__(self, log: GraphLog[Any, Any], note_death: Callable[[LogRemains], None]) -> None:
         self.number = log.number
-        self.noted = log.noted
-        self.tracked = log.tracked
+        self.on_host = log.on_host
+        self.on_device = log.on_device
         self.storages = log.storages
-        self.num_noted = log.num_noted
+        self.num_tracked = log.num_tracked
         self.then: Callable[[], None] | None = None
 
     def call_at_end(self, then: Callable[[], None]) -> None:

@@ -16,7 +16,7 @@ from typing import Generic
 
 from .coverage import Coverage
 from .plan import Plan, Trace, make_plan
-from .reach import Reach, Reaches
+from .prefetch_depth import PrefetchDepth, PrefetchDepths
 from .record import R
 
 Signature = int
@@ -42,7 +42,7 @@ class LearnedOrders:
         self._traces: OrderedDict[Signature, Trace] = OrderedDict()
         self._plans: dict[tuple[Signature, int, int, int], Plan] = {}
         self.coverage = Coverage()
-        self.reaches = Reaches()
+        self.depths = PrefetchDepths()
 
     def learn(self, trace: Trace) -> None:
         """Remember a trace, unless its order is only the beginning of the known order of the same packs."""
@@ -94,13 +94,13 @@ class LearnedOrders:
 class Lookahead(Generic[R]):
     """A position in the order of one graph, and what lies ahead of it within a number of bytes.
 
-    `limit_bytes`: how many may be fetched ahead and not asked for yet; 0: look ahead not at all. `reach`: into which
+    `limit_bytes`: how many may be fetched ahead and not asked for yet; 0: look ahead not at all. `depth`: into which
     windows.
     """
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        self.reach = Reach()
+        self.depth = PrefetchDepth()
         self._records: Sequence[R | None] = ()
         self._order: Sequence[int] = ()
         self._rank: list[int] = []  # by index: its rank in the order; -1: it is not in the order
@@ -115,7 +115,7 @@ class Lookahead(Generic[R]):
     def begin(self, records: Sequence[R | None], order: Sequence[int]) -> None:
         """Start at the beginning of `order`, the indices in which backward will ask; `records[i]` is pack i's record.
 
-        None in `records`: the tensor is only noted, so it is in memory; `come_in` enters its record later.
+        None in `records`: the tensor is only tracked, so it is in memory; `come_in` enters its record later.
         """
         self._records, self._order = records, order
         self._num_known = len(records)
@@ -139,7 +139,7 @@ class Lookahead(Generic[R]):
 
         If it was asked for before, what follows it lies ahead again: backward may go through a retained graph twice.
         """
-        self.reach.asked_bytes += nbytes
+        self.depth.asked_bytes += nbytes
         if index in self._ahead:
             self._ahead_bytes -= self._ahead.pop(index)
         if index < self._num_known:  # else it was packed on another thread, while backward began

@@ -25,11 +25,11 @@ class Memory(Protocol[R_contra]):
     @property
     def pages(self) -> Pages: ...
 
-    def is_ours(self, record: R_contra) -> bool:
+    def has_sole_owner(self, record: R_contra) -> bool:
         """Whether nobody else holds the record's memory, or it is to be stored in any case."""
 
-    def book_settled(self) -> None:
-        """Make records of the noted tensors whose bytes may be read."""
+    def register_settled(self) -> None:
+        """Make records of the tracked tensors whose bytes may be read."""
 
     def trim(self, *, is_for_read: bool = False) -> None:
         """Give back free memory beyond what the windows leave; after a read, memory for another one may be kept."""
@@ -52,10 +52,10 @@ class Memory(Protocol[R_contra]):
 
     def disown(self, record: R_contra) -> None: ...
 
-    def put_back(self, record: R_contra) -> bool:
+    def attach(self, record: R_contra) -> bool:
         """Let the record's tensors use the bytes in its slot. False: its handle is just dying."""
 
-    def let_go(self, record: R_contra) -> None:
+    def release(self, record: R_contra) -> None:
         """Let the record's tensors use its memory no longer: the bytes leave memory."""
 
     def free(self, record: R_contra) -> None:
@@ -72,4 +72,4 @@ class Memory(Protocol[R_contra]):
         """Account for graphs that have died and for slots that are free again: what `has_changed` tells of."""
 
     def give_up(self) -> None:
-        """The store is closed: let go of all that others may still use, and of all noted tensors."""
+        """The store is closed: let go of all that others may still use, and of all tracked tensors."""

@@ -5,8 +5,8 @@ In the order in which backward asks:
 2. As many of the next as the staging window holds leave only when they must. They are then still on their way when
    backward begins, and are handed over from memory. Sent early, they would just have reached the disk, and would be
    read back at once, behind the last writes.
-3. The rest goes to disk as soon as it is ours, not only when the budget is full. So the drive has all of forward to
-   write it, and backward to read it.
+3. The rest goes to disk as soon as the store is its sole owner, not only when the budget is full. So the drive has all
+   of forward to write it, and backward to read it.
 
 NOTE [Before the graph is known]
 The plan is followed while forward still runs, when several known graphs may begin with the packs so far. Then only the
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .record import RuledRecord
 
 
-class Place(enum.Enum):
+class PlannedTier(enum.Enum):
     """Where a record waits for backward."""
 
     DEVICE = "device"
@@ -35,7 +35,7 @@ class Place(enum.Enum):
     DISK = "disk"
 
 
-_OFF_DEVICE = frozenset({Place.HOST, Place.DISK})
+_OFF_DEVICE = frozenset({PlannedTier.HOST, PlannedTier.DISK})
 
 
 class Trace:
@@ -93,90 +93,96 @@ class Plan:
     """Where the record of each pack of a trace belongs.
 
     Attributes:
-        worths: for each pack, at most the number of packs; the higher, the sooner needed. The lowest leaves first.
-        places: for each pack; None: not decided, the record leaves when it has to.
+        priorities: for each pack, at most the number of packs; the higher, the sooner needed. The lowest leaves first.
+        tiers: for each pack; None: not decided, the record leaves when it has to.
         is_needed: the records are more than the budgets hold.
     """
 
-    def __init__(self, trace: Trace, worths: Sequence[int], places: Sequence[Place | None], *, is_needed: bool) -> None:
+    def __init__(
+        self, trace: Trace, priorities: Sequence[int], tiers: Sequence[PlannedTier | None], *, is_needed: bool
+    ) -> None:
         self.trace = trace
-        self.worths = worths
-        self.places = places
+        self.priorities = priorities
+        self.tiers = tiers
         self.is_needed = is_needed
 
     def leaves(self, index: int) -> bool:
         """Whether the record of pack `index` is to leave its device."""
-        return index < len(self.places) and self.places[self.trace.records[index]] in _OFF_DEVICE
+        return index < len(self.tiers) and self.tiers[self.trace.records[index]] in _OFF_DEVICE
 
-    def place_of(self, index: int) -> Place | None:
-        return self.places[index] if index < len(self.places) else None
+    def planned_tier_of(self, index: int) -> PlannedTier | None:
+        return self.tiers[index] if index < len(self.tiers) else None
 
-    def place(self, record: RuledRecord, index: int, first_key: int) -> None:
-        """Set worth and place of the record of pack `index`. A view of an earlier pack changes nothing.
+    def assign(self, record: RuledRecord, index: int, first_key: int) -> None:
+        """Set eviction priority and planned tier of the record of pack `index`. A view of an earlier pack changes
+        nothing.
 
-        The worth counts from `first_key`, the key of the graph's first record.
+        The priority counts from `first_key`, the key of the graph's first record.
         """
-        if index < len(self.places) and self.trace.records[index] == index:
-            record.worth = first_key + self.worths[index]
-            record.place = self.places[index]
+        if index < len(self.tiers) and self.trace.records[index] == index:
+            record.priority = first_key + self.priorities[index]
+            record.planned = self.tiers[index]
 
-    def place_group(self, record: RuledRecord, indices: Iterable[int], first_key: int) -> None:
-        """The same for a group, whose members have one place: it is worth as much as the one that is needed first."""
-        records, places, worths, worth = self.trace.records, self.places, self.worths, 0
+    def assign_group(self, record: RuledRecord, indices: Iterable[int], first_key: int) -> None:
+        """The same for a group: its members have one planned tier. It has the priority of the one needed first."""
+        records, tiers, priorities, priority = self.trace.records, self.tiers, self.priorities, 0
         for index in indices:
-            if index < len(places) and records[index] == index:
-                record.place = places[index]
-                worth = max(worth, first_key + worths[index])
-        record.worth = worth or record.worth
+            if index < len(tiers) and records[index] == index:
+                record.planned = tiers[index]
+                priority = max(priority, first_key + priorities[index])
+        record.priority = priority or record.priority
 
 
 def make_plan(
     trace: Trace, others: Iterable[Trace], host_bytes: int, device_bytes: int, staging_bytes: int = 0
 ) -> Plan:
-    """Place the records of `trace`. Where one of `others`, which may come instead, differs, nothing is decided."""
-    places = _places(trace, host_bytes, device_bytes, staging_bytes)
-    leaves_memory = Place.STAGING in places or Place.DISK in places
-    is_needed = leaves_memory or (Place.HOST in places and any(trace.on_device))
+    """Plan the tiers of the records of `trace`.
+
+    Where one of `others`, which may come instead, differs, nothing is decided.
+    """
+    tiers = _planned_tiers(trace, host_bytes, device_bytes, staging_bytes)
+    leaves_memory = PlannedTier.STAGING in tiers or PlannedTier.DISK in tiers
+    is_needed = leaves_memory or (PlannedTier.HOST in tiers and any(trace.on_device))
     for other in others:
         num_packs = trace.length_in_common(other)
         if num_packs:
-            theirs = _places(other, host_bytes, device_bytes, staging_bytes)
+            theirs = _planned_tiers(other, host_bytes, device_bytes, staging_bytes)
             for index in range(num_packs):
-                if theirs[index] is not places[index]:
-                    places[index] = None
-    return Plan(trace, _worths(trace), places, is_needed=is_needed)
+                if theirs[index] is not tiers[index]:
+                    tiers[index] = None
+    return Plan(trace, _priorities(trace), tiers, is_needed=is_needed)
 
 
-def _worths(trace: Trace) -> list[int]:
-    """Worths by the first use; 0 for a record that is never asked for."""
-    worths = [0] * len(trace)
+def _priorities(trace: Trace) -> list[int]:
+    """Priorities by the first use; 0 for a record that is never asked for."""
+    priorities = [0] * len(trace)
     for rank, index in enumerate(trace.order):
         record = trace.records[index]
-        worths[record] = max(worths[record], len(trace) - rank)
-    return worths
+        priorities[record] = max(priorities[record], len(trace) - rank)
+    return priorities
 
 
-def _places(trace: Trace, host_bytes: int, device_bytes: int, staging_bytes: int) -> list[Place | None]:
+def _planned_tiers(trace: Trace, host_bytes: int, device_bytes: int, staging_bytes: int) -> list[PlannedTier | None]:
     """Fill device, host and staging in the order of need; the rest goes to disk. None: it is never asked for.
 
     Records on an accelerator do not wait in staging, because they have to be copied out early.
     """
-    places: list[Place | None] = [None] * len(trace)
+    tiers: list[PlannedTier | None] = [None] * len(trace)
     used_device_bytes = used_host_bytes = used_staging_bytes = 0
     for index in trace.order:
         record = trace.records[index]
         size = trace.sizes[record]
-        if places[record] is not None or not size:
+        if tiers[record] is not None or not size:
             continue
         if trace.on_device[record] and used_device_bytes + size <= device_bytes:
             used_device_bytes += size
-            places[record] = Place.DEVICE
+            tiers[record] = PlannedTier.DEVICE
         elif used_host_bytes + size <= host_bytes:
             used_host_bytes += size
-            places[record] = Place.HOST
+            tiers[record] = PlannedTier.HOST
         elif not trace.on_device[record] and used_staging_bytes + size <= staging_bytes:
             used_staging_bytes += size
-            places[record] = Place.STAGING
+            tiers[record] = PlannedTier.STAGING
         else:
-            places[record] = Place.DISK
-    return places
+            tiers[record] = PlannedTier.DISK
+    return tiers

@@ -8,7 +8,7 @@ from ..base.remains import Remains
 from .state import MOVES, State
 
 if TYPE_CHECKING:
-    from .plan import Place
+    from .plan import PlannedTier
     from .windows import Window
 
 
@@ -27,8 +27,8 @@ class RuledRecord(Remains[Any]):
         device: the accelerator that the tensor lives on; None: host memory.
         ready: the point of a copy stream up to which the slot is being copied to or from.
         held: the memory that a running job works on, which this keeps alive; None: no job is running.
-        worth: the record with the lowest worth leaves first. It is the key, unless the order of use is known.
-        place: where the record waits for backward; None: not known.
+        priority: the record with the lowest priority leaves first. It is the key, unless the order of use is known.
+        planned: where the record waits for backward; None: not known.
         demanded: how many threads wait for the bytes.
         wanted: backward will ask for the record soon, so it stays in memory once it is written.
         urgent: the queued read was submitted as demanded.
@@ -39,12 +39,12 @@ class RuledRecord(Remains[Any]):
 
     __slots__ = (
         "__weakref__", "cause", "charged_bytes", "demanded", "device", "fetched", "forced", "held", "key", "nbytes",
-        "num_members", "place", "ready", "shared", "slot", "state", "stored_bytes", "urgent", "wanted", "window",
-        "worth",
+        "num_members", "planned", "priority", "ready", "shared", "slot", "state", "stored_bytes", "urgent", "wanted",
+        "window",
     )  # fmt: skip
 
     def __init__(self, key: int, nbytes: int) -> None:
-        self.key = self.worth = key
+        self.key = self.priority = key
         self.state = State.PENDING
         self.shared = self.forced = self.wanted = self.urgent = self.fetched = False
         self.nbytes = nbytes
@@ -54,7 +54,7 @@ class RuledRecord(Remains[Any]):
         self.device: Any = None
         self.ready: Any = None
         self.held: Any = None
-        self.place: Place | None = None
+        self.planned: PlannedTier | None = None
         self.num_members = 1
         self.cause: BaseException | None = None
 

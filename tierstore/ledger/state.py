@@ -5,7 +5,7 @@ State of a record        the bytes are                          who may move it
 PENDING                  where autograd left them; somebody     sole owner → HOST or DEVICE
                          else holds them too, or may still
                          write to them
-DEVICE                   on the accelerator, ours alone         chosen → OFFLOADING; shared again → PENDING
+DEVICE                   on the accelerator, solely owned       chosen → OFFLOADING; shared again → PENDING
 OFFLOADING               on the accelerator, being copied       copied → HOST; chosen as victim → QUEUED
 HOST                     in host memory                         chosen as victim → QUEUED; shared again → PENDING
 QUEUED                   in host memory, write not begun        asked for → HOST; write begins → WRITING

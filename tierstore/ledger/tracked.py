@@ -1,101 +1,186 @@
-"""Saved tensors on accelerators that have no record yet: the store only charges their bytes to the device's window.
+"""Saved tensors that have no record yet: the store only counts their bytes.
 
-NOTE [Tracked, then booked]
-A tensor on an accelerator that stays there for now needs no record either (NOTE [Noted, then booked] in `noted.py`). It
-is *tracked* as long as the window of what stays on devices has room for it, and the plan, if there is one, does not
-send it away. The window is charged with its bytes at once, whoever else holds them. All tracked tensors are booked when
-the window is short of room. Then those leave that would have left if each had been booked when it was packed. From then
-on the log that was short of room books each tensor when it is packed, unless it is small.
+NOTE [Tracked, then registered]
+In most programs, most graphs are freed while the budget still has room for everything that they saved. Such tensors
+only have to be guarded against changes. So a pack only *tracks* a tensor: the packed object keeps an alias of it, its
+version and the address of its storage, and the store adds its bytes to a count. There is no record and no handle;
+backward gets the alias. This costs a third of what a record costs.
 
-A small tensor that has to leave, by the plan or because its log was short of room, is tracked too, and *leaves* when
-there are enough of them for a group (NOTE [Groups] in `residency/groups.py`), or at the end of the scope. So the window
-may be exceeded by a group, a quarter of what may be on its way out (`FLIGHT_BYTES`) at most.
+A tracked tensor is *registered*, that is, it gets a record, when the count says that room may be short, when its scope
+has ended and somebody else also holds its storage, or when somebody asks for its handle or for exact figures. The
+tensors of one log are registered in the order of packing. Views of one storage then share a record, as if each had been
+registered when it was packed. The store ignores a tensor that dies before it is registered. Its bytes stay in the count
+until its log dies, or until `TrackedTensors.take` finds it dead. On an accelerator a tensor is tracked in the same way:
+see `on_device.py`.
 
-Views of one storage in one log are charged once. A tracked tensor that dies goes into a queue, and the next call of the
-store gives its room back. Backward makes no call for a tracked tensor. If something of its graph has left, every eighth
-one that it asks for makes a call all the same, so that the room of those before is used to bring back what comes next.
+The packed object drops its alias only after the record has an alias of its own. A thread that read the alias just
+before, to give it to autograd, counts as one more owner of the storage while it uses it.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterable, Iterator, Mapping
+from operator import attrgetter
+from typing import Any, Generic
 
-from .windows import Window
-
-if TYPE_CHECKING:
-    from .log import GraphLog, LogRemains
-
-T = TypeVar("T")
-
-
-class TrackedReference(weakref.ref[T]):
-    """Refers weakly to a tracked tensor, and goes into a queue when that dies: see NOTE [No finalizers]."""
-
-    __slots__ = ("index", "log_number", "storage_id")
-
-    index: int
-    log_number: int
-    storage_id: int
+from .log import GraphLog, LogRemains, T
+from .on_device import DeviceBytes, DeviceReference
+from .record import R
+from .windows import HostWindows, Window
 
 
-class TrackedBytes:
-    """What the window of a device is charged with for tracked tensors. Guarded by the store's lock.
-
-    `log.storages` has, for each storage with tracked tensors, how many there are, and the bytes that are charged.
+class TrackedTensors(Generic[T, R]):
+    """All tensors that a store has only tracked. Guarded by the store's lock.
 
     Attributes:
-        dead: tensors that have died, and that nobody has accounted for yet.
+        num_bytes: bytes of those in host memory, an upper bound: dead tensors that were not found yet are included.
+        on_device: bytes of tensors on accelerators.
+        ended: remains of logs that have died, see NOTE [No finalizers] in `remains.py`.
     """
 
-    def __init__(self, resident: Window) -> None:
-        self.dead: deque[TrackedReference[Any]] = deque()
-        self._resident = resident
-        self._note_death: Any = self.dead.append
+    def __init__(self, windows: HostWindows, resident: Window) -> None:
+        self._windows = windows
+        self.num_bytes = 0
+        self.on_device = DeviceBytes(resident)
+        self.ended: deque[LogRemains] = deque()
+        self._begun: set[LogRemains] = set()  # keeps the remains of every log alive
+        self._logs: dict[int, LogRemains] = {}  # logs with tracked tensors, by number
 
-    def add(self, tracked: object, log: GraphLog[Any, Any], index: int, storage_id: int, nbytes: int) -> None:
-        reference = TrackedReference(tracked, self._note_death)
-        reference.index, reference.log_number, reference.storage_id = index, log.number, storage_id
-        log.tracked[index] = reference
-        storages = log.storages
-        if storage_id in storages:
-            storages[storage_id][0] += 1
+    def begin(self, log: GraphLog[Any, Any]) -> LogRemains:
+        remains = LogRemains(log, self.ended.append)
+        self._begun.add(remains)
+        return remains
+
+    def add(self, tracked: T, node: int, nbytes: int) -> int:
+        """Track a tensor that autograd node `node` saved. Every pack calls it.
+
+        Returns by how many bytes more is tracked in host memory: 0 for one more view of a tracked storage.
+        """
+        log = tracked.log
+        if not (log.on_host or log.on_device):
+            self.drop_ended()
+            self._logs[log.number] = log.remains
+        tracked.index = index = log.num_packs
+        if not index:
+            log.first_key = tracked.key
+        log.is_settled = False
+        log.packs.append((node, nbytes))
+        log.records.append(None)
+        log.num_packs = index + 1
+        if tracked.device is not None:
+            self.on_device.add(tracked, log, index, tracked.storage_id, nbytes)
+            return 0
+        log.on_host[index] = weakref.ref(tracked)
+        log.tracked_storages[index] = storage = tracked.storage_id, nbytes  # as `GraphLog.enter`, without its call
+        num_tracked = log.num_tracked
+        if storage in num_tracked:
+            num_tracked[storage] += 1
+            return 0
+        num_tracked[storage] = 1
+        self.num_bytes += nbytes
+        return nbytes
+
+    def drop_ended(self) -> None:
+        """Stop counting the bytes of dead logs, and of dead tensors on accelerators; call the `then` of dead logs."""
+        while self.ended:
+            remains = self.ended.popleft()
+            self._begun.discard(remains)
+            self._logs.pop(remains.number, None)
+            self.num_bytes -= sum([nbytes for _, nbytes in remains.num_tracked])
+            if remains.storages:
+                self.on_device.end(remains)
+            self._windows.keep_tracked(self.num_bytes)
+            if remains.then is not None:
+                remains.then()
+        if self.on_device.dead:
+            for log in self.on_device.drop_dead(self._logs):
+                self._strike_out(log)
+
+    def take(self) -> list[T]:
+        """Remove and return every settled tensor in host memory that is alive; dead ones are removed too."""
+        taken = []
+        for log in self._living_logs():
+            settled = log.settled(log.on_host)
+            self._forget(log, [index for index, _ in settled])
+            taken += [tracked for _, tracked in settled if tracked is not None]
+        return taken
+
+    def put_back(self, tensors: Iterable[T]) -> None:
+        """They were taken, and stay tracked."""
+        for tracked in tensors:
+            log, index = tracked.log, tracked.index
+            self._logs[log.number] = log.remains
+            if tracked.device is None:
+                self.num_bytes += log.enter(tracked)
+            else:
+                self.on_device.add(tracked, log, index, tracked.storage_id, log.packs[index][1])
+                log.let_leave(index)
+
+    def end_round(self) -> None:
+        """What is tracked now was put back, or is not settled."""
+        for log in self._living_logs():
+            log.num_sorted = log.num_packs
+
+    def take_on_device(self, of: GraphLog[T, R] | None = None) -> list[T]:
+        """The same for those on accelerators, of one log or of all, those saved first first."""
+        taken = []
+        for log in self._living_logs() if of is None else (of,):
+            taken += self._take_on_device(log, log.on_device)
+            log.leaving, log.leaving_bytes = {}, 0
+            if not log.tracks_on_device:
+                for index in log.on_device:
+                    log.let_leave(index)
+        return sorted(taken, key=attrgetter("key"))
+
+    def take_leaving(self, log: GraphLog[T, R]) -> list[T]:
+        """The same for those on accelerators that wait to leave. What is not settled waits on."""
+        leaving = log.leaving
+        log.leaving, log.leaving_bytes = {}, 0
+        waiting = {index: log.on_device[index] for index in leaving if index in log.on_device}
+        taken = self._take_on_device(log, waiting)
+        for index in waiting:
+            if index in log.on_device:
+                log.let_leave(index)
+        return taken
+
+    def _take_on_device(self, log: GraphLog[T, R], among: Mapping[int, DeviceReference[T]]) -> list[T]:
+        taken = []
+        for index, tracked in log.settled(among):
+            self._forget_on_device(log, index)
+            if tracked is not None:
+                taken.append(tracked)
+        return taken
+
+    def _living_logs(self) -> list[GraphLog[T, R]]:
+        return [log for reference in list(self._logs.values()) if (log := reference()) is not None]
+
+    def remove(self, tracked: T) -> None:
+        if tracked.device is None:
+            self._forget(tracked.log, (tracked.index,))
         else:
-            storages[storage_id] = [1, nbytes]
-            self._resident.used_bytes += nbytes
+            self._forget_on_device(tracked.log, tracked.index)
 
-    def drop_dead(self, logs: Mapping[int, LogRemains]) -> list[LogRemains]:
-        """Charge nothing for dead tensors any more. `logs`: by number; returns those that are changed."""
-        if not logs:
-            self.dead.clear()
-        changed: dict[int, LogRemains] = {}
-        dead, freed_bytes = self.dead, 0
-        while dead:
-            reference = dead.popleft()
-            number, index, storage_id = reference.log_number, reference.index, reference.storage_id
-            if number in logs and index in logs[number].tracked:
-                log = changed[number] = logs[number]
-                del log.tracked[index]
-                if storage_id in log.storages:  # else the store is closed
-                    charged = log.storages[storage_id]  # as in `remove`, but without calls: there may be many
-                    charged[0] -= 1
-                    if not charged[0]:
-                        del log.storages[storage_id]
-                        freed_bytes += charged[1]
-        self._resident.used_bytes -= freed_bytes
-        return list(changed.values())
+    def _forget(self, log: GraphLog[T, R], indices: Iterable[int]) -> None:
+        self.num_bytes -= log.forget(indices)
+        if self._windows.tracked_bytes:
+            self._windows.keep_tracked(self.num_bytes)
+        self._strike_out(log.remains)
 
-    def remove(self, log: GraphLog[Any, Any], index: int) -> None:
-        storage_id = log.tracked.pop(index).storage_id
-        charged = log.storages[storage_id]
-        charged[0] -= 1
-        if not charged[0]:
-            del log.storages[storage_id]
-            self._resident.used_bytes -= charged[1]
+    def _forget_on_device(self, log: GraphLog[T, R], index: int) -> None:
+        self.on_device.remove(log, index)
+        self._strike_out(log.remains)
 
-    def end(self, log: LogRemains) -> None:
-        """Charge nothing for the log any more: it is gone, or the store is closed."""
-        self._resident.used_bytes -= sum([nbytes for _, nbytes in log.storages.values()])
-        log.storages.clear()
+    def _strike_out(self, log: LogRemains) -> None:
+        if not (log.on_host or log.on_device):
+            self._logs.pop(log.number, None)
+
+    def living(self) -> Iterator[T]:
+        for log in self._living_logs():
+            yield from log.unregistered()
+
+    def give_up(self) -> None:
+        """The store is closed: charge nothing any more."""
+        for remains in self._logs.values():
+            self.on_device.end(remains)

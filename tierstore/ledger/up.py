@@ -12,9 +12,9 @@ from ..base.interrupts import is_interrupt
 from ..base.system_words import words_of
 from ..errors import StorageIOError
 from .books import Books
-from .by_hand import ByHand
 from .device import DeviceRules
 from .down import Down
+from .explicit_prefetch import ExplicitPrefetch
 from .lookahead import Lookahead
 from .memory import Memory
 from .record import R
@@ -30,7 +30,7 @@ class Up(Generic[R]):
         self._books = books
         self._windows = books.windows
         self._eviction = books.eviction
-        self._by_hand = books.by_hand
+        self._explicit = books.explicit_prefetch
         self._jobs = books.jobs
         self._device = device
         self._memory = memory
@@ -47,9 +47,9 @@ class Up(Generic[R]):
             StorageIOError: the system has no memory for a demanded record, which stays on disk.
         """
         windows = self._windows
-        may_examine = self._books.noted.num_bytes or self._books.pending.num_bytes
-        if windows.noted_bytes or (may_examine and not self._down.fits_uncharged(record.nbytes)):
-            self._down.examine(0)
+        may_scan = self._books.tracked.num_bytes or self._books.pending.num_bytes
+        if windows.tracked_bytes or (may_scan and not self._down.fits_uncharged(record.nbytes)):
+            self._down.scan_pending(0)
         window = windows.window_for_prefetch(record.nbytes, is_far=is_far)
         if window is None:
             if not demanded:
@@ -75,7 +75,7 @@ class Up(Generic[R]):
         self._books.observer.restore_queued(record.key, record.nbytes, demanded=demanded)
         return True
 
-    def hasten(self, record: R) -> None:
+    def raise_priority(self, record: R) -> None:
         """Begin what brings a record to memory that a thread waits for, or let it overtake others."""
         if record.state is State.DISK:
             self.start_restore(record, demanded=True)
@@ -86,19 +86,19 @@ class Up(Generic[R]):
     def name(self, records: Iterable[R]) -> None:
         for record in records:
             is_known = record.key in self._books.records  # else its handle is gone
-            if is_known and (record.state is State.DISK or not self._by_hand.has_fetched(record)):
-                self._by_hand.name(record)
+            if is_known and (record.state is State.DISK or not self._explicit.has_fetched(record)):
+                self._explicit.name(record)
 
-    def prefetch(self, ahead: Lookahead[R] | ByHand[R]) -> None:
+    def prefetch(self, ahead: Lookahead[R] | ExplicitPrefetch[R]) -> None:
         """Restore what lies ahead, and keep what is on its way out, as far as there is room for it."""
         while (record := ahead.peek()) is not None:
             fetched_bytes = record.nbytes
             if record.state is State.DISK:
-                while not self.start_restore(record, demanded=False, is_far=ahead.reach.is_far):
+                while not self.start_restore(record, demanded=False, is_far=ahead.depth.is_far):
                     if not self._make_way(ahead):
                         return
                 if isinstance(ahead, Lookahead):
-                    ahead.reach.read_began(record.key)
+                    ahead.depth.read_began(record.key)
             elif record.state is State.QUEUED:
                 self._down.cancel_spill(record)
                 self._books.counters.forwarded_bytes += record.nbytes
@@ -106,23 +106,23 @@ class Up(Generic[R]):
                 record.wanted = True
             else:
                 fetched_bytes = 0
-                if isinstance(ahead, ByHand):
+                if isinstance(ahead, ExplicitPrefetch):
                     self._eviction.want_again(record)
             ahead.advance(fetched_bytes)
 
-    def _make_way(self, ahead: Lookahead[R] | ByHand[R]) -> bool:
+    def _make_way(self, ahead: Lookahead[R] | ExplicitPrefetch[R]) -> bool:
         """Drop a record that was asked for already, to make room for what lies ahead; False: there is none.
 
-        For backward, a record that was prefetched by hand may also go, if nothing else can.
+        For backward, a record that was prefetched explicitly may also go, if nothing else can.
         """
-        if isinstance(ahead, ByHand):
+        if isinstance(ahead, ExplicitPrefetch):
             return self._down.drop(self._eviction.first_used(self._is_free_of_backward), is_for_read=True)
         used = self._eviction.next_used()
         if used is None or ahead.needs_first(used):
-            used = self._by_hand.last_fetched(self._eviction.is_clean)
+            used = self._explicit.last_fetched(self._eviction.is_clean)
             if used is None:
                 return False
-        return (ahead.reach.is_far or used.window is self._windows.staging) and self._down.drop(used, is_for_read=True)
+        return (ahead.depth.is_far or used.window is self._windows.staging) and self._down.drop(used, is_for_read=True)
 
     def _is_free_of_backward(self, record: R) -> bool:
         return self._books.ahead is None or not self._books.ahead.needs_first(record)

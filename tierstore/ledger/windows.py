@@ -4,11 +4,11 @@ There are three windows. Each byte is charged to exactly one of them:
 
 - *host*: bytes that the store keeps in memory because they will be needed, at most `host_bytes`;
 - *staging*: bytes on their way to or from disk, at most `staging_bytes` (more by NOTE [Large tensors]);
-- *lent*: bytes that only tensors handed out earlier still use. They stay until those die, so there is no limit.
+- *outstanding*: bytes that only tensors handed out earlier still use. They stay until those die, so there is no limit.
 
 The host window never exceeds its limit. Staging does in two cases: a single tensor larger than the window has to pass
 through it, or a thread must have its bytes now (one tensor per thread). So the store holds at most both limits, the
-lent bytes and this excess. With one thread the excess is one tensor, or two if a write and a demand coincide.
+outstanding bytes and this excess. With one thread the excess is one tensor, or two if a write and a demand coincide.
 
 NOTE [Large tensors]
 If staging holds only one of the largest tensors, they are written one after the other: each waits for the checksum, the
@@ -18,11 +18,11 @@ is full and something has to move. The host limit falls by what the staging limi
 Figures shown to users keep to the limits that were promised: bytes in the part that was taken count as the host's.
 
 NOTE [Small tensors]
-Booking, queueing and releasing a small tensor costs many times more than noting it (`noted.py`), and frees
-little. So when the host window is full, small tensors stay noted while staging has room for them, until they are enough
-for a group (NOTE [Groups] in `residency/groups.py`). Staging is charged with their sum. Before anything else uses
-staging, they are booked and charged like any other record. Those that cannot be booked yet count like all noted
-tensors: no window is charged.
+Registering, queueing and releasing a small tensor costs many times more than tracking it (`tracked.py`), and frees
+little. So when the host window is full, small tensors stay tracked while staging has room for them, until they are
+enough for a group (NOTE [Groups] in `residency/groups.py`). Staging is charged with their sum. Before anything else
+uses staging, they are registered and charged like any other record. Those that cannot be registered yet count like all
+tracked tensors: no window is charged.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
 SMALL_BYTES = 4 * 2**10
 """Tensors of at most so many bytes are small in any case. See NOTE [Small tensors]."""
-MOST_NOTED_BYTES = 4 * 2**20
-"""The most bytes of small tensors that stay noted beyond the host window, and of a group."""
-_LEAST_NOTED_BYTES = 2**19
+MOST_TRACKED_BYTES = 4 * 2**20
+"""The most bytes of small tensors that stay tracked beyond the host window, and of a group."""
+_LEAST_TRACKED_BYTES = 2**19
 NUM_GROUPS = 4
 """So many groups fit into staging, so that one is written while the next ones are saved; and into host memory."""
 NUM_MEMBERS = 4
@@ -68,12 +68,12 @@ class HostWindows:
     """The three windows, and the charge of each record in them.
 
     Args:
-        host_bytes, staging_bytes: the limits of those two windows; the lent window has none.
+        host_bytes, staging_bytes: the limits of those two windows; the outstanding window has none.
         grows: staging may take room for several of the largest tensors from host: see NOTE [Large tensors].
 
     Attributes:
         host_bytes_peak: the most bytes that were ever charged to host and to the part that staging took from it.
-        noted_bytes: charged to staging for noted tensors: see NOTE [Small tensors].
+        tracked_bytes: charged to staging for tracked tensors: see NOTE [Small tensors].
         group_bytes, member_bytes: the most bytes of a group, and of a tensor in one.
         device_group_bytes: the most bytes of a group on an accelerator, as far as these windows decide.
     """
@@ -81,12 +81,12 @@ class HostWindows:
     def __init__(self, host_bytes: int, staging_bytes: int, *, grows: bool = False) -> None:
         self.host = Window(host_bytes)
         self.staging = Window(staging_bytes)
-        self.lent = Window(sys.maxsize)
+        self.outstanding = Window(sys.maxsize)
         self.host_bytes = host_bytes
         self.grows = grows
         self.host_bytes_peak = 0
-        self._most_noted_bytes = MOST_NOTED_BYTES
-        self.noted_bytes = 0
+        self._most_tracked_bytes = MOST_TRACKED_BYTES
+        self.tracked_bytes = 0
         self._limit_groups()
         self._staging_bytes = staging_bytes
         self._taken_bytes = 0
@@ -141,13 +141,15 @@ class HostWindows:
 
     def _limit_groups(self) -> None:
         room_bytes = min(self.staging.limit_bytes, self.host.limit_bytes or sys.maxsize)
-        self.group_bytes = min(self._most_noted_bytes, room_bytes // NUM_GROUPS)
+        self.group_bytes = min(self._most_tracked_bytes, room_bytes // NUM_GROUPS)
         self.member_bytes = self.group_bytes // NUM_MEMBERS
-        self._most_beyond_bytes = max(self.group_bytes, min(_LEAST_NOTED_BYTES, self._most_noted_bytes))
-        self.device_group_bytes = min(_DEVICE_GROUPS * self._most_noted_bytes, room_bytes // NUM_GROUPS)
+        self._most_beyond_bytes = max(self.group_bytes, min(_LEAST_TRACKED_BYTES, self._most_tracked_bytes))
+        self.device_group_bytes = min(_DEVICE_GROUPS * self._most_tracked_bytes, room_bytes // NUM_GROUPS)
 
-    def may_stay_noted(self, nbytes: int) -> bool:
-        if (nbytes > self.member_bytes and nbytes > SMALL_BYTES) or self.noted_bytes + nbytes > self._most_beyond_bytes:
+    def may_stay_tracked(self, nbytes: int) -> bool:
+        if (
+            nbytes > self.member_bytes and nbytes > SMALL_BYTES
+        ) or self.tracked_bytes + nbytes > self._most_beyond_bytes:
             return False
         host, staging = self.host, self.staging  # as `staging.fits(nbytes + self.excess_bytes)`, without the calls
         excess_bytes = max(0, host.used_bytes - host.limit_bytes)
@@ -158,13 +160,13 @@ class HostWindows:
         """Of host, and of staging without what small tensors will take there once there are some; may be negative."""
         host_bytes = self.host.limit_bytes - self.host.used_bytes
         staging_bytes = self.staging.limit_bytes - self.staging.used_bytes + min(0, host_bytes)
-        foreseen_bytes = self._most_beyond_bytes - self.noted_bytes if self.noted_bytes else 0
+        foreseen_bytes = self._most_beyond_bytes - self.tracked_bytes if self.tracked_bytes else 0
         return host_bytes, staging_bytes - foreseen_bytes
 
-    def keep_noted(self, nbytes: int) -> None:
-        surplus = self.noted_bytes - nbytes
+    def keep_tracked(self, nbytes: int) -> None:
+        surplus = self.tracked_bytes - nbytes
         if surplus > 0:
-            self.noted_bytes = nbytes
+            self.tracked_bytes = nbytes
             self.staging.used_bytes -= surplus
 
     def admits_move(self, nbytes: int, *, from_host: bool = False) -> bool:

@@ -122,7 +122,7 @@ class _Version(NamedTuple):
         return None if is_same else f"the data of {name}"
 
 
-class _Looks(pickle.Pickler):
+class _Fingerprint(pickle.Pickler):
     """Writes values, and all that they refer to, as bytes that nobody reads: they are the same again if nothing has
     changed. Of tensors, functions, locks, files and whatever else cannot be looked into only the identity is in them.
     Also lists the tensors that were found, by the names of the values, the modules and the generators."""
@@ -245,11 +245,11 @@ class BlockState:
         self._members: list[_Member] = []
         self._own_buffers = {name: copied(module.get_buffer(name)) for name in own_buffers}
         self._own = {id(module.get_buffer(name)) for name in own_buffers}
-        self._looks = self._look()
+        self._fingerprint = self._look()
         parameters = (value for member in self._members for value in member.attributes["_parameters"].values())
         self._flags = [(parameter, parameter.requires_grad) for parameter in parameters if parameter is not None]
         self._devices = devices_of(module, arguments)
-        self._restore_generators = remembered(self._devices, self._looks.generators)
+        self._restore_generators = remembered(self._devices, self._fingerprint.generators)
 
     @property
     def evaluates(self) -> tuple[str, ...]:
@@ -268,17 +268,17 @@ class BlockState:
 
     def changed(self) -> ModifiedInPlaceError | str | None:
         """What was changed in place since; None: nothing."""
-        now = _Looks()
+        now = _Fingerprint()
         try:
             for member in self._members:
                 self._look_at(member, now)
             now.at("an argument", self._arguments)
         except TooMuchError:
             pass  # what was not looked at is told as changed
-        for name, told in self._looks.told.items():
+        for name, told in self._fingerprint.told.items():
             if now.told.get(name) != told:
                 return f"{name}"
-            for version in self._looks.tensors.get(name, ()):
+            for version in self._fingerprint.tensors.get(name, ()):
                 if (changed := version.changed(name)) is not None:
                     return changed
         return None
@@ -291,7 +291,7 @@ class BlockState:
                 if parameter.requires_grad != flag:
                     undo.callback(parameter.requires_grad_, not flag)
                     parameter.requires_grad_(flag)
-            undo.callback(remembered(self._devices, self._looks.generators))
+            undo.callback(remembered(self._devices, self._fingerprint.generators))
             self._restore_generators()
             for member in self._members:
                 undo.callback(object.__setattr__, member.module, "__dict__", vars(member.module))
@@ -309,8 +309,8 @@ class BlockState:
                 attributes["_buffers"][last] = value.clone()
         return attributes
 
-    def _look(self) -> _Looks:
-        looks, seen = _Looks(), set[nn.Module]()
+    def _look(self) -> _Fingerprint:
+        fingerprint, seen = _Fingerprint(), set[nn.Module]()
         found = list(self._module.named_modules())
         while found:
             path, module = found.pop(0)
@@ -320,20 +320,20 @@ class BlockState:
                 raise TooMuchError("a ScriptModule in it cannot be watched")
             seen.add(module)
             self._members.append(_Member(module, path, _with_copies(vars(module)), is_managed(module)))
-            self._look_at(self._members[-1], looks)
-            found += [(f"{path}.{type(other).__name__}", other) for other in looks.modules]
-            looks.modules.clear()
-        looks.at("an argument", self._arguments)
-        return looks
+            self._look_at(self._members[-1], fingerprint)
+            found += [(f"{path}.{type(other).__name__}", other) for other in fingerprint.modules]
+            fingerprint.modules.clear()
+        fingerprint.at("an argument", self._arguments)
+        return fingerprint
 
-    def _look_at(self, member: _Member, looks: _Looks) -> None:
+    def _look_at(self, member: _Member, fingerprint: _Fingerprint) -> None:
         for name, value in member.attributes.items():
             if name not in OF_TORCH and name != AROUND:
-                looks.at(_Name(member.path, name), value)
+                fingerprint.at(_Name(member.path, name), value)
         for container in _WATCHED:
             for name, tensor in member.attributes[container].items():
                 if tensor is not None and id(tensor) not in self._own and not member.is_managed:
-                    looks.at(_Name(member.path, name), tensor)
+                    fingerprint.at(_Name(member.path, name), tensor)
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ import torch
 
 from ..residency.torch_names import TorchDispatchMode, tree_leaves, tree_map_only
 from ..returning.allocator import allocator_of_process
-from ..returning.code_pages import let_go_of_code
+from ..returning.code_pages import release_code
 
 _TORCH = Path(torch.__file__).resolve().parent
 _CLEAR_REFS = "/proc/self/clear_refs"
@@ -52,7 +52,7 @@ class ResidentMeter:
         """Let go of what nobody needs, so that `level` counts what is alive: memory that is free, code that rests."""
         if self._release is not None:
             self._release()
-        let_go_of_code(_TORCH)
+        release_code(_TORCH)
 
     @staticmethod
     def _read() -> dict[bytes, int]:

@@ -38,7 +38,7 @@ from .copies import Copies, Marker
 from .graph_times import GraphTimes
 from .handle import Record
 from .layout import Layout, in_dtype, span_of
-from .lent import LentViews
+from .outstanding import OutstandingViews
 from .ownership import unclaim
 from .slab import Slot
 
@@ -59,11 +59,13 @@ class DeviceTier(DeviceRules[Record]):
         copies: Copies,
         flight_bytes: int = FLIGHT_BYTES,
         reload_bytes: int = RELOAD_BYTES,
-        lent_views: LentViews | None = None,
+        outstanding_views: OutstandingViews | None = None,
         note_copy: Callable[[Slot], bool] = _is_fast,
         resident: Window | None = None,
     ) -> None:
-        self.streams = Streams(copies, LentViews() if lent_views is None else lent_views, note_copy)
+        self.streams = Streams(
+            copies, OutstandingViews() if outstanding_views is None else outstanding_views, note_copy
+        )
         super().__init__(self.streams, DeviceWindow[Record](0, flight_bytes, reload_bytes, resident))
 
     def keep(self, limit_bytes: int) -> None:
@@ -78,10 +80,10 @@ class DeviceTier(DeviceRules[Record]):
 class Streams:
     """A `DeviceMemory` of real streams."""
 
-    def __init__(self, copies: Copies, lent_views: LentViews, note_copy: Callable[[Slot], bool]) -> None:
+    def __init__(self, copies: Copies, outstanding_views: OutstandingViews, note_copy: Callable[[Slot], bool]) -> None:
         self._copies = copies
         self.device_of = copies.device_of
-        self._lent_views = lent_views
+        self._outstanding_views = outstanding_views
         self._note_copy = note_copy
         self._streams: defaultdict[torch.device, set[Any]] = defaultdict(set)  # that packed or unpacked there
         self._times: GraphTimes | None = None
@@ -228,7 +230,7 @@ class Streams:
     def forget(self, record: Record) -> None:
         source = record.source
         unclaim(record)
-        self._lent_views.let_go(record)
+        self._outstanding_views.release(record)
         if record.span is not None:
             record.first_byte = record.span[0]  # not before: until now the source is over the whole storage
         if source is not None:

@@ -2,21 +2,22 @@
 
 NOTE [Groups]
 A record of its own costs a tensor of 64 KiB more time than its bytes take to a drive. So small tensors in host memory
-stay noted until there are enough of them (NOTE [Small tensors] in `ledger/windows.py`). Those that are the store's
+stay tracked until there are enough of them (NOTE [Small tensors] in `ledger/windows.py`). Those that are the store's
 alone are then copied, one behind the other, into one slot, and their own memory is freed. The slot has one record. It
 is written, read, evicted and released as one. Each member is handed out as a view of it.
 
-* The members of a group are of one graph, one dtype and one planned place. They are ours alone when they are copied,
-  and nobody can come to hold them later: only the group refers to their bytes.
-* A small tensor that others still hold stays noted once more: the next operations may let go of it. Then it is booked.
+* The members of a group are of one graph, one dtype and one planned tier. The store is their sole owner when they are
+  copied, and nobody can come to hold them later: only the group refers to their bytes.
+* A small tensor that others still hold stays tracked once more: the next operations may let go of it. Then it is
+  registered.
 * Each member keeps the version counter of the tensor that was saved, without its bytes (`Member.counter`). So a change
   of one member in place is seen as a change of that one, as without a store, and of no other.
 * A group is asked for once for each member. It counts as used only when no member is asked for any more.
 * The group is released when its last member is. Until then the others take room, at most the size of a group.
 
-On an accelerator small tensors that have to leave stay tracked until there are enough of them (NOTE [Tracked, then
-booked] in `ledger/tracked.py`). Then they are gathered in new memory of the device, on the stream that packed them: by
-one kernel, and one copy serves all. That memory is the source of the group's record, which moves like any other.
+On an accelerator small tensors that have to leave stay tracked until there are enough of them (NOTE [Tracked on a
+device] in `ledger/on_device.py`). Then they are gathered in new memory of the device, on the stream that packed them:
+by one kernel, and one copy serves all. That memory is the source of the group's record, which moves like any other.
 
 * The members of such a group also have one stream. Where that is not the stream of the thread that gathers, where it is
   being captured, or where the device has no room for both, each tensor leaves by itself.
@@ -35,51 +36,51 @@ import torch
 from ..ledger.groups import Group, Part
 from .handle import Handle, Member
 from .layout import alias_of, layout_of
-from .lent import in_use
-from .noted import NotedTensor
+from .outstanding import in_use
 from .ownership import holds_alone
 from .slab import Slot
+from .tracked import TrackedTensor
 
 _EMPTY = torch.empty(0, device="cpu")
 
 
-def take_if_ours(tensors: list[NotedTensor], nbytes: int) -> Part[NotedTensor] | None:
-    """The part of a group that these noted tensors become; None: others hold their storage, or were handed an alias.
+def take_if_sole_owner(tensors: list[TrackedTensor], nbytes: int) -> Part[TrackedTensor] | None:
+    """The part of a group that these tracked tensors become; None: others hold their storage, or were handed an alias.
 
     Nobody can be handed an alias that was taken: who asks for the tensor meanwhile waits for the lock of the store.
     """
-    aliases = [noted.alias for noted in tensors if noted.alias is not None]
+    aliases = [tracked.alias for tracked in tensors if tracked.alias is not None]
     first = tensors[0]
     if len(aliases) < len(tensors) or not holds_alone(aliases, first.storage_id, first.address, nbytes):
         return None
     part = Part(tensors, aliases, aliases[0].dtype)
-    for noted in tensors:
-        noted.alias = None
+    for tracked in tensors:
+        tracked.alias = None
     if in_use(aliases):
         part.give_back()
         return None
     return part
 
 
-def copy_into(slot: Slot, group: Group[NotedTensor]) -> None:
+def copy_into(slot: Slot, group: Group[TrackedTensor]) -> None:
     """Copy the bytes of all parts into the group's slot."""
     for part, first_byte in zip(group.parts, group.first_bytes, strict=True):
-        noted = part.tensors[0]
-        memmove(slot.address + first_byte, noted.address, noted.log.packs[noted.index][1])
+        tracked = part.tensors[0]
+        memmove(slot.address + first_byte, tracked.address, tracked.log.packs[tracked.index][1])
 
 
-def become_members(group: Group[NotedTensor], handle: Handle, empty: torch.Tensor | None) -> None:
+def become_members(group: Group[TrackedTensor], handle: Handle, empty: torch.Tensor | None) -> None:
     """The bytes are in the group's memory now. The tensors' own is freed: they lie over `empty` (None: the CPU's)."""
     empty = _EMPTY if empty is None else empty
     log, members = group.parts[0].tensors[0].log, []
     for part, first_byte in zip(group.parts, group.first_bytes, strict=True):
-        for noted, alias in zip(part.tensors, part.aliases, strict=True):
-            noted.layout = layout = layout_of(alias)
+        for tracked, alias in zip(part.tensors, part.aliases, strict=True):
+            tracked.layout = layout = layout_of(alias)
             counter = alias_of(alias, layout) if layout.conj or layout.neg else alias
-            log.members[noted.index] = Member(counter, noted.version, first_byte)
+            log.members[tracked.index] = Member(counter, tracked.version, first_byte)
             counter.data = empty
-            members.append(noted)
+            members.append(tracked)
         part.aliases.clear()
-    log.come_in([noted.index for noted in members], handle.record)
-    for noted in members:
-        noted.handle = handle  # last: who asks for the tensor meanwhile waits for the lock of the store
+    log.come_in([tracked.index for tracked in members], handle.record)
+    for tracked in members:
+        tracked.handle = handle  # last: who asks for the tensor meanwhile waits for the lock of the store

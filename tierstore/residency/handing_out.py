@@ -7,8 +7,8 @@ the graph or the user refers to the saved tensor. With hooks, a tensor that is h
 either: it shares the record's version counter, so an addition to a stolen gradient would be a change of what was saved.
 Hence the same tensor is handed out each time while the bytes stay in memory: the saved one, if it is still alive (NOTE
 [The same object] in `hooks/saved.py`), or one that the record keeps. When the bytes leave memory, because of the next
-tensor of the same node or of another thread, `lent.py` keeps the tensor for as long as anybody uses it. A gradient may
-wait while further nodes run, so the node that asks does not tell how long that is.
+tensor of the same node or of another thread, `outstanding.py` keeps the tensor for as long as anybody uses it. A
+gradient may wait while further nodes run, so the node that asks does not tell how long that is.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .device import DeviceTier
 from .guard import Guard, holds_any_lock, whole
 from .handle import Member, Record
 from .layout import Layout, describe, fits_in_storage, is_inside_modes, rebuild, rebuild_beyond
-from .lent import LentViews
+from .outstanding import OutstandingViews
 
 if TYPE_CHECKING:
     from ..ledger.lookahead import Lookahead
@@ -37,13 +37,15 @@ _UNPACK_WAITS = STALL_CAUSES[1]
 class HandingOut:
     """Requests for bytes. Each public method takes the lock of the store (`guard.py`)."""
 
-    def __init__(self, guard: Guard, ledger: Ledger[Record], lent_views: LentViews, devices: DeviceTier) -> None:
+    def __init__(
+        self, guard: Guard, ledger: Ledger[Record], outstanding_views: OutstandingViews, devices: DeviceTier
+    ) -> None:
         self._guard = guard
         self._ledger = ledger
         self._books = ledger.books
         self._up = ledger.up
         self._down = ledger.down
-        self._lent_views = lent_views
+        self._outstanding_views = outstanding_views
         self._devices = devices
         self._streams = devices.streams
 
@@ -159,7 +161,7 @@ class HandingOut:
             self._down.cancel_spill(record)
         while record.state not in IN_MEMORY:
             self._raise_cause(record)
-            self._up.hasten(record)
+            self._up.raise_priority(record)
             self._guard.wait(_UNPACK_WAITS, record)
 
     def _hand_over(
@@ -189,7 +191,7 @@ class HandingOut:
             first, memory = self._streams.copy_part_back(record, place)
         self._books.counters.reloaded_bytes += len(memory)
         view = member.view_in(memory, layout, first)
-        self._lent_views.keep(record, (view,))
+        self._outstanding_views.keep(record, (view,))
         return view
 
     def _view_of(

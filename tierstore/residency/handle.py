@@ -107,14 +107,14 @@ class Record(RuledRecord):
             handle.views = _NO_VIEWS
 
     @property
-    def lent(self) -> tuple[torch.Tensor, ...]:
+    def outstanding(self) -> tuple[torch.Tensor, ...]:
         handle = self()
-        return () if handle is None else handle.lent
+        return () if handle is None else handle.outstanding
 
-    def lend(self, tensors: tuple[torch.Tensor, ...]) -> None:
+    def keep_outstanding(self, tensors: tuple[torch.Tensor, ...]) -> None:
         handle = self()
         if handle is not None:
-            handle.lent = tensors
+            handle.outstanding = tensors
 
     def __repr__(self) -> str:
         return f"<Record {self.key} {self.state.name} {self.nbytes} bytes>"
@@ -159,10 +159,10 @@ class Handle:
             handle lives. While the bytes are in memory its storage holds them; a restore swaps `source.data`.
         views: tensors that were handed out, by layout, those of a group by the number of the saved tensor (~number:
             with lazy bits). Kept while the bytes are in memory: see NOTE [Stolen gradients] in `handing_out.py`.
-        lent: tensors that were handed out earlier and are still in use: see `lent.py`.
+        outstanding: tensors that were handed out earlier and are still in use: see `outstanding.py`.
     """
 
-    __slots__ = ("__weakref__", "lent", "owner", "record", "source", "views")
+    __slots__ = ("__weakref__", "outstanding", "owner", "record", "source", "views")
 
     record: Record
 
@@ -170,7 +170,7 @@ class Handle:
         self.owner = owner
         self.source = source
         self.views = _NO_VIEWS
-        self.lent: tuple[torch.Tensor, ...] = ()
+        self.outstanding: tuple[torch.Tensor, ...] = ()
 
     def keep_view(self, of: Layout | int, view: torch.Tensor) -> None:
         if self.views:

@@ -1,4 +1,4 @@
-"""Makes handles and their records: of a tensor, and of one that was only noted so far."""
+"""Makes handles and their records: of a tensor, and of one that was only tracked so far."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import torch
 from ..disk.tier import Kind
 from .handle import Handle, Record
 from .layout import Layout, alias_of, in_dtype, layout_of, unseen_by_modes
-from .noted import NotedTensor
 from .ownership import claim
 from .torch_names import storage_address
+from .tracked import TrackedTensor
 
 _MOST_LAYOUTS = 4096  # kept to be shared
 
@@ -22,7 +22,7 @@ _MOST_LAYOUTS = 4096  # kept to be shared
 class HandleFactory:
     """Makes the handles of one store. Any thread.
 
-    A record that was just made is not in the books yet: give it to `Residency.save` or `store`. `note_release` takes a
+    A record that was just made is not in the books yet: give it to `Saving.save` or `store`. `note_release` takes a
     record whose handle has died.
     """
 
@@ -64,17 +64,17 @@ class HandleFactory:
         claim(record, storage)
         return handle
 
-    def of_noted(self, noted: NotedTensor) -> Handle:
-        alias = noted.alias
+    def of_tracked(self, tracked: TrackedTensor) -> Handle:
+        alias = tracked.alias
         if alias is None:
-            raise RuntimeError(f"tensor {noted.key} is booked already")
+            raise RuntimeError(f"tensor {tracked.key} is registered already")
         layout = self._same_layout(layout_of(alias))
-        kind, nbytes = _kind_of(layout.dtype), noted.log.packs[noted.index][1]
-        handle = Handle(noted.log.store, alias_of(alias, layout))
-        handle.record = record = Record(handle, self._note_release, noted.key, nbytes, noted.address, layout, kind)
-        record.version = noted.version
-        record.device, record.stream = noted.device, noted.stream
-        record.root = noted.root
+        kind, nbytes = _kind_of(layout.dtype), tracked.log.packs[tracked.index][1]
+        handle = Handle(tracked.log.store, alias_of(alias, layout))
+        handle.record = record = Record(handle, self._note_release, tracked.key, nbytes, tracked.address, layout, kind)
+        record.version = tracked.version
+        record.device, record.stream = tracked.device, tracked.stream
+        record.root = tracked.root
         record.residency = self._residency
         claim(record, alias.untyped_storage())
         return handle

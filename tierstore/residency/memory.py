@@ -6,11 +6,12 @@ slab, and the alias is pointed at them (`source.data = ...`). So one tensor serv
 refers to the bytes, wherever they are, and shares its version counter with the saved tensor and with every tensor that
 was handed out. `source._version != version` is autograd's own test for in-place changes.
 When the bytes leave memory, the alias is pointed at an empty storage. A tensor over the slot that was handed out may
-still be in use then: the slot is *lent* until the storage over it dies.
+still be in use then: the slot is *outstanding* until the storage over it dies.
 Device memory of an accelerator is handled likewise; the slot then holds a copy that nobody else ever sees.
 
 A handle that dies takes its alias along, and its record goes into the queue `Ledger.released`. When the storage over a
-slot dies, the slot goes into a queue of `slots.py`; when a log dies, its remains go into a queue of `ledger/noted.py`.
+slot dies, the slot goes into a queue of `slots.py`; when a log dies, its remains go into a queue of
+`ledger/tracked.py`.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from typing import NamedTuple
 
 import torch
 
-from .booking import Booking
 from .device import DeviceTier
 from .handle import Record
 from .layout import in_dtype, memory_at, span_of
-from .lent import LentViews
+from .outstanding import OutstandingViews
 from .ownership import claim, is_sole_owner, unclaim
+from .registration import Registration
 from .slab import Slot
 from .slots import Slots
 from .torch_names import storage_address
@@ -48,20 +49,22 @@ class _Held(NamedTuple):
 class StoreMemory:
     """See `Memory`. Guarded by the store's lock."""
 
-    def __init__(self, booking: Booking, slots: Slots, devices: DeviceTier, lent_views: LentViews) -> None:
-        self._booking = booking
-        self._noted = booking.noted
+    def __init__(
+        self, registration: Registration, slots: Slots, devices: DeviceTier, outstanding_views: OutstandingViews
+    ) -> None:
+        self._registration = registration
+        self._tracked = registration.tracked
         self._slots = slots
         self.pages = slots.slab
         self._devices = devices
-        self._lent_views = lent_views
+        self._outstanding_views = outstanding_views
         self._empty = torch.empty(0, dtype=torch.uint8, device="cpu")
-        self.book_settled = booking.book_all
+        self.register_settled = registration.register_all
         self.trim = slots.trim
         self.take_back = slots.take_back
 
     @staticmethod
-    def is_ours(record: Record) -> bool:
+    def has_sole_owner(record: Record) -> bool:
         return record.forced or record.slot is not None or is_sole_owner(record)
 
     # --- slots --------------------------------------------------------------------------------------------------
@@ -77,7 +80,7 @@ class StoreMemory:
     def prepare_read(self, record: Record) -> None:
         record.slot = self._slots.allocate(record.nbytes, record.phase)
 
-    def put_back(self, record: Record) -> bool:
+    def attach(self, record: Record) -> bool:
         source, slot = record.source, record.slot
         if source is None or slot is None:
             return False
@@ -95,7 +98,7 @@ class StoreMemory:
         if record.ready is not None:
             self._devices.when_copied(record.ready, partial(self._slots.free, slot))
         else:
-            self._slots.let_go(slot)
+            self._slots.release(slot)
 
     # --- jobs ---------------------------------------------------------------------------------------------------
 
@@ -150,11 +153,11 @@ class StoreMemory:
 
     forget = disown
 
-    def let_go(self, record: Record) -> None:
+    def release(self, record: Record) -> None:
         source = record.source
         if record.span is not None:
             record.first_byte = record.span[0]
-        self._lent_views.let_go(record)
+        self._outstanding_views.release(record)
         record.claims = None  # as `unclaim`
         if source is not None:
             source.data = self._empty if record.device is None else self._devices.streams.empty_on(record.device)
@@ -162,19 +165,19 @@ class StoreMemory:
     # --- what has died ------------------------------------------------------------------------------------------
 
     def has_changed(self) -> bool:
-        if self._lent_views.lenders:
-            self._lent_views.take_back()
-        return bool(self._noted.ended or self._noted.tracked.dead or self._slots.returned)
+        if self._outstanding_views.holders:
+            self._outstanding_views.take_back()
+        return bool(self._tracked.ended or self._tracked.on_device.dead or self._slots.returned)
 
     def catch_up(self) -> None:
-        self._noted.drop_ended()
+        self._tracked.drop_ended()
         self._slots.take_back()
 
     def give_up(self) -> None:
-        self._lent_views.forget()
-        self._noted.give_up()
-        for noted in self._noted.living():
-            noted.close()
+        self._outstanding_views.forget()
+        self._tracked.give_up()
+        for tracked in self._tracked.living():
+            tracked.close()
 
 
 def _cut_span(record: Record, source: torch.Tensor) -> tuple[int, int]:

@@ -18,10 +18,9 @@ from ..ledger.jobs import Job, Read, Room, Write
 from ..ledger.ledger import Ledger
 from ..ledger.log import LogRemains
 from ..ledger.lookahead import Lookahead
-from ..ledger.noted import NotedTensors
 from ..ledger.observer import Observer
+from ..ledger.tracked import TrackedTensors
 from ..ledger.windows import HostWindows, Window
-from .booking import Booking
 from .copies import AcceleratorCopies, Copies
 from .device import DeviceTier
 from .graph_times import GraphTimes
@@ -29,12 +28,13 @@ from .guard import Guard, whole
 from .handing_out import HandingOut
 from .handle import Record
 from .handle_making import HandleFactory
-from .lent import LentViews
 from .memory import StoreMemory
-from .noted import NotedLog, NotedTensor
+from .outstanding import OutstandingViews
 from .ownership import is_sole_owner
+from .registration import Registration
 from .saving import Saving
 from .slots import Slots
+from .tracked import TrackedLog, TrackedTensor
 from .transfers import BytesToWrite, Worker
 
 
@@ -62,36 +62,39 @@ class Residency:
     ) -> None:
         windows = HostWindows(host_bytes, staging_bytes, grows=staging_grows)
         resident = Window(0)
-        self._noted = NotedTensors[NotedTensor, Record](windows, resident)
-        self.books = books = Books[Record](windows, self._noted, is_sole_owner)
+        self._tracked = TrackedTensors[TrackedTensor, Record](windows, resident)
+        self.books = books = Books[Record](windows, self._tracked, is_sole_owner)
         self._counters = books.counters
-        self._lent_views = lent_views = LentViews()
+        self._outstanding_views = outstanding_views = OutstandingViews()
         size_bytes = host_bytes + staging_bytes
         slots = Slots(windows, size_bytes, books.uncharged_bytes, counters=books.counters)
         self.slab = slots.slab
         self._devices = devices = DeviceTier(
-            copies or AcceleratorCopies(), lent_views=lent_views, note_copy=slots.note_copy, resident=resident
+            copies or AcceleratorCopies(),
+            outstanding_views=outstanding_views,
+            note_copy=slots.note_copy,
+            resident=resident,
         )
         self.device_of = devices.streams.device_of
         self.handles = HandleFactory(self, books.released.append, self.device_of)
-        self._booking = Booking(books, self.handles, self._noted, lent_views, slots, devices.streams)
-        self._memory = StoreMemory(self._booking, slots, devices, lent_views)
+        self._registration = Registration(books, self.handles, self._tracked, outstanding_views, slots, devices.streams)
+        self._memory = StoreMemory(self._registration, slots, devices, outstanding_views)
         self.ledger = ledger = Ledger[Record](books, self._memory, devices, worker.disk_budget_bytes)
         self.guard = self._guard = Guard(name, ledger, worker)
-        self.saving = Saving(self.guard, ledger, self._booking, slots, devices, worker)
-        self.handing_out = HandingOut(self.guard, ledger, lent_views, devices)
+        self.saving = Saving(self.guard, ledger, self._registration, slots, devices, worker)
+        self.handing_out = HandingOut(self.guard, ledger, outstanding_views, devices)
 
     @property
     def lock(self) -> AbstractContextManager[object]:
         return self.guard.lock
 
-    def begin_log(self, log: NotedLog) -> LogRemains:
-        return self._noted.begin(log)
+    def begin_log(self, log: TrackedLog) -> LogRemains:
+        return self._tracked.begin(log)
 
-    def begin_backward(self, log: NotedLog) -> None:
-        """Backward of the log begins: its plan ends, and `Saving.survey`. Does not wait."""
+    def begin_backward(self, log: TrackedLog) -> None:
+        """Backward of the log begins: its plan ends, and `Saving.scan_owners`. Does not wait."""
         self.ledger.down.end_plan(log.records)
-        self.saving.survey(log)
+        self.saving.scan_owners(log)
 
     @whole
     def look_ahead(self, lookahead: Lookahead[Record]) -> None:
@@ -163,7 +166,7 @@ class Residency:
 
     def has_any(self) -> bool:
         """Any thread, without the lock: it may be out of date."""
-        return bool(self.books.records or self._noted.num_bytes or self._devices.held_bytes)
+        return bool(self.books.records or self._tracked.num_bytes or self._devices.held_bytes)
 
     @property
     def disk_bytes(self) -> int:
@@ -176,13 +179,16 @@ class Residency:
 
     @whole
     def tidy(self) -> None:
-        """Account for everything that has died, and for everything that is ours by now. Does not wait."""
+        """Account for everything that has died, and for everything of which the store is the sole owner by now.
+
+        Does not wait.
+        """
         self.guard.is_changing = True
-        self._lent_views.take_back(None)
+        self._outstanding_views.take_back(None)
         self.guard.drain()
         if self.guard.closed is None:
-            self._booking.book_tracked(self.ledger.device_group_bytes)
-            self.ledger.down.examine()
+            self._registration.register_on_device(self.ledger.device_group_bytes)
+            self.ledger.down.scan_pending()
             self.guard.jobs.hurry()
 
     @contextmanager
@@ -192,13 +198,13 @@ class Residency:
             books, windows = self.books, self.books.windows
             host_bytes, staging_bytes = windows.used_bytes
             levels = {
-                "live_handles": self._booking.num_live(),
+                "live_handles": self._registration.num_live(),
                 "device_bytes": self._devices.held_bytes,
                 "device_limit_bytes": self.device_limit_bytes,
                 "host_bytes": host_bytes,
                 "host_bytes_peak": windows.host_bytes_peak,
                 "staging_used_bytes": staging_bytes,
-                "lent_bytes": windows.lent.used_bytes,
+                "lent_bytes": windows.outstanding.used_bytes,
                 "disk_bytes": books.disk_bytes,
                 "disk_bytes_peak": books.disk_bytes_peak,
             }
@@ -225,7 +231,7 @@ class Residency:
         self.guard.is_changing = True
         self._devices.keep(device_bytes)
         if not self._devices.window.fits(0):
-            self._booking.book_tracked(self.ledger.device_group_bytes)
+            self._registration.register_on_device(self.ledger.device_group_bytes)
 
     @whole
     def time_graph(self, device: torch.device) -> GraphTimes:
@@ -240,5 +246,5 @@ class Residency:
 
     def levels(self) -> tuple[int, ...]:
         windows, uncharged_bytes = self.books.windows, self.books.uncharged_bytes()
-        lent_bytes = windows.lent.used_bytes
+        lent_bytes = windows.outstanding.used_bytes
         return self._devices.held_bytes, uncharged_bytes, *windows.used_bytes, lent_bytes, self.disk_bytes

@@ -1,4 +1,4 @@
-"""Tensors are saved: noted, tracked or stored, and their bytes leave memory where it is short.
+"""Tensors are saved: tracked, tracked or stored, and their bytes leave memory where it is short.
 
 Each public method takes the lock of the store (`guard.py`).
 """
@@ -11,16 +11,16 @@ import torch
 
 from ..ledger.counters import STALL_CAUSES
 from ..ledger.ledger import Ledger
-from ..ledger.pending import NUM_EXAMINED_PER_PACK
+from ..ledger.pending import NUM_SCANNED_PER_PACK
 from ..ledger.state import State
-from .booking import Booking
 from .device import DeviceTier
 from .guard import Guard, holds_any_lock, whole
 from .handle import Record
 from .layout import Layout, memory_at, unseen_by_modes
-from .noted import NotedLog, NotedTensor
 from .ownership import claims_of
+from .registration import Registration
 from .slots import Slots
+from .tracked import TrackedLog, TrackedTensor
 from .transfers import Worker
 
 _PACK_WAITS = STALL_CAUSES[0]
@@ -39,7 +39,7 @@ class Saving:
         self,
         guard: Guard,
         ledger: Ledger[Record],
-        booking: Booking,
+        registration: Registration,
         slots: Slots,
         devices: DeviceTier,
         worker: Worker,
@@ -49,16 +49,16 @@ class Saving:
         self._books = ledger.books
         self._down = ledger.down
         self._counters = ledger.books.counters
-        self._booking = booking
-        self._noted = booking.noted
+        self._registration = registration
+        self._tracked = registration.tracked
         self._slots = slots
         self._devices = devices
         self._streams = devices.streams
         self._worker = worker
         self.fits_on_device = devices.window.fits
 
-    def note(self, noted: NotedTensor, node: int, nbytes: int) -> None:
-        """Note a tensor in host memory that autograd node `node` saved; its storage has `nbytes` bytes.
+    def track_on_host(self, tracked: TrackedTensor, node: int, nbytes: int) -> None:
+        """Track a tensor in host memory that autograd node `node` saved; its storage has `nbytes` bytes.
 
         Its bytes are not read before a later node saves something, or its log is settled. Waits while the budget is
         full. Raises what `save` does.
@@ -70,25 +70,25 @@ class Saving:
             try:
                 if guard.closed is not None or guard.is_changing:
                     guard.must_be_open()
-                down, log = self._down, noted.log
+                down, log = self._down, tracked.log
                 log.newest_node = node
-                new_bytes = 0 if (noted.storage_id, nbytes) in log.num_noted else nbytes
+                new_bytes = 0 if (tracked.storage_id, nbytes) in log.num_tracked else nbytes
                 is_short = down.is_short_of(new_bytes)
                 is_planned = log.plan is not None and not down.may_wait
                 is_short |= is_planned
-                if is_short and (self._books.must_act() or not self._booking.is_booked(noted)):
-                    self._relieve(is_planned=is_planned)
-                    down.is_short_of(new_bytes)  # it may stay noted now
+                if is_short and (self._books.must_act() or not self._registration.is_registered(tracked)):
+                    self._reclaim(is_planned=is_planned)
+                    down.is_short_of(new_bytes)  # it may stay tracked now
                 guard.is_changing = True
                 counters = self._counters
                 counters.packed_tensors += 1
                 counters.packed_bytes += nbytes
-                new_bytes = self._noted.add(noted, node, nbytes)
+                new_bytes = self._tracked.add(tracked, node, nbytes)
                 if down.uses_staging:
-                    down.charge_noted(new_bytes)
+                    down.charge_tracked(new_bytes)
                 if is_short:
-                    if self._booking.may_be_booked(noted):
-                        self._join_if_booked(noted)
+                    if self._registration.may_be_registered(tracked):
+                        self._join_if_registered(tracked)
                     self._slots.trim()
                 guard.is_changing = False
                 if guard.jobs.has_news or guard.jobs.has_withdrawn:
@@ -97,8 +97,10 @@ class Saving:
                 guard.judge(error)
                 raise
 
-    def track(self, tracked: NotedTensor, node: int, nbytes: int, device: torch.device, *, leaves: bool) -> None:
-        """Track one on an accelerator that has room: see NOTE [Tracked, then booked] in `ledger/tracked.py`.
+    def track_on_device(
+        self, tracked: TrackedTensor, node: int, nbytes: int, device: torch.device, *, leaves: bool
+    ) -> None:
+        """Track one on an accelerator that has room: see NOTE [Tracked on a device] in `ledger/on_device.py`.
 
         `leaves`: it has not, and waits for enough others to leave with them.
         """
@@ -112,22 +114,22 @@ class Saving:
                 ledger, books, log = self._ledger, self._books, tracked.log
                 log.newest_node = node
                 device_rules = ledger.device
-                must_act: object = books.pending.must_be_examined or books.blocked or books.spill_error is not None
+                must_act: object = books.pending.must_be_scanned or books.blocked or books.spill_error is not None
                 if not (must_act or tracked.key % _EVERY) and (device_rules.flights or device_rules.busy):
                     must_act = device_rules.has_finished()
                 if leaves and log.leaving_bytes + nbytes > ledger.device_group_bytes:
                     guard.is_changing = True
-                    self._booking.book_leaving(ledger.device_group_bytes, log, may_wait=True)
+                    self._registration.register_leaving(ledger.device_group_bytes, log, may_wait=True)
                     guard.is_changing = False
                     must_act = True
                 if must_act:
-                    self._relieve()
+                    self._reclaim()
                 guard.is_changing = True
                 tracked.device, tracked.stream = device, self._streams.note_current(device)
                 counters = self._counters
                 counters.packed_tensors += 1
                 counters.packed_bytes += nbytes
-                self._noted.add(tracked, node, nbytes)
+                self._tracked.add(tracked, node, nbytes)
                 if leaves:
                     log.let_leave(tracked.index)
                 if device_rules.flights:
@@ -135,12 +137,12 @@ class Saving:
                 guard.is_changing = False
                 if guard.jobs.has_news or guard.jobs.has_withdrawn:
                     guard.tell()
-            except BaseException as error:  # as in `note`
+            except BaseException as error:  # as in `track_on_host`
                 guard.judge(error)
                 raise
 
     @whole
-    def find_room_to_track(self, log: NotedLog, node: int, nbytes: int) -> bool:
+    def find_room_to_track(self, log: TrackedLog, node: int, nbytes: int) -> bool:
         """Node `node` will save a tensor. If neither dead ones nor those that are to leave anyway give it room, the log
         tracks no more. Does not wait.
         """
@@ -152,14 +154,14 @@ class Saving:
             log.newest_node = node
             group_bytes = self._ledger.device_group_bytes
             if log.leaving:
-                self._booking.book_leaving(group_bytes, log, may_wait=True)
+                self._registration.register_leaving(group_bytes, log, may_wait=True)
             if not self._devices.window.fits(nbytes):
-                log.tracks = False
-                self._booking.book_tracked(group_bytes)
-        return log.tracks
+                log.tracks_on_device = False
+                self._registration.register_on_device(group_bytes)
+        return log.tracks_on_device
 
     @whole
-    def save(self, record: Record, log: NotedLog, node: int, fresh: list[Record], *, is_new: bool = True) -> int:
+    def save(self, record: Record, log: TrackedLog, node: int, fresh: list[Record], *, is_new: bool = True) -> int:
         """Enter a record that autograd node `node` saved as the next of the log; returns its index there.
 
         A new one is taken in; its bytes are not read before it is settled. Else one more tensor shares it. `fresh`:
@@ -176,19 +178,19 @@ class Saving:
         self._guard.is_changing = True
         if log.leaving_bytes > self._ledger.device_group_bytes:
             log.newest_node = node
-            self._booking.book_leaving(self._ledger.device_group_bytes, log, may_wait=True)
+            self._registration.register_leaving(self._ledger.device_group_bytes, log, may_wait=True)
         self._books.pending.settle(fresh)
         fresh.clear()
         if is_new:
-            self._register(record)
+            self._take_in(record)
             try:
                 self._send_out()
             except BaseException:
                 self._withdraw(record)
                 raise
         if not log.num_packs:
-            self._noted.drop_ended()  # orders learned from earlier logs are needed for this one
-        return log.append_booked(record, node)
+            self._tracked.drop_ended()  # orders learned from earlier logs are needed for this one
+        return log.append_registered(record, node)
 
     @whole
     def store(self, record: Record) -> None:
@@ -196,9 +198,9 @@ class Saving:
         self._guard.must_be_open()
         self._guard.drain()
         self._guard.is_changing = True
-        if self._books.windows.noted_bytes:
-            self._down.examine(0)
-        self._register(record)
+        if self._books.windows.tracked_bytes:
+            self._down.scan_pending(0)
+        self._take_in(record)
         record.forced = True
         if record.nbytes:
             self._down.admit(record)
@@ -219,28 +221,29 @@ class Saving:
             self._slots.trim()
 
     @whole
-    def survey(self, log: NotedLog) -> None:
+    def scan_owners(self, log: TrackedLog) -> None:
         """At the end of a scope or a forward, find out which storages others also hold. Does not wait.
 
-        Noted tensors whose storage others also hold are booked. Pending records are examined again if room is short.
+        Tracked tensors whose storage others also hold are registered. Pending records are scanned again if room is
+        short.
         """
         if self._guard.closed is None:
             self._guard.drain()
             self._guard.is_changing = True
-            if log.tracked:
-                self._survey_tracked(log)
-            self._down.relieve(None)
-            self._booking.survey(log)
-            self._books.pending.survey()
+            if log.on_device:
+                self._scan_on_device(log)
+            self._down.reclaim(None)
+            self._registration.scan_owners(log)
+            self._books.pending.scan_owners()
 
     @whole
-    def book(self, noted: NotedTensor) -> None:
-        """Book a tensor whose handle is needed; its bytes may be read from now on. Does not wait."""
-        if noted.handle is None:
+    def register(self, tracked: TrackedTensor) -> None:
+        """Register a tensor whose handle is needed; its bytes may be read from now on. Does not wait."""
+        if tracked.handle is None:
             self._guard.must_be_open()
             self._guard.drain()
             self._guard.is_changing = True
-            self._booking.book_one(noted)
+            self._registration.register_one(tracked)
 
     @whole
     def join(self, record: Record, layout: Layout, nbytes: int) -> bool:
@@ -284,7 +287,7 @@ class Saving:
         self._guard.drain()
         self._guard.is_changing = True
         self._books.disk_is_full = False  # others may have freed something
-        self._down.examine()
+        self._down.scan_pending()
         self._slots.trim()
         self._guard.make_room()
         while True:
@@ -306,14 +309,14 @@ class Saving:
 
     # --- under the lock --------------------------------------------------------------------------------------------
 
-    def _survey_tracked(self, log: NotedLog) -> None:
+    def _scan_on_device(self, log: TrackedLog) -> None:
         group_bytes = self._ledger.device_group_bytes
-        if not (log.tracks and self._devices.window.fits(0)):
-            self._booking.book_tracked(group_bytes, log)
+        if not (log.tracks_on_device and self._devices.window.fits(0)):
+            self._registration.register_on_device(group_bytes, log)
         elif log.leaving:
-            self._booking.book_leaving(group_bytes, log, may_wait=False)
+            self._registration.register_leaving(group_bytes, log, may_wait=False)
 
-    def _register(self, record: Record) -> None:
+    def _take_in(self, record: Record) -> None:
         self._books.register(record)
         if record.device is not None:
             self._slots.slab.begin_to_pin(record.device)
@@ -324,19 +327,19 @@ class Saving:
         self._counters.deduplicated_bytes += nbytes
 
     @unseen_by_modes
-    def _relieve(self, *, is_planned: bool = False) -> None:
+    def _reclaim(self, *, is_planned: bool = False) -> None:
         self._guard.drain()
         self._send_out(is_planned=is_planned)
 
     def _send_out(self, *, is_planned: bool = False) -> None:
         self._guard.is_changing = True
-        self._down.relieve(NUM_EXAMINED_PER_PACK, is_planned=is_planned)
+        self._down.reclaim(NUM_SCANNED_PER_PACK, is_planned=is_planned)
         if self._books.blocked or self._books.spill_error is not None:
             self._guard.make_room()
 
     @unseen_by_modes
-    def _join_if_booked(self, noted: NotedTensor) -> None:
-        self._booking.join_if_booked(noted)
+    def _join_if_registered(self, tracked: TrackedTensor) -> None:
+        self._registration.join_if_registered(tracked)
 
     def _withdraw(self, record: Record) -> None:
         was_changing, self._guard.is_changing = self._guard.is_changing, True

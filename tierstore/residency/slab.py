@@ -89,7 +89,7 @@ class Slot:
         nbytes: size of the data.
         address: address of its first byte.
         memory: the data, uint8, shape [nbytes], writable.
-        lent: the store does not use it any more, but a tensor over it that was handed out still does.
+        outstanding: the store does not use it any more, but a tensor over it that was handed out still does.
         returned: the last tensor over it is gone.
     """
 
@@ -97,9 +97,9 @@ class Slot:
         "_offset",
         "_region",
         "address",
-        "lent",
         "memory",
         "nbytes",
+        "outstanding",
         "returned",
         "size_bytes",
         "start",
@@ -114,7 +114,7 @@ class Slot:
         self.nbytes = nbytes
         self.address = _address_of(region) + offset
         self.memory = memory_at(self.address, nbytes, writable=True)
-        self.lent = False
+        self.outstanding = False
         self.returned = False
         self.watch: SlotWatch | None = None
 

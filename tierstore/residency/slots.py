@@ -1,11 +1,11 @@
 """The slots of the slab and their users: the store, copies of an accelerator, and holders of a tensor over a slot.
 
 NOTE [A spare slot]
-In backward, the room that a tensor leaves is taken by the next read at once, while the tensor itself is still lent.
-When it dies, no room is free, but the read after that needs just such pages. Fresh ones would have to be cleared by the
-kernel, which takes longer than the read of a fast drive. So the pages of one lent slot are kept beyond the windows, as
-far as the windows leave less free and staging is not overdrawn, until something is to be written. A store may hold one
-tensor beyond its windows.
+In backward, the room that a tensor leaves is taken by the next read at once, while the tensor itself is still
+outstanding. When it dies, no room is free, but the read after that needs just such pages. Fresh ones would have to be
+cleared by the kernel, which takes longer than the read of a fast drive. So the pages of one outstanding slot are kept
+beyond the windows, as far as the windows leave less free and staging is not overdrawn, until something is to be
+written. A store may hold one tensor beyond its windows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LEAST_SPARE_BYTES = 2**27
 class Slots:
     """Gives out slots, and takes each back when nobody uses its memory any more. Guarded by the store's lock.
 
-    Its window `lent` is charged here; the unused bytes of `host` and `staging` may be kept as free pages.
+    Its window `outstanding` is charged here; the unused bytes of `host` and `staging` may be kept as free pages.
     `uncharged_bytes`: how many bytes are in memory, but not charged to `host` yet.
     """
 
@@ -65,21 +65,21 @@ class Slots:
         self._handed_out.add(slot)
         return slot.as_tensor(self.returned.append)
 
-    def let_go(self, slot: Slot) -> None:
-        """Give up the store's use of the slot: it is freed now, or lent for as long as somebody else uses it."""
+    def release(self, slot: Slot) -> None:
+        """Give up the store's use of the slot: it is freed now, or outstanding for as long as somebody else uses it."""
         if slot.watch is None or slot.returned:
             self.free(slot)
         else:
-            slot.lent = True
-            self._windows.lent.used_bytes += slot.nbytes
+            slot.outstanding = True
+            self._windows.outstanding.used_bytes += slot.nbytes
 
     def take_back(self) -> None:
         """Free the slots whose last tensor has died, if the store does not use them either."""
         while self.returned:
             slot = self.returned.popleft().slot
             slot.returned = True
-            if slot.lent:
-                self._windows.lent.used_bytes -= slot.nbytes
+            if slot.outstanding:
+                self._windows.outstanding.used_bytes -= slot.nbytes
                 self._spare_bytes = slot.size_bytes
                 self.free(slot)
 

@@ -19,7 +19,7 @@ _PRESENT_OR_SWAPPED, _OF_FILE = 3 << 62, 1 << 61
 """Of an entry of /proc/PID/pagemap (Documentation/admin-guide/mm/pagemap.rst of the kernel)."""
 
 
-def let_go_of_code(directory: Path) -> None:
+def release_code(directory: Path) -> None:
     """Let go of all resident code of the libraries under a directory, which must never be unloaded, as Python's modules
     are not. Takes some milliseconds; any thread. Code that somebody has changed in memory, such as a debugger, stays.
     Where the system offers none of this, nothing happens."""

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from ..base.system_words import words_of
 from ..disk.allocator import round_up
-from ..disk.forking import let_go_of
+from ..disk.forking import release_files
 from ..disk.jobs import run_job, to_the_end
 from ..disk.linux import copy_memory
 from ..disk.location import record_checksum, record_seed
@@ -168,7 +168,7 @@ class RemoteDisk:
 
     def abandon_after_fork(self) -> None:
         self._closed_because = "it belongs to the process that this one was forked from"
-        let_go_of(self._link.inodes)
+        release_files(self._link.inodes)
 
     async def close(self) -> None:
         if self._closed_because is None:

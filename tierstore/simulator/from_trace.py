@@ -36,7 +36,7 @@ def workload_of(trace: RecordedTrace, step: Step, *, training_cores: float | Non
     records = records_of(trace.events)
     first: dict[int, int] = {}
     roots = [first.setdefault(records[step.graph, pack.index], pack.index) for pack in packs]
-    let_go, staying = _let_go(step, packs, roots), _staying(trace, packs, roots)
+    freed, staying = _freed(step, packs, roots), _staying(trace, packs, roots)
     kinds = {spill.record: spill.kind for spill in trace.events if isinstance(spill, Spill)}
     saved = [
         Saved(
@@ -44,12 +44,12 @@ def workload_of(trace: RecordedTrace, step: Step, *, training_cores: float | Non
             pack.node,
             None if root == pack.index else root,
             kinds.get(records[step.graph, pack.index], pack.dtype),
-            is_shared=root not in let_go or root in staying,
+            is_shared=root not in freed or root in staying,
         )
         for pack, root in zip(packs, roots, strict=True)
     ]
     cores = trace.header.machine.num_cores if training_cores is None else training_cores
-    return Workload(saved, _actions(step, let_go.values()), cores)
+    return Workload(saved, _actions(step, freed.values()), cores)
 
 
 def _staying(trace: RecordedTrace, packs: Sequence[Pack], roots: Sequence[int]) -> set[int]:
@@ -65,7 +65,7 @@ def _staying(trace: RecordedTrace, packs: Sequence[Pack], roots: Sequence[int]) 
     return staying
 
 
-def _let_go(step: Step, packs: Sequence[Pack], roots: Sequence[int]) -> Mapping[int, Ours]:
+def _freed(step: Step, packs: Sequence[Pack], roots: Sequence[int]) -> Mapping[int, Ours]:
     """For each storage, by its first pack, the event that others had released it; not for storages that others kept.
 
     An event before the last pack of the storage does not count: somebody held the storage again until that pack.
@@ -82,10 +82,10 @@ class _Moment(NamedTuple):
     action: Action
 
 
-def _actions(step: Step, let_go: Iterable[Ours]) -> list[Action]:
+def _actions(step: Step, freed: Iterable[Ours]) -> list[Action]:
     actions: list[Action] = []
     reached_ns = step.began_ns
-    for moment in _moments(step, let_go):
+    for moment in _moments(step, freed):
         compute_ns = max(0, moment.ended_ns - max(moment.began_ns, reached_ns) - moment.waited_ns)
         compute_ns += max(0, moment.began_ns - reached_ns)
         if compute_ns:
@@ -97,7 +97,7 @@ def _actions(step: Step, let_go: Iterable[Ours]) -> list[Action]:
     return actions
 
 
-def _moments(step: Step, let_go: Iterable[Ours]) -> list[_Moment]:
+def _moments(step: Step, freed: Iterable[Ours]) -> list[_Moment]:
     def call(event: Pack | Unpack, action: Action) -> _Moment:
         waits = [wait for wait in step.waits if wait.thread == event.thread]
         waited_ns = sum(max(0, min(w.end_ns, event.end_ns) - max(w.began_ns, event.began_ns)) for w in waits)
@@ -107,7 +107,7 @@ def _moments(step: Step, let_go: Iterable[Ours]) -> list[_Moment]:
     instants: list[tuple[int, Action]] = [(at_ns, workload.Release(index)) for index, at_ns in released_ns.items()]
     instants += [
         (ours.at_ns, workload.LetGo(ours.index))
-        for ours in let_go
+        for ours in freed
         if ours.at_ns < released_ns.get(ours.index, inf)  # else it was released before it was noticed
     ]
     instants.append((step.forward_ended_ns, workload.EndScope()))

@@ -4,28 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..ledger.booking import BookingRules
 from ..ledger.books import Books
 from ..ledger.groups import Group, Part
-from ..ledger.noted import NotedTensors
+from ..ledger.registration import RegistrationRules
+from ..ledger.tracked import TrackedTensors
 from ..ledger.windows import HostWindows, Window
 from .record import SimulatedHandle, SimulatedMember, SimulatedRecord, SimulatedTensor
 
 
-class SimulatedBooking(BookingRules[SimulatedTensor, SimulatedRecord]):
+class SimulatedRegistration(RegistrationRules[SimulatedTensor, SimulatedRecord]):
     """The records of one rank, and the saved tensors that have none yet."""
 
-    def __init__(self, books: Books[SimulatedRecord], noted: NotedTensors[SimulatedTensor, SimulatedRecord]) -> None:
-        super().__init__(books, noted)
+    def __init__(
+        self, books: Books[SimulatedRecord], tracked: TrackedTensors[SimulatedTensor, SimulatedRecord]
+    ) -> None:
+        super().__init__(books, tracked)
         self._note_release = books.released.append
 
     @staticmethod
-    def may_be_booked(noted: SimulatedTensor) -> bool:
-        return noted.storage.record is not None
+    def may_be_registered(tracked: SimulatedTensor) -> bool:
+        return tracked.storage.record is not None
 
     @staticmethod
-    def _handle_of_same_bytes(noted: SimulatedTensor) -> SimulatedHandle | None:
-        record = noted.storage.record
+    def _handle_of_same_bytes(tracked: SimulatedTensor) -> SimulatedHandle | None:
+        record = tracked.storage.record
         return None if record is None or record.is_read else record()
 
     @staticmethod
@@ -33,18 +35,18 @@ class SimulatedBooking(BookingRules[SimulatedTensor, SimulatedRecord]):
         storage = tensors[0].storage
         record = storage.record
         has_alias = record is not None and record.is_in_place and record.is_alive
-        return not (storage.is_held or has_alias) and storage.num_noted == len(tensors)
+        return not (storage.is_held or has_alias) and storage.num_tracked == len(tensors)
 
     @staticmethod
     def _take_if_ours(tensors: list[SimulatedTensor], nbytes: int) -> Part[SimulatedTensor] | None:
         storage = tensors[0].storage
-        if storage.is_held or storage.is_taken or storage.record is not None or storage.num_noted != len(tensors):
+        if storage.is_held or storage.is_taken or storage.record is not None or storage.num_tracked != len(tensors):
             return None
         return Part(tensors, [None] * len(tensors), tensors[0].saved.kind)
 
-    def _handle_of(self, noted: SimulatedTensor) -> SimulatedHandle:
+    def _handle_of(self, tracked: SimulatedTensor) -> SimulatedHandle:
         handle = SimulatedHandle()
-        SimulatedRecord(handle, self._note_release, noted)
+        SimulatedRecord(handle, self._note_release, tracked)
         return handle
 
     def _handle_of_group(self, group: Group[SimulatedTensor], members: Sequence[SimulatedTensor]) -> SimulatedHandle:
@@ -54,14 +56,14 @@ class SimulatedBooking(BookingRules[SimulatedTensor, SimulatedRecord]):
 
     def _become_members(self, group: Group[SimulatedTensor], handle: SimulatedHandle) -> None:
         for part, first_byte in zip(group.parts, group.first_bytes, strict=True):
-            for noted in part.tensors:
-                noted.log.members[noted.index] = SimulatedMember(first_byte)
-                self._become(noted, handle, is_view=True)
+            for tracked in part.tensors:
+                tracked.log.members[tracked.index] = SimulatedMember(first_byte)
+                self._become(tracked, handle, is_view=True)
 
     @staticmethod
-    def _become(noted: SimulatedTensor, handle: SimulatedHandle, *, is_view: bool) -> None:
-        noted.handle = handle
-        noted.log.come_in((noted.index,), handle.record)
+    def _become(tracked: SimulatedTensor, handle: SimulatedHandle, *, is_view: bool) -> None:
+        tracked.handle = handle
+        tracked.log.come_in((tracked.index,), handle.record)
 
 
 class SimulatedMemory:
@@ -74,16 +76,16 @@ class SimulatedMemory:
         return self
 
     def __init__(self, windows: HostWindows) -> None:
-        self.noted = NotedTensors[SimulatedTensor, SimulatedRecord](windows, Window(0))
-        self.books = Books[SimulatedRecord](windows, self.noted, SimulatedRecord.is_sole_owner)
-        self.booking = SimulatedBooking(self.books, self.noted)
-        self.book_settled = self.booking.book_all
+        self.tracked = TrackedTensors[SimulatedTensor, SimulatedRecord](windows, Window(0))
+        self.books = Books[SimulatedRecord](windows, self.tracked, SimulatedRecord.is_sole_owner)
+        self.registration = SimulatedRegistration(self.books, self.tracked)
+        self.register_settled = self.registration.register_all
         self._has_returned = False
 
     # --- slots and jobs -----------------------------------------------------------------------------------------------
 
     @staticmethod
-    def is_ours(record: SimulatedRecord) -> bool:
+    def has_sole_owner(record: SimulatedRecord) -> bool:
         return not record.is_in_place or record.is_sole_owner()
 
     @staticmethod
@@ -91,7 +93,7 @@ class SimulatedMemory:
         record.slot = record
 
     @staticmethod
-    def put_back(record: SimulatedRecord) -> bool:
+    def attach(record: SimulatedRecord) -> bool:
         return True
 
     @staticmethod
@@ -115,22 +117,22 @@ class SimulatedMemory:
     def has_moved(record: SimulatedRecord) -> bool:
         return False
 
-    def let_go(self, record: SimulatedRecord) -> None:
+    def release(self, record: SimulatedRecord) -> None:
         record.is_in_place = False
 
     # --- what has died ------------------------------------------------------------------------------------------------
 
-    def give_back_lent(self) -> None:
+    def give_back_outstanding(self) -> None:
         self._has_returned = True
 
     def take_back(self) -> None:
         self._has_returned = False
 
     def has_changed(self) -> bool:
-        return bool(self.noted.ended or self._has_returned)
+        return bool(self.tracked.ended or self._has_returned)
 
     def catch_up(self) -> None:
-        self.noted.drop_ended()
+        self.tracked.drop_ended()
         self.take_back()
 
     def _nothing(self, *_: object, **__: object) -> None:

@@ -15,7 +15,7 @@ from ..ledger.jobs import Job, Room
 from ..ledger.ledger import ForRoom, Ledger
 from ..ledger.lookahead import LearnedOrders, Lookahead
 from ..ledger.observer import Observer
-from ..ledger.pending import NUM_EXAMINED_PER_PACK
+from ..ledger.pending import NUM_SCANNED_PER_PACK
 from ..ledger.state import IN_MEMORY, State
 from ..ledger.windows import HostWindows
 from .clock import Clock, Process, Resume
@@ -61,7 +61,7 @@ class Rank:
         host_bytes, staging_bytes = self.books.windows.limits
         budgets = Budgets(host_bytes, 0, staging_bytes)
         order = GraphOrder[SimulatedRecord](orders, budgets, lookahead_bytes, host_bytes + staging_bytes)
-        self._log = SimulatedLog(self, order, self._memory.noted.begin)
+        self._log = SimulatedLog(self, order, self._memory.tracked.begin)
         held = {self._root_of(action.saved) for action in self._workload.actions if isinstance(action, LetGo)}
         self._storages = {
             index: SimulatedStorage(is_shared=saved.is_shared, is_held=index in held)
@@ -79,11 +79,11 @@ class Rank:
             case Compute(seconds):
                 yield self._clock.work(Activity.COMPUTE, seconds)
             case Pack(index):
-                yield from self._note(index)
+                yield from self._track(index)
             case Unpack(index):
                 yield from self._unpack(self._graph[index])
             case LetGo(index):
-                self._storages[self._root_of(index)].let_go()
+                self._storages[self._root_of(index)].release()
             case Release(index):
                 self._graph.pop(index, None)
                 if self._log is not None and not self._graph and self._log.num_packs == len(self._workload.saved):
@@ -91,7 +91,7 @@ class Rank:
             case EndScope():
                 if self._log is not None:
                     self._log.settle()
-                    self._survey(self._log)
+                    self._scan_owners(self._log)
         self._tell()
 
     def _root_of(self, index: int) -> int:
@@ -99,29 +99,34 @@ class Rank:
         root = self._workload.saved[index].record
         return index if root is None else root
 
-    def _note(self, index: int) -> Process:
-        down, booking, log, saved = self.ledger.down, self._memory.booking, self._log, self._workload.saved[index]
+    def _track(self, index: int) -> Process:
+        down, registration, log, saved = (
+            self.ledger.down,
+            self._memory.registration,
+            self._log,
+            self._workload.saved[index],
+        )
         if log is None:
             raise RuntimeError(f"tensor {index} is packed after its graph")
-        noted = SimulatedTensor(saved, self._storages[self._root_of(index)], next(self._keys), log)
+        tracked = SimulatedTensor(saved, self._storages[self._root_of(index)], next(self._keys), log)
         log.newest_node = saved.node
-        new_bytes = 0 if (noted.storage_id, saved.nbytes) in log.num_noted else saved.nbytes
+        new_bytes = 0 if (tracked.storage_id, saved.nbytes) in log.num_tracked else saved.nbytes
         is_short = down.is_short_of(new_bytes)
         is_planned = log.plan is not None and not down.may_wait
         is_short |= is_planned
-        if is_short and (self.books.must_act() or not booking.is_booked(noted)):
+        if is_short and (self.books.must_act() or not registration.is_registered(tracked)):
             self._drain()
-            down.relieve(NUM_EXAMINED_PER_PACK, is_planned=is_planned)
+            down.reclaim(NUM_SCANNED_PER_PACK, is_planned=is_planned)
             yield from self._make_room()
             down.is_short_of(new_bytes)
         self.books.counters.packed_tensors += 1
-        new_bytes = self._memory.noted.add(noted, saved.node, saved.nbytes)
-        noted.storage.tensors.append(weakref.ref(noted))
-        self._graph[index] = noted
+        new_bytes = self._memory.tracked.add(tracked, saved.node, saved.nbytes)
+        tracked.storage.tensors.append(weakref.ref(tracked))
+        self._graph[index] = tracked
         if down.uses_staging:
-            down.charge_noted(new_bytes)
+            down.charge_tracked(new_bytes)
         if is_short:
-            booking.join_if_booked(noted)
+            registration.join_if_registered(tracked)
         if log.plan is not None or index == 0:
             log.follow_plan(index, saved.node, saved.nbytes)
 
@@ -140,14 +145,14 @@ class Rank:
 
     def _unpack(self, saved: SimulatedTensor) -> Process:
         """See `SavedTensor.unpack` and `PackLog.fetch`."""
-        log, index, is_noted = saved.log, saved.index, saved.handle is None
-        saved.storage.is_taken = is_noted
+        log, index, is_tracked = saved.log, saved.index, saved.handle is None
+        saved.storage.is_taken = is_tracked
         if not log.started:
             log.start(index)
         log.asked[index] = None
         saved.storage.is_taken = False
         record = log.records[index]
-        if is_noted or record is None:
+        if is_tracked or record is None:
             return
         if not log.order.is_followed and record.state is not State.PENDING:
             log.look_ahead()
@@ -155,18 +160,18 @@ class Rank:
 
     def begin_backward(self, log: SimulatedLog) -> None:
         self.ledger.down.end_plan(log.records)
-        self._survey(log)
+        self._scan_owners(log)
 
     def look_ahead(self, lookahead: Lookahead[SimulatedRecord]) -> None:
         self._drain()
         self.books.ahead = lookahead
         self.ledger.go_ahead()
 
-    def _survey(self, log: SimulatedLog) -> None:
+    def _scan_owners(self, log: SimulatedLog) -> None:
         self._drain()
-        self.ledger.down.relieve(None)
-        self._memory.booking.survey(log)
-        self.books.pending.survey()
+        self.ledger.down.reclaim(None)
+        self._memory.registration.scan_owners(log)
+        self.books.pending.scan_owners()
 
     def _fetch(self, log: SimulatedLog, record: SimulatedRecord, index: int) -> Process:
         ledger, lookahead = self.ledger, log.order.lookahead if log.order.is_followed else None
@@ -181,14 +186,14 @@ class Rank:
         if record.state is State.QUEUED:
             ledger.down.cancel_spill(record)
         while record.state not in IN_MEMORY:
-            ledger.up.hasten(record)
+            ledger.up.raise_priority(record)
             yield from self._wait(_UNPACK_WAITS, record)
         ledger.hand_over(record, None, index)
         record.demanded -= 1
         ledger.up.used(record)
         self._advance()
         if record.state in _ON_DISK_ALONE:
-            self._memory.give_back_lent()  # whoever was given it is about to let go
+            self._memory.give_back_outstanding()  # whoever was given it is about to let go
 
     def _wait(self, cause: str, record: SimulatedRecord | None = None) -> Process:
         self._tell()

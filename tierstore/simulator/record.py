@@ -16,7 +16,7 @@ class SimulatedStorage:
 
     Attributes:
         is_held: somebody else holds it. `is_shared`: as long as the graph lives.
-        is_taken: autograd is just taking a noted tensor over it, and holds it too.
+        is_taken: autograd is just taking a tracked tensor over it, and holds it too.
         tensors: the saved tensors over it, dead ones included.
         record: the last that was made of it; None: none was.
     """
@@ -28,17 +28,17 @@ class SimulatedStorage:
         self.tensors: list[weakref.ref[SimulatedTensor]] = []
         self.record: SimulatedRecord | None = None
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         self.is_held = self.is_shared
 
     @property
-    def num_noted(self) -> int:
+    def num_tracked(self) -> int:
         """How many living tensors without a record hold it."""
-        return sum(1 for each in self.tensors if (noted := each()) is not None and noted.handle is None)
+        return sum(1 for each in self.tensors if (tracked := each()) is not None and tracked.handle is None)
 
 
 class SimulatedTensor:
-    """What a simulated graph holds in the place of a saved tensor. See `NotedTensor`."""
+    """What a simulated graph holds in the place of a saved tensor. See `TrackedTensor`."""
 
     alias = device = stream = None
     index: int
@@ -92,7 +92,7 @@ class SimulatedRecord(RuledRecord):
     def is_sole_owner(self) -> bool:
         """Whether only records hold its storage, and it is not gone itself."""
         storage = self.storage
-        return self.is_alive and not (storage.is_held or storage.is_taken or storage.num_noted)
+        return self.is_alive and not (storage.is_held or storage.is_taken or storage.num_tracked)
 
     def become_group(self, num_members: int, nbytes: int) -> None:
         self.num_members, self.nbytes = num_members, nbytes

@@ -21,7 +21,7 @@ from ..base.threads import start_thread
 from ..daemon.logs import set_up_logging
 from ..daemon.options import ServeSettings, settings_of
 from ..daemon.server import Daemon
-from ..disk.home import NamedHome
+from ..disk.file_layout import NamedFileLayout
 from ..disk.local import LocalDisk
 from .faults import Faults
 from .plan import FaultPlan
@@ -35,8 +35,8 @@ class FaultyDaemon(Daemon):
         super().__init__(settings)
         self._faults = faults
 
-    def _open_drive(self, path: Path, home: NamedHome, disk_bytes: int, threads: Executor) -> LocalDisk:
-        return super()._open_drive(path, home, disk_bytes, FaultyExecutor(threads, FaultyCalls(self._faults)))
+    def _open_drive(self, path: Path, layout: NamedFileLayout, disk_bytes: int, threads: Executor) -> LocalDisk:
+        return super()._open_drive(path, layout, disk_bytes, FaultyExecutor(threads, FaultyCalls(self._faults)))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -230,7 +230,7 @@ class Reload(_OfBytes, frozen=True):
 
 class Levels(_Event, frozen=True):
     """The bytes that the tiers hold, as `StoreStats` counts them. `uncharged_bytes`: saved tensors that are where
-    autograd left them; those that are only noted count until their graph is gone."""
+    autograd left them; those that are only tracked count until their graph is gone."""
 
     at_ns: int
     device_bytes: int

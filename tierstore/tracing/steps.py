@@ -107,7 +107,7 @@ def _waited_longest(step: Step) -> tuple[int, int]:
 
 
 def records_of(events: Iterable[Event]) -> dict[tuple[int, int], int]:
-    """The record of each saved tensor, by graph and index. Tensors that were never booked share a record if their
+    """The record of each saved tensor, by graph and index. Tensors that were never registered share a record if their
     storage was the same, alive and unchanged."""
     packs = [event for event in events if isinstance(event, Pack)]
     records = {(pack.graph, pack.index): pack.record for pack in packs if pack.record is not None}

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from ..base.system_words import words_of
 from ..base.threads import start_thread
-from ..disk.home import UnnamedHome
+from ..disk.file_layout import UnnamedFileLayout
 from ..disk.segments import IoMode, Segment, close_segments, detect_io_mode, open_segment
 from ..disk.transfer import read_all, write_all
 from .measurements import Drive, Transfer
@@ -177,7 +177,7 @@ def _measured(drive: Drive, directory: Path, seconds: float, memory_bytes: int) 
     blocks = drive.free_bytes // _FREE_SHARE // _LEAST_SPAN_BYTES  # blocks of every size fit into one of these
     span_bytes = min(_SPAN_BYTES, blocks * _LEAST_SPAN_BYTES)
     if span_bytes >= _LEAST_SPAN_BYTES:
-        segment = open_segment(UnnamedHome(directory), 0, span_bytes, _LEAST_SPAN_BYTES, mode, set())
+        segment = open_segment(UnnamedFileLayout(directory), 0, span_bytes, _LEAST_SPAN_BYTES, mode, set())
         try:
             yield from _steps(drive, _Bench(segment, mode, memory_bytes), seconds)
         finally:

@@ -1,7 +1,7 @@
 """Where a tier's files live: without names, or with names by which the next process finds them.
 
-All differences between the two homes are here; the rest of the tier is the same code for both. `NamedHome` keeps these
-files in its folder:
+All differences between the two layouts are here; the rest of the tier is the same code for both. `NamedFileLayout`
+keeps these files in its folder:
 
 =================  =========================================================================================
 ``lock``           held by the process that uses the folder; its pid
@@ -64,8 +64,8 @@ Spans = dict[int, dict[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What was in a home that was opened; the receiver closes it. `session`: part of every checksum. `leases`: number
-    -> bytes. `segments`: open, only those that hold records. `spans`: the ranges in use, by segment."""
+    """What was in a file layout that was opened; the receiver closes it. `session`: part of every checksum. `leases`:
+    number -> bytes. `segments`: open, only those that hold records. `spans`: the ranges in use, by segment."""
 
     session: int
     index: Index
@@ -75,14 +75,14 @@ class Contents:
     spans: Spans
 
 
-class UnnamedHome:
+class UnnamedFileLayout:
     """Files without names: nobody sees them, and no kill leaves them behind."""
 
     outlives = False  # the next process does not find the files again
 
     def __init__(self, directory: Path, session: int = 0) -> None:
         self.directory = directory
-        self.inodes: set[Inode] = set()  # of files that the home itself keeps open
+        self.inodes: set[Inode] = set()  # of files that the file layout itself keeps open
         self._session = session
 
     def open(self, disk_bytes: int, mode: IoMode) -> Contents:
@@ -107,7 +107,7 @@ class _Format(msgspec.Struct, frozen=True):
     seed: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
-class NamedHome:
+class NamedFileLayout:
     """Files with names, in the folder `tierstore-daemon` of a directory, which survive a kill, not a power loss:
     nothing is synced. So files from before the last boot are removed, not read, as are files of another version, and an
     index that is damaged: also if the process crashed at the last start while it read it, or was killed then at the
@@ -141,7 +141,7 @@ class NamedHome:
         if format_ is not None and reason is None:
             try:
                 with self._leaving_a_trace():
-                    return self._take_up(format_.seed, disk_bytes, mode)
+                    return self._restore(format_.seed, disk_bytes, mode)
             except (lmdb.Error, DamagedBytesError, MemoryError) as error:
                 if getattr(error, "code", None) in _PASSING:
                     raise
@@ -161,8 +161,8 @@ class NamedHome:
             pass
 
     def close(self, *, keep: bool) -> None:
-        """Leave the home after all files were closed, and unlock it; idempotent. Without `keep`, no file stays; an
-        empty folder does not either. Raises nothing."""
+        """Leave the file layout after all files were closed, and unlock it; idempotent. Without `keep`, no file stays;
+        an empty folder does not either. Raises nothing."""
         try:
             if not keep:
                 self._clear()
@@ -217,7 +217,7 @@ class NamedHome:
                     faulthandler.enable(sys.__stderr__)
                 self._folder.remove(_OPENING)
 
-    def _take_up(self, seed: int, disk_bytes: int, mode: IoMode) -> Contents:
+    def _restore(self, seed: int, disk_bytes: int, mode: IoMode) -> Contents:
         index = self._open_index(disk_bytes)
         segments: list[Segment] = []
         try:
@@ -263,7 +263,7 @@ class NamedHome:
         return [name for name in self._folder.names() if _OWN_NAMES.fullmatch(name)]
 
 
-Home = UnnamedHome | NamedHome
+FileLayout = UnnamedFileLayout | NamedFileLayout
 
 
 def _empty(session: int, index: Index) -> Contents:

@@ -8,7 +8,7 @@ import torch
 from tierstore.disk.tier import Kind
 from tierstore.residency.handle import Handle, Record
 from tierstore.residency.layout import layout_of
-from tierstore.residency.lent import LentViews, in_use
+from tierstore.residency.outstanding import OutstandingViews, in_use
 
 
 def _handle() -> Handle:
@@ -36,22 +36,22 @@ def test_in_use_is_what_python_or_autograd_refers_to() -> None:
 
 
 def test_let_go_keeps_what_is_in_use_until_it_is_not() -> None:
-    handle, lent_views = _handle(), LentViews()
+    handle, outstanding_views = _handle(), OutstandingViews()
     used = _hand_out(handle)
-    lent_views.let_go(handle.record)
-    assert [id(tensor) for tensor in handle.lent] == [id(used)]
+    outstanding_views.release(handle.record)
+    assert [id(tensor) for tensor in handle.outstanding] == [id(used)]
     assert not handle.views
-    lent_views.take_back()
-    assert len(handle.lent) == 1
+    outstanding_views.take_back()
+    assert len(handle.outstanding) == 1
     del used
-    lent_views.take_back()
-    assert handle.lent == ()
+    outstanding_views.take_back()
+    assert handle.outstanding == ()
 
 
 def test_closed_store_keeps_nothing() -> None:
-    handle, lent_views = _handle(), LentViews()
+    handle, outstanding_views = _handle(), OutstandingViews()
     used = _hand_out(handle)
-    lent_views.let_go(handle.record)
-    lent_views.forget()
-    assert handle.lent == ()
+    outstanding_views.release(handle.record)
+    outstanding_views.forget()
+    assert handle.outstanding == ()
     assert used.shape == (2, 5)

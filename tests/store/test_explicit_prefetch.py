@@ -11,7 +11,7 @@ from tests.conftest import MakeStore
 from tests.inspect_store import inspect
 from tests.waiting import until
 from tierstore import Handle, TierStore
-from tierstore.ledger.by_hand import ByHand
+from tierstore.ledger.explicit_prefetch import ExplicitPrefetch
 from tierstore.ledger.lookahead import Lookahead
 from tierstore.ledger.state import State
 
@@ -28,18 +28,18 @@ def _records(num: int) -> list[Any]:
     return [SimpleNamespace(key=key) for key in range(num)]
 
 
-def _order(by_hand: ByHand[Any]) -> Iterator[int]:
-    while (record := by_hand.peek()) is not None:
+def _order(explicit_prefetch: ExplicitPrefetch[Any]) -> Iterator[int]:
+    while (record := explicit_prefetch.peek()) is not None:
         yield record.key
-        by_hand.advance(1)
+        explicit_prefetch.advance(1)
 
 
 def test_lists_come_one_after_the_other_each_record_once() -> None:
-    by_hand, records = ByHand[Any](), _records(6)
+    explicit_prefetch, records = ExplicitPrefetch[Any](), _records(6)
     for first in range(4):
         for record in records[first : first + 3]:
-            by_hand.name(record)
-    assert list(_order(by_hand)) == [0, 1, 2, 3, 4, 5]
+            explicit_prefetch.name(record)
+    assert list(_order(explicit_prefetch)) == [0, 1, 2, 3, 4, 5]
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_list_keeps_nothing_alive(stored: tuple[TierStore, list[Handle]]) -> Non
         assert torch.equal(store.get(handles[index]), _tensor(NUM // 2 + index))
     handles.clear()
     until(lambda: store.stats().live_handles == store.stats().staging_used_bytes == store.stats().disk_bytes == 0)
-    assert not inspect(store).is_fetching_by_hand
+    assert not inspect(store).is_fetching_explicitly
 
 
 def test_pack_takes_the_room_of_a_list_that_nobody_asks_for_and_keeps_it(

@@ -17,7 +17,7 @@ import torch
 from .handle import Record
 from .torch_names import tensor_use_count
 
-_NUM_EXAMINED_PER_CALL = 16
+_NUM_SCANNED_PER_CALL = 16
 
 
 def _references(tensors: Collection[torch.Tensor]) -> list[tuple[int, int]]:
@@ -40,13 +40,13 @@ def in_use(tensors: Collection[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     return tuple(tensor for tensor, found in zip(tensors, references, strict=True) if found != _REFERENCES_UNUSED)
 
 
-class LentViews:
-    """Makes handles keep the tensors that they have lent. Guarded by the store's lock."""
+class OutstandingViews:
+    """Makes handles keep their outstanding tensors. Guarded by the store's lock."""
 
     def __init__(self) -> None:
-        self.lenders: deque[Record] = deque()
+        self.holders: deque[Record] = deque()
 
-    def let_go(self, record: Record) -> None:
+    def release(self, record: Record) -> None:
         """Drop the tensors that a record has handed out, except those in use; its bytes leave memory."""
         if record.views:
             self.keep(record, record.views.values())
@@ -55,20 +55,20 @@ class LentViews:
     def keep(self, record: Record, handed_out: Collection[torch.Tensor]) -> None:
         used = in_use(handed_out)
         if used:
-            if not record.lent:
-                self.lenders.append(record)
-            record.lend(record.lent + used)
+            if not record.outstanding:
+                self.holders.append(record)
+            record.keep_outstanding(record.outstanding + used)
 
-    def take_back(self, how_many: int | None = _NUM_EXAMINED_PER_CALL) -> None:
-        """Drop the lent tensors of up to `how_many` records (None: all) that are not in use any more."""
-        num_lenders = len(self.lenders)
-        for _ in range(num_lenders if how_many is None else min(how_many, num_lenders)):
-            record = self.lenders.popleft()
-            record.lend(in_use(record.lent))
-            if record.lent:
-                self.lenders.append(record)
+    def take_back(self, how_many: int | None = _NUM_SCANNED_PER_CALL) -> None:
+        """Drop the outstanding tensors of up to `how_many` records (None: all) that are not in use any more."""
+        num_holders = len(self.holders)
+        for _ in range(num_holders if how_many is None else min(how_many, num_holders)):
+            record = self.holders.popleft()
+            record.keep_outstanding(in_use(record.outstanding))
+            if record.outstanding:
+                self.holders.append(record)
 
     def forget(self) -> None:
-        for record in self.lenders:
-            record.lend(())
-        self.lenders.clear()
+        for record in self.holders:
+            record.keep_outstanding(())
+        self.holders.clear()

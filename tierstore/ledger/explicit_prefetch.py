@@ -1,12 +1,13 @@
-"""Records named by hand, to `TierStore.prefetch`, and the order in which they are fetched as room becomes free. Pure.
+"""Records named explicitly, to `TierStore.prefetch`, and the order in which they are fetched as room becomes free.
+Pure.
 
 A list is treated like the lookahead of a backward (`lookahead.py`): records that were handed over leave first, and the
 list goes on in their room. A later list comes after the unfetched rest of earlier ones; a record in both keeps its
 place. So successive lists, and lists that overlap (the next six before each `get`), come in the order of naming.
 
-A backward that looks ahead goes first. While it waits for room, nothing is fetched by hand. Records fetched by hand
-make way for it, and are fetched again later. Records that make way for a pack are not fetched again: otherwise lists
-that nobody asks for any more would take the room of one pack after the other.
+A backward that looks ahead goes first. While it waits for room, nothing is fetched explicitly. Records fetched
+explicitly make way for it, and are fetched again later. Records that make way for a pack are not fetched again:
+otherwise lists that nobody asks for any more would take the room of one pack after the other.
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Generic
 
-from .reach import Reach
+from .prefetch_depth import PrefetchDepth
 from .record import R
 
 
-class ByHand(Generic[R]):
+class ExplicitPrefetch(Generic[R]):
     """Records that were named and not asked for since. Keeps no bytes alive: a record does not hold its bytes.
 
-    `peek`, `advance` and `reach` (always far) are like `Lookahead`'s. Every operation takes constant time, except
+    `peek`, `advance` and `depth` (always far) are like `Lookahead`'s. Every operation takes constant time, except
     `last_fetched`.
     """
 
     def __init__(self) -> None:
-        self.reach = Reach()
+        self.depth = PrefetchDepth()
         self.waiting: OrderedDict[int, R] = OrderedDict()  # to be fetched, in this order
         self._fetched: dict[int, R] = {}  # dealt with, in this order
 

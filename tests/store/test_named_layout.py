@@ -19,12 +19,12 @@ import pytest
 
 from tests.inspect_store import inspect_tier
 from tests.store.disk_conformance import PLAIN, DiskConformance, gather, random_bytes, read_back
-from tests.store.named_home_process import DISK_BYTES, Report, content_of, open_named, read
+from tests.store.named_layout_process import DISK_BYTES, Report, content_of, open_named, read
 from tests.store.test_index import files_no_longer_than, location
 from tierstore.disk import extents as extents_module
-from tierstore.disk import home as home_module
+from tierstore.disk import file_layout as layout_module
+from tierstore.disk.file_layout import FOLDER_NAME, NamedFileLayout
 from tierstore.disk.folder import LockedFolder
-from tierstore.disk.home import FOLDER_NAME, NamedHome
 from tierstore.disk.index import Index
 from tierstore.disk.local import LocalDisk
 from tierstore.errors import ConfigError, StorageIOError
@@ -60,7 +60,7 @@ class TestConformance(DiskConformance):
 @contextmanager
 def another(command: str, directory: Path, **options: object) -> Iterator[subprocess.Popen[str]]:
     """Another process, killed at the end if it still runs."""
-    arguments = [sys.executable, "-m", "tests.store.named_home_process", command, directory]
+    arguments = [sys.executable, "-m", "tests.store.named_layout_process", command, directory]
     with subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.PIPE, text=True, **options) as process:  # type: ignore[call-overload]
         try:
             yield process
@@ -183,7 +183,7 @@ async def test_index_that_the_drive_refuses_to_change_is_not_cleared(directory: 
 async def test_another_boot_clears(directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     await fill(directory)
     (tmp_path / "boot_id").write_text("another\n", encoding="ascii")
-    monkeypatch.setattr(home_module, "_BOOT_ID", tmp_path / "boot_id")
+    monkeypatch.setattr(layout_module, "_BOOT_ID", tmp_path / "boot_id")
     assert await open_and_look(directory) == ("cleared: written before the last boot", 0)
     assert await open_and_look(directory) == ("taken up: 1 records", 1)
 
@@ -327,7 +327,7 @@ async def test_second_process_is_refused_until_the_first_is_killed(directory: Pa
         assert holder.stdout is not None
         assert holder.stdout.readline() == "open\n"
         with pytest.raises(ConfigError, match=f"process {holder.pid} holds .* a daemon is using this directory"):
-            NamedHome(directory)
+            NamedFileLayout(directory)
         holder.kill()
         holder.wait(60)
     assert await open_and_look(directory) == (f"taken up: {len(KEYS)} records", len(KEYS))
@@ -337,10 +337,10 @@ async def test_close_removes_our_names_only(directory: Path, folder: Path) -> No
     await fill(directory)
     assert sorted(os.listdir(folder)) == ["format", "index", "lock", "segment-000000"]
     (folder / "a file of others").write_bytes(bytes(PAGE_BYTES))
-    home = NamedHome(directory)
+    layout = NamedFileLayout(directory)
     ours = [(folder / name).stat().st_blocks for name in ("format", "index", "segment-000000")]
-    assert home.taken_bytes == 512 * sum(ours) >= PAGE_BYTES
-    home.close(keep=True)
+    assert layout.taken_bytes == 512 * sum(ours) >= PAGE_BYTES
+    layout.close(keep=True)
     (folder / "a file of others").unlink()
     async with open_named(directory) as (_, disk):
         await disk.close()
@@ -362,24 +362,24 @@ def test_folder_that_others_prepared_is_refused(directory: Path, folder: Path, t
     for make in (lambda: folder.symlink_to(tmp_path / "elsewhere"), folder.touch):
         make()
         with pytest.raises(ConfigError, match="is a link or a file"):
-            NamedHome(directory)
+            NamedFileLayout(directory)
         folder.unlink()
     folder.mkdir()
     folder.chmod(0o720)
     with pytest.raises(ConfigError, match="has mode 0720, so others may use it"):
-        NamedHome(directory)
+        NamedFileLayout(directory)
     folder.chmod(0o700)
     (folder / "lock").symlink_to(tmp_path / "victim")
     with pytest.raises(OSError, match="symbolic links"):
-        NamedHome(directory)
+        NamedFileLayout(directory)
     assert not (tmp_path / "victim").exists()
     assert list((tmp_path / "elsewhere").iterdir()) == []
     if os.geteuid() == 0:
         os.chown(folder, 65534, 65534)
         with pytest.raises(ConfigError, match="belongs to user 65534, not to 0"):
-            NamedHome(directory)
+            NamedFileLayout(directory)
     with pytest.raises(ConfigError, match="no such directory"):
-        NamedHome(directory / "missing")
+        NamedFileLayout(directory / "missing")
 
 
 def test_folder_that_is_removed_while_it_is_locked_is_refused(
@@ -398,6 +398,6 @@ def test_folder_that_is_removed_while_it_is_locked_is_refused(
         patch.setattr(LockedFolder, "_open_lock", open_and_remove)
         while left:
             with pytest.raises(ConfigError, match="was just removed"):
-                NamedHome(directory)
-    NamedHome(directory).close(keep=False)
+                NamedFileLayout(directory)
+    NamedFileLayout(directory).close(keep=False)
     assert os.listdir(directory) == []

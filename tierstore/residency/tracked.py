@@ -1,4 +1,4 @@
-"""A saved tensor that may have no record yet: see NOTE [Noted, then booked] in `ledger/noted.py`."""
+"""A saved tensor that may have no record yet: see NOTE [Tracked, then registered] in `ledger/tracked.py`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from .handle import Handle, Record
 from .layout import Layout, layout_of
 
 
-class NotedTensor:
-    """A saved tensor, with everything that is needed to book it later.
+class TrackedTensor:
+    """A saved tensor, with everything that is needed to register it later.
 
     Attributes:
-        alias: a detached alias of the tensor; None once it is booked, or the store is closed.
+        alias: a detached alias of the tensor; None once it is registered, or the store is closed.
         root: weak reference to the tensor, or to its base.
         address: where the storage lay at packing.
         storage_id: identifies the storage while the alias exists.
@@ -24,7 +24,7 @@ class NotedTensor:
         itself: the saved tensor, for as long as it lives, if backward is to get that very object.
         joined: it was counted as a view of a storage that another tensor has brought in.
         device: the accelerator that the tensor lives on; None: host memory. `stream`: its stream that packed it.
-        handle, layout: set when it is booked; until then `handle` is None. Where the log keeps layouts, that is set
+        handle, layout: set when it is registered; until then `handle` is None. Where the log keeps layouts, that is set
             before.
     """
 
@@ -44,7 +44,7 @@ class NotedTensor:
         address: int,
         storage_id: int,
         key: int,
-        log: NotedLog,
+        log: TrackedLog,
         itself: weakref.ref[torch.Tensor] | None = None,
     ) -> None:
         self.alias = alias
@@ -73,5 +73,5 @@ class NotedTensor:
         self.alias = None
 
 
-NotedLog = GraphLog[NotedTensor, Record]
+TrackedLog = GraphLog[TrackedTensor, Record]
 """The log of a real graph: a `PackLog` (`hooks/order.py`)."""

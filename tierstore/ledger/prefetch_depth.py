@@ -18,8 +18,8 @@ from collections import OrderedDict
 _MAX_GRAPHS = 64
 
 
-class Reach:
-    """The reach of one backward, and the figures from which the next one's is found.
+class PrefetchDepth:
+    """The prefetch depth of one backward, and the figures from which the next one's is found.
 
     Attributes:
         is_far: bytes that are fetched ahead may take room of both windows; else of staging alone.
@@ -39,7 +39,7 @@ class Reach:
         self.is_far = is_far
 
     def wait(self) -> None:
-        """Note that backward waits for bytes on disk; from now on its reach is far."""
+        """Note that backward waits for bytes on disk; from now on it is fetched far ahead."""
         self.is_far = self.has_waited = True
 
     def read_began(self, key: int) -> None:
@@ -51,7 +51,7 @@ class Reach:
         self.most_bytes = max(self.most_bytes, self.asked_bytes - began_at)
 
 
-class Reaches:
+class PrefetchDepths:
     """The graphs, by signature, for which near is enough. Any thread: it uses single operations on a dictionary."""
 
     def __init__(self) -> None:
@@ -60,8 +60,8 @@ class Reaches:
     def is_near(self, signature: int) -> bool:
         return signature in self._near
 
-    def note(self, signature: int, reach: Reach, staging_bytes: int) -> None:
-        if reach.has_waited or reach.most_bytes > staging_bytes:
+    def note(self, signature: int, depth: PrefetchDepth, staging_bytes: int) -> None:
+        if depth.has_waited or depth.most_bytes > staging_bytes:
             self._near.pop(signature, None)
             return
         self._near[signature] = None

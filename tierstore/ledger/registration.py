@@ -1,4 +1,7 @@
-"""From noted to booked: see NOTE [Noted, then booked] in `noted.py`. The caller holds the store's lock."""
+"""From tracked to registered: see NOTE [Tracked, then registered] in `tracked.py`.
+
+The caller holds the store's lock.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +11,18 @@ from typing import Any, Generic
 from .books import Books
 from .groups import Group, Grouping, Part
 from .log import GraphLog, T
-from .noted import NotedTensors
 from .record import R
+from .tracked import TrackedTensors
 
 
-class BookingRules(Generic[T, R]):
+class RegistrationRules(Generic[T, R]):
     """All records, and the saved tensors that have none yet. A subclass knows who holds a storage, and makes records.
 
     A handle is what keeps a record alive, and has it as its `record`.
     """
 
-    def __init__(self, books: Books[R], noted: NotedTensors[T, R]) -> None:
-        self.noted = noted
+    def __init__(self, books: Books[R], tracked: TrackedTensors[T, R]) -> None:
+        self.tracked = tracked
         self._windows = books.windows
         self._records = books.records
         self._pending = books.pending
@@ -27,11 +30,11 @@ class BookingRules(Generic[T, R]):
 
     # --- the seam -----------------------------------------------------------------------------------------------
 
-    def may_be_booked(self, noted: T) -> bool:
+    def may_be_registered(self, tracked: T) -> bool:
         """Whether any record, dead or alive, was made of the tensor's storage."""
         raise NotImplementedError
 
-    def _handle_of_same_bytes(self, noted: T) -> Any:
+    def _handle_of_same_bytes(self, tracked: T) -> Any:
         """Of the record that the tensor may share: it has the same bytes, and they have not been read. None: none."""
         raise NotImplementedError
 
@@ -40,7 +43,7 @@ class BookingRules(Generic[T, R]):
         raise NotImplementedError
 
     def _take_if_ours(self, tensors: list[T], nbytes: int) -> Part[T] | None:
-        """The part of a group that these noted tensors become; None: others hold their storage."""
+        """The part of a group that these tracked tensors become; None: others hold their storage."""
         raise NotImplementedError
 
     def _handle_of_group(self, group: Group[T], members: Sequence[T]) -> Any:
@@ -51,11 +54,11 @@ class BookingRules(Generic[T, R]):
         """The tensors have that handle now, and their own memory is freed."""
         raise NotImplementedError
 
-    def _handle_of(self, noted: T) -> Any:
+    def _handle_of(self, tracked: T) -> Any:
         """A new one. None: the store is closed."""
         raise NotImplementedError
 
-    def _become(self, noted: T, handle: Any, *, is_view: bool) -> None:
+    def _become(self, tracked: T, handle: Any, *, is_view: bool) -> None:
         """The tensor has that handle now. `is_view`: so have others."""
         raise NotImplementedError
 
@@ -64,97 +67,99 @@ class BookingRules(Generic[T, R]):
 
     # --- the rules ----------------------------------------------------------------------------------------------
 
-    def book_all(self) -> None:
-        """Book everything in host memory that is settled. Small tensors become groups: see NOTE [Groups]."""
-        if not self.noted.num_bytes:
+    def register_all(self) -> None:
+        """Register everything in host memory that is settled. Small tensors become groups: see NOTE [Groups]."""
+        if not self.tracked.num_bytes:
             return
         windows = self._windows
-        self._book_sorted(self.noted.take(), Grouping(windows.group_bytes, windows.member_bytes))
-        self.noted.end_round()
+        self._register_sorted(self.tracked.take(), Grouping(windows.group_bytes, windows.member_bytes))
+        self.tracked.end_round()
 
-    def _book_sorted(self, tensors: Iterable[T], grouping: Grouping[T], *, may_wait: bool = True) -> None:
+    def _register_sorted(self, tensors: Iterable[T], grouping: Grouping[T], *, may_wait: bool = True) -> None:
         by_storage: dict[tuple[int, int], list[T]] = {}
-        for noted in tensors:
-            by_storage.setdefault((noted.log.number, noted.storage_id), []).append(noted)
+        for tracked in tensors:
+            by_storage.setdefault((tracked.log.number, tracked.storage_id), []).append(tracked)
         for of_storage in by_storage.values():
             self._sort_in(of_storage, grouping, may_wait=may_wait)
         for group in grouping.rest():
-            self._book_group(group)
+            self._register_group(group)
 
     def _sort_in(self, tensors: list[T], grouping: Grouping[T], *, may_wait: bool) -> None:
-        """`tensors`: all of one storage that are noted and settled."""
+        """`tensors`: all of one storage that are tracked and settled."""
         first = tensors[0]
         log = first.log
         _, nbytes = log.packs[first.index]
         is_small = 0 < nbytes <= grouping.largest_bytes and log.gathers
         part = self._take_if_ours(tensors, nbytes) if is_small else None
         if part is not None:
-            place = None if log.plan is None else log.plan.place_of(first.index)
-            group = grouping.add(part, nbytes, (log.number, part.kind, place, first.stream))
+            planned = None if log.plan is None else log.plan.planned_tier_of(first.index)
+            group = grouping.add(part, nbytes, (log.number, part.kind, planned, first.stream))
             if group is not None:
-                self._book_group(group)
+                self._register_group(group)
         elif is_small and may_wait and self._may_join_later(tensors):
-            self.noted.put_back(tensors)
+            self.tracked.put_back(tensors)
         else:
-            for noted in tensors:
-                self._book(noted)
+            for tracked in tensors:
+                self._register(tracked)
 
     def _may_join_later(self, tensors: list[T]) -> bool:
-        """Whether a storage that others hold may be ours alone the next time: it is new, and no record has an alias."""
-        return all(noted.index >= noted.log.num_sorted for noted in tensors) and not self.may_be_booked(tensors[0])
+        """Whether the store may be the sole owner the next time: the storage is new, and no record has an alias."""
+        return all(tracked.index >= tracked.log.num_sorted for tracked in tensors) and not self.may_be_registered(
+            tensors[0]
+        )
 
-    def _book_group(self, group: Group[T]) -> None:
-        if len(group.parts) == 1 or not self._book_together(group):
+    def _register_group(self, group: Group[T]) -> None:
+        if len(group.parts) == 1 or not self._register_together(group):
             for part in group.parts:
                 part.give_back()
-                for noted in part.tensors:
-                    self._book(noted)
+                for tracked in part.tensors:
+                    self._register(tracked)
 
-    def _book_together(self, group: Group[T]) -> bool:
-        members = [noted for part in group.parts for noted in part.tensors]
+    def _register_together(self, group: Group[T]) -> bool:
+        members = [tracked for part in group.parts for tracked in part.tensors]
         handle = self._handle_of_group(group, members)
         if handle is None:
             return False
         log, record = members[0].log, handle.record
-        log.place_group(record, members)
+        log.assign_group(record, members)
         self._records[record.key] = record
         self._pending.settle((record,))
         self._become_members(group, handle)
         return True
 
-    def book_one(self, noted: T) -> None:
+    def register_one(self, tracked: T) -> None:
         """Its bytes may be read from now on."""
-        self.noted.remove(noted)
-        self._book(noted)
+        self.tracked.remove(tracked)
+        self._register(tracked)
 
-    def is_booked(self, noted: T) -> bool:
+    def is_registered(self, tracked: T) -> bool:
         """Whether there is a record of the same bytes, which it may share: then it takes no room."""
-        return self._handle_of_same_bytes(noted) is not None
+        return self._handle_of_same_bytes(tracked) is not None
 
-    def join_if_booked(self, noted: T) -> None:
-        """Share the record of the same bytes, if there is one and it is unread. The tensor was just noted."""
-        handle = self._handle_of_same_bytes(noted)
+    def join_if_registered(self, tracked: T) -> None:
+        """Share the record of the same bytes, if there is one and it is unread. The tensor was just tracked."""
+        handle = self._handle_of_same_bytes(tracked)
         if handle is not None:
-            self.book_one(noted)
+            self.register_one(tracked)
 
-    def survey(self, log: GraphLog[T, R]) -> None:
-        """Book what others also hold, so that it is known to be theirs."""
-        for tensors in log.unsurveyed():
+    def scan_owners(self, log: GraphLog[T, R]) -> None:
+        """Register what others also hold, so that it is known to be theirs."""
+        for tensors in log.unscanned():
             if not self._are_sole_owners(tensors):
-                for noted in tensors:
-                    self.book_one(noted)
+                for tracked in tensors:
+                    self.register_one(tracked)
             elif len(tensors) > 1:
                 self._count_views(tensors)
 
-    def _book(self, noted: T) -> None:
-        handle = self._handle_of_same_bytes(noted)
+    def _register(self, tracked: T) -> None:
+        handle = self._handle_of_same_bytes(tracked)
         is_view = handle is not None
         if not is_view:
-            handle = self._handle_of(noted)
+            handle = self._handle_of(tracked)
             if handle is None:
                 return
             record = handle.record
-            noted.log.place(record, noted.index)
+            tracked.log.assign(record, tracked.index)
             self._records[record.key] = record
             self._pending.settle((record,))
-        self._become(noted, handle, is_view=is_view)
+        self._become(tracked, handle, is_view=is_view)

@@ -1,4 +1,4 @@
-"""The other process of `test_named_home.py`: `python -m tests.store.named_home_process COMMAND DIRECTORY`.
+"""The other process of `test_named_layout.py`: `python -m tests.store.named_layout_process COMMAND DIRECTORY`.
 
 check: open, read every record, write more, and keep all; prints a `Report` as JSON.
 hold: open, say so, and wait for the end of standard input.
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from tierstore.disk.home import NamedHome
+from tierstore.disk.file_layout import NamedFileLayout
 from tierstore.disk.index import Index
 from tierstore.disk.local import LocalDisk
 from tierstore.disk.tier import Kind
@@ -30,7 +30,7 @@ class Report(msgspec.Struct):
     """What `check` found.
 
     Attributes:
-        found: as `Home.found`.
+        found: as `FileLayout.found`.
         right: how many records were read bit for bit.
         corrupt: how many were refused by their checksum.
         failed: how many could not be read, written or discarded, because of what LMDB said.
@@ -54,15 +54,15 @@ async def open_named(directory: Path, codec: str = "none", **options: object) ->
     """`found`, and the tier; its files are kept."""
     settings: dict[str, object] = {"disk_bytes": DISK_BYTES, "inline_bytes": 64 * 2**10, "checksum": True}
     with ThreadPoolExecutor(4) as executor:
-        home = NamedHome(directory)
-        settings |= {"codec": codec, "executor": executor, "home": home} | options
+        layout = NamedFileLayout(directory)
+        settings |= {"codec": codec, "executor": executor, "layout": layout} | options
         try:
             disk = LocalDisk(directory, **settings)  # type: ignore[arg-type]
         except BaseException:
-            home.close(keep=True)
+            layout.close(keep=True)
             raise
         try:
-            yield home.found, disk
+            yield layout.found, disk
         finally:
             await disk.close(keep=True)
 

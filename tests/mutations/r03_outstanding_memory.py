@@ -4,10 +4,12 @@ from .changes import after, always, drop, replace
 
 MUTATIONS = {
     "test_memory_handed_out_outlives_graph_and_handle_then_is_returned": {
-        "a slot that is handed out is not used again": always("Slots.let_go", "slot.watch is None or slot.returned"),
+        "a slot that is handed out is not used again": always("Slots.release", "slot.watch is None or slot.returned"),
     },
-    "test_lent_memory_is_counted_until_it_comes_back": {
-        "lent memory is accounted for": drop("Slots.let_go", "self._windows.lent.used_bytes += slot.nbytes"),
+    "test_outstanding_memory_is_counted_until_it_comes_back": {
+        "outstanding memory is accounted for": drop(
+            "Slots.release", "self._windows.outstanding.used_bytes += slot.nbytes"
+        ),
     },
     "test_saved_tensor_returned_by_two_nodes_gradients_independent": {
         "the record keeps what it hands out, so that autograd does not take it for its own": drop(
@@ -19,7 +21,7 @@ MUTATIONS = {
         "test_saved_tensor_waits_as_gradient_while_its_room_is_taken_same_bits",
     ): {
         "what it has handed out is kept while autograd uses it, when the bytes leave memory": drop(
-            "LentViews.let_go", "self.keep(record, record.views.values())"
+            "OutstandingViews.release", "self.keep(record, record.views.values())"
         ),
     },
     "test_retain_graph_three_backwards_same_bits": {
@@ -27,13 +29,13 @@ MUTATIONS = {
             "SavedTensor.unpack", "alias = log.fetch(self.index, self.layout)", "self.log = None"
         ),
     },
-    "test_given_to_autograd_just_before_it_is_booked_stays_whole": {
-        "what autograd was given before the tensor was booked stays whole": replace(
-            "HandleFactory.of_noted", "alias_of(alias, layout)", "alias"
+    "test_given_to_autograd_just_before_it_is_registered_stays_whole": {
+        "what autograd was given before the tensor was registered stays whole": replace(
+            "HandleFactory.of_tracked", "alias_of(alias, layout)", "alias"
         ),
     },
     ("test_get_of_one_handle_from_many_threads_reads_once", "test_residency_stages.py"): {
-        "threads that ask for the same bytes share one read": always("Up.hasten", "record.state is State.DISK"),
+        "threads that ask for the same bytes share one read": always("Up.raise_priority", "record.state is State.DISK"),
     },
     ("test_slab.py", "test_get_view_of_a_result_alone_keeps_its_memory"): {
         "a slot belongs to the storage over it, not to one tensor": replace(
@@ -41,6 +43,6 @@ MUTATIONS = {
         ),
     },
     "test_slots.py": {
-        "a lent slot is free when its storage dies": drop("Slots.take_back", "self.free(slot)"),
+        "an outstanding slot is free when its storage dies": drop("Slots.take_back", "self.free(slot)"),
     },
 }

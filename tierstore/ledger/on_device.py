@@ -1,0 +1,101 @@
+"""Saved tensors on accelerators that have no record yet: the store only charges their bytes to the device's window.
+
+NOTE [Tracked on a device]
+A tensor on an accelerator that stays there for now needs no record either (NOTE [Tracked, then registered] in
+`tracked.py`). It is *tracked* as long as the window of what stays on devices has room for it, and the plan, if there is
+one, does not send it away. The window is charged with its bytes at once, whoever else holds them. All tracked tensors
+are registered when the window is short of room. Then those leave that would have left if each had been registered when
+it was packed. From then on the log that was short of room registers each tensor when it is packed, unless it is small.
+
+A small tensor that has to leave, by the plan or because its log was short of room, is tracked too, and *leaves* when
+there are enough of them for a group (NOTE [Groups] in `residency/groups.py`), or at the end of the scope. So the window
+may be exceeded by a group, a quarter of what may be on its way out (`FLIGHT_BYTES`) at most.
+
+Views of one storage in one log are charged once. A tracked tensor that dies goes into a queue, and the next call of the
+store gives its room back. Backward makes no call for a tracked tensor. If something of its graph has left, every eighth
+one that it asks for makes a call all the same, so that the room of those before is used to bring back what comes next.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from .windows import Window
+
+if TYPE_CHECKING:
+    from .log import GraphLog, LogRemains
+
+T = TypeVar("T")
+
+
+class DeviceReference(weakref.ref[T]):
+    """Refers weakly to a tracked tensor, and goes into a queue when that dies: see NOTE [No finalizers]."""
+
+    __slots__ = ("index", "log_number", "storage_id")
+
+    index: int
+    log_number: int
+    storage_id: int
+
+
+class DeviceBytes:
+    """What the window of a device is charged with for tracked tensors. Guarded by the store's lock.
+
+    `log.storages` has, for each storage with tracked tensors, how many there are, and the bytes that are charged.
+
+    Attributes:
+        dead: tensors that have died, and that nobody has accounted for yet.
+    """
+
+    def __init__(self, resident: Window) -> None:
+        self.dead: deque[DeviceReference[Any]] = deque()
+        self._resident = resident
+        self._note_death: Any = self.dead.append
+
+    def add(self, tracked: object, log: GraphLog[Any, Any], index: int, storage_id: int, nbytes: int) -> None:
+        reference = DeviceReference(tracked, self._note_death)
+        reference.index, reference.log_number, reference.storage_id = index, log.number, storage_id
+        log.on_device[index] = reference
+        storages = log.storages
+        if storage_id in storages:
+            storages[storage_id][0] += 1
+        else:
+            storages[storage_id] = [1, nbytes]
+            self._resident.used_bytes += nbytes
+
+    def drop_dead(self, logs: Mapping[int, LogRemains]) -> list[LogRemains]:
+        """Charge nothing for dead tensors any more. `logs`: by number; returns those that are changed."""
+        if not logs:
+            self.dead.clear()
+        changed: dict[int, LogRemains] = {}
+        dead, freed_bytes = self.dead, 0
+        while dead:
+            reference = dead.popleft()
+            number, index, storage_id = reference.log_number, reference.index, reference.storage_id
+            if number in logs and index in logs[number].on_device:
+                log = changed[number] = logs[number]
+                del log.on_device[index]
+                if storage_id in log.storages:  # else the store is closed
+                    charged = log.storages[storage_id]  # as in `remove`, but without calls: there may be many
+                    charged[0] -= 1
+                    if not charged[0]:
+                        del log.storages[storage_id]
+                        freed_bytes += charged[1]
+        self._resident.used_bytes -= freed_bytes
+        return list(changed.values())
+
+    def remove(self, log: GraphLog[Any, Any], index: int) -> None:
+        storage_id = log.on_device.pop(index).storage_id
+        charged = log.storages[storage_id]
+        charged[0] -= 1
+        if not charged[0]:
+            del log.storages[storage_id]
+            self._resident.used_bytes -= charged[1]
+
+    def end(self, log: LogRemains) -> None:
+        """Charge nothing for the log any more: it is gone, or the store is closed."""
+        self._resident.used_bytes -= sum([nbytes for _, nbytes in log.storages.values()])
+        log.storages.clear()
