@@ -82,8 +82,8 @@ def test_one_wrong_bit_is_seen(store: TierStore, monkeypatch: pytest.MonkeyPatch
     """As if an unpack had given other bytes: the copy that the books hand out is changed."""
     worker = make_worker(store)
     worker.run("put")
-    fetch = inspect(store).residency.fetch
-    monkeypatch.setattr(inspect(store).residency, "fetch", lambda *given: wrong(fetch(*given)))
+    fetch = inspect(store).residency.handing_out.fetch
+    monkeypatch.setattr(inspect(store).residency.handing_out, "fetch", lambda *given: wrong(fetch(*given)))
     with pytest.raises(WrongBytesError, match=words):
         repeat(worker, name, 10)
     worker.release()

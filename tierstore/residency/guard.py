@@ -158,8 +158,10 @@ class Guard:
                     self.end(StoreClosedError(self.name, reason))
             except Exception:  # noqa: BLE001 - half changed books cannot always be taken apart; the store is closed
                 pass
-            if self.closed is not None and self.closed.reason == reason:
+            if self.closed is None or self.closed.reason == reason:
                 error.add_note(f"tierstore: {self._title} cannot be used: {reason}")  # no call: the stack may be full
+            if self.closed is None:
+                return  # no stack was left: whoever comes next closes it
         self.is_changing = False
         if self.jobs.has_news or self.jobs.has_withdrawn:
             self.tell()

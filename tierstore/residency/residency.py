@@ -6,7 +6,7 @@ Saving is in `saving.py`, requests are in `handing_out.py`. Who may hold the loc
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 import torch
@@ -117,6 +117,8 @@ class Residency:
         guard = self.guard
         with guard.lock:
             if guard.are_half_changed:  # `engine_ended` frees what can be freed
+                with suppress(StoreClosedError):
+                    guard.must_be_open()
                 return []
             try:
                 begun = [(job, self._memory_of(job)) for job in self.ledger.exchange(ended, room)]
