@@ -1,8 +1,7 @@
 """Starts jobs at the drive: a fixed number at once each way, fairly between sessions, reads before writes. One loop.
 
 NOTE [Fair turns] Start-time fair queueing: all owners that wait get the same share of the service, measured by cost,
-however many items they have queued. An owner that was idle gets no credit for that.
-"""
+however many items they have queued. An owner that was idle gets no credit for that."""
 
 from __future__ import annotations
 
@@ -114,8 +113,7 @@ class Lanes:
     Reads go first: backward stands still for a read, forward only for a full window. A write that begins owes the reads
     a multiple of its cost; while reads wait, no other write begins until reads worth that much have begun. So reads
     that are queued without end still leave writes a share. `seconds`: how long all requests have stayed where, added
-    up.
-    """
+    up."""
 
     def __init__(self, start: Callable[[Coroutine[Any, Any, None]], None], num_each: int) -> None:
         self.reads = DriveWay("read_queued", "read_at_drive")

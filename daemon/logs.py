@@ -33,8 +33,7 @@ class CauseFilter(logging.Filter):
 
     A cause is the message before its figures are filled in, together with the client and its session. Clients choose
     their names, and may open sessions without end, so the lines of all of a user's causes are bounded too. A line says
-    how many of its kind were dropped before (`not_logged`).
-    """
+    how many of its kind were dropped before (`not_logged`)."""
 
     def __init__(self, seconds: float = 60.0, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()

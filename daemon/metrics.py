@@ -1,8 +1,7 @@
 """A daemon's report as metrics for Prometheus. Imported only if there is a page for them.
 
 Sessions' series (`tierstore_…`) end with the session; the daemon's totals (`tierstore_daemon_…`) outlive them. The
-lines are written here, since thousands of objects of the library take seconds.
-"""
+lines are written here, since thousands of objects of the library take seconds."""
 
 from __future__ import annotations
 

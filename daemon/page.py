@@ -4,8 +4,7 @@ a small HTTP server on the daemon's loop, so `/healthz` shows whether that loop 
 Anybody on this host may ask, but no site that is open in a browser there: one whose name points to this host by now
 (DNS rebinding) could read the answers. So every request is refused that names the host otherwise than by an address or
 as localhost. A request may leave the name out, as probes in HTTP/1.0 do: no browser does. The live page comes with a
-policy: the browser runs the script of that file alone, and fetches only its figures.
-"""
+policy: the browser runs the script of that file alone, and fetches only its figures."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 metrics; and who takes it for all who ask, on the daemon's loop.
 
 Fields with disk, written or read in their names count bytes as they are on disk; the others count them as the clients
-gave them.
-"""
+gave them."""
 
 from __future__ import annotations
 
@@ -84,8 +83,7 @@ class Stays(msgspec.Struct, frozen=True):
     of a field in a second is how many requests were there on average.
 
     `read_queued`, `write_queued`: waited for the drive; `read_at_drive`, `write_at_drive`: were there; `write_held`:
-    held back by their session's quota of queued bytes.
-    """
+    held back by their session's quota of queued bytes."""
 
     read_queued: float = 0.0
     read_at_drive: float = 0.0

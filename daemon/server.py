@@ -5,8 +5,7 @@
     listener ─► Acceptor ─► Connection (phases, requests) ─► Lanes (whose turn) ─► Records ─► LocalDisk ─► answers
                                 └► Registry (sessions) ◄── Reporter ◄── page, `Inspect`
 
-One loop runs all of it; jobs of the disk tier run on its I/O threads.
-"""
+One loop runs all of it; jobs of the disk tier run on its I/O threads."""
 
 from __future__ import annotations
 
@@ -55,8 +54,7 @@ def serve(settings: ServeSettings) -> None:
 
     ConfigError: an option cannot be used, a living daemon uses the directory or the socket, or the process has
     greenlets in the place of threads. StorageIOError: the drive or the system refused; or the index was found to be
-    damaged, and all that was stored was cleared.
-    """
+    damaged, and all that was stored was cleared."""
     refuse_green_threads()
     runner = asyncio.Runner(loop_factory=new_event_loop)
     try:

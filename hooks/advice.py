@@ -4,8 +4,7 @@ NOTE [Compile inside, offload outside]
 A compiled region asks for all that it has saved at once, when its backward begins. So offloading saves memory between
 regions, not within one: compile the blocks of a model, and offload around them. The other way round, a scope that is
 entered inside a compiled function breaks that function's graph. Dynamo cannot trace the `with` block, so it does not
-compile the frame that holds it, only what is called from there.
-"""
+compile the frame that holds it, only what is called from there."""
 
 from __future__ import annotations
 
@@ -72,8 +71,7 @@ def refuse_deferred(option: str, given: object, function: Any) -> None:
     """Raise ConfigError for a function that begins to run only when its result is iterated over or awaited.
 
     The scope cannot be left open until then: hooks belong to a thread, so they would be in force for whatever else runs
-    there before the body goes on. `function` may be a `functools.partial`, or an object with such a `__call__`.
-    """
+    there before the body goes on. `function` may be a `functools.partial`, or an object with such a `__call__`."""
     while isinstance(function, functools.partial):
         function = function.func
     for is_kind, kind in _DEFERRED:

@@ -9,8 +9,7 @@ one. Autograd and ADInplaceOrView are shut out there, with two consequences:
   never the one that the store or the program holds.
 
 torch 2.15 calls the hooks around a region there (`respect_saved_tensors_hooks=True`); so do the contexts of
-`selective.py`.
-"""
+`selective.py`."""
 
 from __future__ import annotations
 
@@ -59,8 +58,7 @@ def sharing_versions() -> Iterator[None]:
 def version_counter_of(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor without elements that has the version of another one, now and later. Also below autograd.
 
-    Where torch does not exchange the elements (a sparse tensor), it has those of the other one.
-    """
+    Where torch does not exchange the elements (a sparse tensor), it has those of the other one."""
     with sharing_versions(), outside_of_modes():
         alias = tensor.detach()
         with suppress(RuntimeError):

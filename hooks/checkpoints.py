@@ -6,8 +6,7 @@ region; it stores the region's inputs, and nothing else.
 
 Both kinds of checkpoint are recognised by private names of `torch.utils.checkpoint` (torch 2.11 to 2.15). The
 non-reentrant kind has hooks of its own on the thread. The reentrant kind runs forward without gradients, where nothing
-is saved, and computes the region again within the backward of its node.
-"""
+is saved, and computes the region again within the backward of its node."""
 
 from __future__ import annotations
 
@@ -31,8 +30,7 @@ _ARE_PACKED = "_tierstore_has_packed_inputs"
 def is_in_checkpoint() -> bool:
     """Whether this thread is inside a checkpointed region: of a reentrant one, only while it is computed again.
 
-    A non-reentrant one is not seen from within other hooks, which are then the innermost.
-    """
+    A non-reentrant one is not seen from within other hooks, which are then the innermost."""
     hooks = top_hooks(False)
     return (hooks is not None and _is_of_checkpoint(hooks[0])) or _computes_again()
 
@@ -43,8 +41,7 @@ def pack_inputs(pack: Callable[[Any], object]) -> None:
     Nothing is to be done inside of hooks of others: those have seen the inputs. Nor where regions are nested: the outer
     one drops the inputs of the inner one.
 
-    Raises what `pack` raises; the tensor that it was called with is then still autograd's.
-    """
+    Raises what `pack` raises; the tensor that it was called with is then still autograd's."""
     frame = None if _computes_again() else _outermost_frame()
     if frame is None or hasattr(frame, _ARE_PACKED):
         return
@@ -86,8 +83,7 @@ def _unchanged_inputs(frame: Any) -> list[tuple[Any, torch.Tensor]]:
     """What the checkpoint has saved of a region's inputs, each with the tensor. None, if one was changed since.
 
     PyTorch itself tells of a change in place, in backward. The frame has a list of the inputs from torch 2.13 on.
-    Before that, the node of an operator has them. With a torch that has neither, the inputs stay where they are.
-    """
+    Before that, the node of an operator has them. With a torch that has neither, the inputs stay where they are."""
     try:
         if hasattr(frame, "saved_args"):
             return [(saved, saved.unpack()) for saved in frame.saved_args if isinstance(saved, SavedVariable)]

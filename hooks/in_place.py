@@ -5,8 +5,7 @@ Checkpoints, signatures and other people's hooks are as before. What is done has
 hooks run inside it (those of FSDP among them), and PyTorch does not take a hook's effect back after an interrupt.
 `module(batch)` looks `__call__` up in the class alone. So the class gets a `__call__` that looks for an `Around` in the
 instance it was called for. Instances that have none, copies of the module (`copy.deepcopy`) and replicas of
-`DataParallel` each find their own, with their own weights.
-"""
+`DataParallel` each find their own, with their own weights."""
 
 from __future__ import annotations
 
@@ -104,8 +103,7 @@ def _is_outermost(call: object, kind: type[nn.Module], called: type[nn.Module]) 
     """Whether `call`, which was made for `kind`, is the outermost that looks, for an instance of `called`.
 
     Somebody else may have put a `__call__` of their own on the class later. It does not look, but calls the one that
-    does.
-    """
+    does."""
     if kind is not next(base for base in called.__mro__ if AROUND in base.__dict__):
         return False
     newest = kind.__dict__["__call__"]

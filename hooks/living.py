@@ -7,8 +7,7 @@ Whatever the tracing of a backward looks at becomes a condition of its graph: wh
 is traced again, and after some times not at all. So tracing may not look at what depends on budgets and on time:
 whether a tensor is tracked or registered. It looks at the layout alone, which all registered tensors have. Tracked ones
 have none, since that would cost a twentieth of each pack. The first backward that is traced in a process changes that:
-it gives one to each tracked tensor that there is, and from then on each pack gives one to its own.
-"""
+it gives one to each tracked tensor that there is, and from then on each pack gives one to its own."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """`offload_module`: a module whose calls run inside `tiered_offload`, on whichever thread makes them.
 
-See NOTE [In place] in `in_place.py`.
-"""
+See NOTE [In place] in `in_place.py`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """`tiered_offload`: saved-tensor hooks that hand what autograd saves to a `TierStore`.
 
 Entering it puts the hooks of a new `OffloadScope` (`scope.py`) on the thread. Autograd then calls `OffloadScope.pack`
-for every tensor that it saves; backward calls `unpack` of what that returned. All state goes with the graph.
-"""
+for every tensor that it saves; backward calls `unpack` of what that returned. All state goes with the graph."""
 
 from __future__ import annotations
 
@@ -88,8 +87,7 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
     If the trace cannot be written later (a full disk), training goes on and `TierStore.close` raises `StorageIOError`.
 
     Inside the scope, forward may raise `StoreFullError`, `StorageIOError` or `StoreClosedError` (see
-    `Saving.save`). Backward may raise what `TierStore.get` raises.
-    """
+    `Saving.save`). Backward may raise what `TierStore.get` raises."""
 
     _warns_if_compiled = True
 

@@ -2,8 +2,7 @@
 
 In forward, each pack is compared with the graphs that are known. In backward, the log counts what is asked for and has
 the store bring back what comes next. When the graph is gone, the order in which backward asked is learned. The
-decisions are made in `tierstore/ledger`: `log.py`, `plan.py`, `lookahead.py`, `prefetch_depth.py`.
-"""
+decisions are made in `tierstore/ledger`: `log.py`, `plan.py`, `lookahead.py`, `prefetch_depth.py`."""
 
 from __future__ import annotations
 
@@ -110,8 +109,7 @@ class PackLog(TrackedLog):
     def fetch(self, index: int, layout: Layout) -> torch.Tensor:
         """Saved tensor `index`, which has a record, in that geometry. Waits only if its bytes are not in memory.
 
-        Raises what `TierStore.get` raises.
-        """
+        Raises what `TierStore.get` raises."""
         if self.started and not self._large_nodes:
             self.asked[index] = None  # as `asked_for`, without its call
         else:
@@ -149,8 +147,7 @@ def open_log(store: TierStore, options: LogOptions) -> PackLog:
     """The log that this thread packs into next: as a rule the one that it packed into last, with the same options.
 
     A model whose blocks have a scope each is one graph, and so one log. A new log begins where that one is gone, where
-    backward has begun on it, and where most of what it holds is dead: its graphs were dropped without a backward.
-    """
+    backward has begun on it, and where most of what it holds is dead: its graphs were dropped without a backward."""
     logs: dict[LogOptions, weakref.ref[PackLog]] = store._core.of_thread.__dict__.setdefault("logs", {})
     reference = logs.get(options)
     log = None if reference is None else reference()

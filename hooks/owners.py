@@ -1,8 +1,7 @@
 """From when on is each storage that a traced graph has saved the graph's alone?
 
 As long as the store has room, it never looks who else holds a storage. But a trace should show what a smaller budget
-would have done, and for that it has to tell from when on the bytes could have been taken. So a traced scope looks.
-"""
+would have done, and for that it has to tell from when on the bytes could have been taken. So a traced scope looks."""
 
 from __future__ import annotations
 
@@ -28,8 +27,7 @@ class OwnerWatch:
 
     It looks at some of them before each pack and each unpack. Most are soon let go of, so each new one is looked at
     three times in a row; those that others hold for longer take turns. At the end of a scope, and when backward begins,
-    all are looked at. For any thread. Takes the store's lock for some instructions, and keeps no tensor alive.
-    """
+    all are looked at. For any thread. Takes the store's lock for some instructions, and keeps no tensor alive."""
 
     def __init__(self, residency: Residency, recorder: Recorder, graph: int) -> None:
         self._residency = residency

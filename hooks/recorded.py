@@ -1,7 +1,6 @@
 """A scope that is traced. It stands before an ordinary scope, and records what that packs and what backward unpacks.
 
-Scopes without a trace know nothing of it, so it costs them nothing.
-"""
+Scopes without a trace know nothing of it, so it costs them nothing."""
 
 from __future__ import annotations
 
@@ -121,8 +120,7 @@ class RecordedScope:
 class RecordedTensor:
     """A saved tensor in the graph of a traced scope. Records when backward asks for it, and when the graph drops it.
 
-    When a traced backward runs, a trace records only what the store does.
-    """
+    When a traced backward runs, a trace records only what the store does."""
 
     __slots__ = ("_append", "_graph", "_index", "_owners", "_saved", "release")
 

@@ -79,8 +79,7 @@ class RejoinedTensor(SavedTensor):
     """A tensor over restored bytes that was saved again; it shares the record that they were restored from.
 
     It may have a version counter of its own (from `.data`, or `unsafe_chunk`), whose changes the record's counter does
-    not see. So its own counter is kept too, without the memory.
-    """
+    not see. So its own counter is kept too, without the memory."""
 
     __slots__ = ("_guard",)
 

@@ -19,8 +19,7 @@ one counter; both have the same version; and none of the record's bytes has been
 
 Double backward and reentrant checkpointing save again what was restored. Autograd gives it to its functions as new
 tensors, and nothing shows that they share a counter with the record's. Such a tensor joins only if a checksum confirms
-that the bytes in memory are those on disk. Its own counter is then kept beside the record's.
-"""
+that the bytes in memory are those on disk. Its own counter is then kept beside the record's."""
 
 from __future__ import annotations
 
@@ -51,8 +50,7 @@ Select = Callable[[torch.Tensor], bool]
 class OffloadScope:
     """One entry of `tiered_offload`. Only the thread that has entered calls it.
 
-    `tracks_on_device`: whether tensors on accelerators may be tracked.
-    """
+    `tracks_on_device`: whether tensors on accelerators may be tracked."""
 
     def __init__(self, store: TierStore, limits: SmallLimits, select: Select | None, options: LogOptions) -> None:
         self._store = store
@@ -80,8 +78,7 @@ class OffloadScope:
         """Called by autograd for each tensor that it saves: gives what the graph is to hold in its place.
 
         Waits while the budget is full. Raises what `Residency.track_on_host` raises; the tensor is then still
-        autograd's.
-        """
+        autograd's."""
         if HOOKS_ARE_CALLED_BELOW and not tensor.requires_grad and is_below_autograd():
             return HeldTensor(self.pack, tensor)
         found = storage_of(tensor)
@@ -140,8 +137,7 @@ class OffloadScope:
     ) -> bool | None:
         """Whether the next tensor, on an accelerator, is tracked until it leaves with others, or because there is room.
 
-        None: it is to be registered.
-        """
+        None: it is to be registered."""
         leaves = not log.tracks_on_device
         if not log.num_packs:
             self._saving.settle()  # orders learned from earlier logs are needed for this one
@@ -226,8 +222,7 @@ class OffloadScope:
 class _Joined(NamedTuple):
     """A record that already holds a tensor's bytes, and the tensor's layout over that record's storage.
 
-    `is_restored`: the tensor lies over restored bytes; it may have another version counter than the record.
-    """
+    `is_restored`: the tensor lies over restored bytes; it may have another version counter than the record."""
 
     handle: Handle
     layout: Layout
@@ -239,8 +234,7 @@ def _join_record(
 ) -> _Joined | None:
     """Let a tensor share the record that holds its bytes too; None: it needs a record of its own.
 
-    `root`: the tensor's base, or the tensor itself.
-    """
+    `root`: the tensor's base, or the tensor itself."""
     for record, handle in records_over(tensor.untyped_storage(), tensor._version, residency):
         if record.span is not None:
             restored = residency.saving.rejoin(record, tensor, layout)

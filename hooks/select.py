@@ -2,8 +2,7 @@
 
 To store what stays alive anyway gains nothing: leaves that require gradients, and modules' parameters. Buffers, the
 input batch or a cache have other owners too, but that shows only in the owners of their storage, which the store looks
-at later.
-"""
+at later."""
 
 from __future__ import annotations
 
@@ -50,8 +49,7 @@ class SmallLimits(NamedTuple):
     """Which storages stay where they are for being small. Storing costs some tenths of a millisecond each way.
 
     Those under `least_bytes` always do, those of `min_bytes` or more never; those in between do as long as they are no
-    more than `most_small_bytes` together, in one graph.
-    """
+    more than `most_small_bytes` together, in one graph."""
 
     min_bytes: int
     least_bytes: int
@@ -61,8 +59,7 @@ class SmallLimits(NamedTuple):
 def small_limits(min_bytes: int | None, host_bytes: int) -> SmallLimits:
     """The limits of a scope: what the user gave, or a default under which small tensors cannot fill the memory.
 
-    A GRU of 512 KiB states would otherwise keep four times its `host_bytes`.
-    """
+    A GRU of 512 KiB states would otherwise keep four times its `host_bytes`."""
     if min_bytes is not None:
         return SmallLimits(max(min_bytes, 1), max(min_bytes, 1), 0)  # nothing is gained by storing no bytes
     return SmallLimits(_MIB, _ALWAYS_SMALL_BYTES, max(host_bytes, _LEAST_HELD_SMALL_BYTES))
@@ -79,8 +76,7 @@ class Kept:
     Any other tensor may be the result of the node that saves it. That node holds this object, so to keep the tensor
     itself would be a cycle. A detached alias is kept instead. Autograd detaches what it gets here in any case, so class
     and attributes are what the `__torch_dispatch__` of a subclass makes of them. That may depend on what has happened
-    since, so autograd is given the tensor itself as long as that lives.
-    """
+    since, so autograd is given the tensor itself as long as that lives."""
 
     __slots__ = ("_is_plain", "_itself", "_tensor", "_version")
 

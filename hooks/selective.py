@@ -2,8 +2,7 @@
 
 `torch.utils.checkpoint` asks a policy, for each operator of a region, whether backward computes its output again.
 torch's own contexts keep an output beside the graph, where saved-tensor hooks do not see it, and compute again what the
-policy wants offloaded (in eager mode). The contexts here give the outputs to the scope that is around the region.
-"""
+policy wants offloaded (in eager mode). The contexts here give the outputs to the scope that is around the region."""
 
 from __future__ import annotations
 
@@ -67,8 +66,7 @@ def selective_checkpoint_contexts(policy: Policy | list[Any]) -> Contexts:
             whose outputs are kept (MUST_SAVE).
 
     In the region, forward may then raise what packing raises in a scope (`StoreFullError` and so on). Backward may
-    raise what `TierStore.get` raises, and `RuntimeError` where the region does not repeat its operators.
-    """
+    raise what `TierStore.get` raises, and `RuntimeError` where the region does not repeat its operators."""
     scope = enclosing_scope()
     if scope is None or torch.compiler.is_compiling():
         contexts: Contexts = create_selective_checkpoint_contexts(policy)
@@ -95,8 +93,7 @@ class _HiddenView(NamedTuple):
 class _Held(NamedTuple):
     """An output that backward gets back instead of computing it: with a `HeldTensor` in the place of each tensor.
 
-    `inputs`: shape and dtype of each tensor among the operator's arguments. `views`: see NOTE [Views are not held].
-    """
+    `inputs`: shape and dtype of each tensor among the operator's arguments. `views`: see NOTE [Views are not held]."""
 
     inputs: _Inputs
     output: Any
@@ -165,8 +162,7 @@ class _Hold(TorchDispatchMode):
 
     Some operators hide that they return a view, which has a version counter of its own: `_unsafe_view`, by which
     `matmul` gives a product its shape. What is held under it stays held. The view's counter is remembered, and the
-    output is computed again if that tells of a change after the region.
-    """
+    output is computed again if that tells of a change after the region."""
 
     def __init__(
         self,

@@ -1,8 +1,7 @@
 """The saved-tensor hooks of a thread: PyTorch keeps a stack of pairs (pack, unpack), and the innermost is in force.
 
 Ctrl-C may come between any two instructions of Python. So a pair moves between the thread and a list in one call of C:
-an interrupt comes before it or after it, and no pair is ever in neither place.
-"""
+an interrupt comes before it or after it, and no pair is ever in neither place."""
 
 from __future__ import annotations
 

@@ -6,8 +6,7 @@ unpacked so far until backward ends. Operators stay inside the graph: they run w
 return is freed after its last use.
 
 The result of an operator belongs to the graph: a compiler may write over it once nothing in the graph needs it any
-more, and it must not share memory with anything outside. So the operators return copies.
-"""
+more, and it must not share memory with anything outside. So the operators return copies."""
 
 from __future__ import annotations
 

@@ -8,8 +8,7 @@
         loss = model(batch).loss
     loss.backward()
 
-Names are resolved when they are first used, so that parts which need no torch never import it.
-"""
+Names are resolved when they are first used, so that parts which need no torch never import it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The command line: `tierstore COMMAND`. Every command imports what it needs when it runs.
 
 Exit codes: 0: done. 1: the command failed, its output could not be written, the demo's gradients differ, or the doctor
-found a problem. 2: an argument cannot be used.
-"""
+found a problem. 2: an argument cannot be used."""
 
 from __future__ import annotations
 

@@ -18,8 +18,7 @@
     TierStoreWarning (a UserWarning)              valid, but probably not what was meant
 
 Every error has its figures as fields. The message is made from them and says where the data is now. Errors of
-background work are raised on the thread that trains, with their cause chained.
-"""
+background work are raised on the thread that trains, with their cause chained."""
 
 from __future__ import annotations
 
@@ -38,8 +37,7 @@ _SHORTEST_WAIT_SECONDS = 0.1
 class TierStoreError(Exception):
     """Base of every error that tierstore raises on purpose.
 
-    What a class says of itself is made plain: it repeats paths, names and words of others, and somebody prints it.
-    """
+    What a class says of itself is made plain: it repeats paths, names and words of others, and somebody prints it."""
 
     _words = ""  # of the message; the fields fill it in
 

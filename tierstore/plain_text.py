@@ -3,8 +3,7 @@
 A client's name or a path may hold what steers a terminal (U+009B), turns the direction of writing (U+202E), takes no
 room (U+200B), ends a line (U+2028), or is no text at all (a byte of a path that is no UTF-8, which Python keeps as a
 surrogate). `str.isprintable` knows all of these. Each place from which text leaves for people calls a function of this
-file. Pure.
-"""
+file. Pure."""
 
 from __future__ import annotations
 

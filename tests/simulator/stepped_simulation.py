@@ -64,9 +64,9 @@ class _SteppedEngine:
         writes, reads = (idle(what) + freed.count(what) for what in ("spill", "restore"))
         for job in self.rank.exchange(ended, Room(writes, reads, int(self._discard is None))):
             match job:
-                case Write(record):
+                case Write(record, _):
                     self._records[TheirJob("spill", record.key)] = record
-                case Read(record):
+                case Read(record, _):
                     self._records[TheirJob("restore", record.key)] = record
                 case Discard():
                     self._discard = job

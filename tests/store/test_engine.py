@@ -32,23 +32,23 @@ class Moves:
         self.endings: list[BaseException | None] = []
         self.rooms: list[Room] = []
         self._engine = engine
-        self._waiting: deque[tuple[Any, Any]] = deque()
+        self._waiting: deque[Any] = deque()
 
     def write(self, key: int, contents: bytes | bytearray, ready: Any = None) -> Any:
-        job = Write(SimpleNamespace(key=key))
-        return self._enter(job, BytesToWrite(memoryview(contents), Kind("uint8", 1), ready))
+        memory = BytesToWrite(memoryview(contents), Kind("uint8", 1), ready)
+        return self._enter(Write(SimpleNamespace(key=key), memory))
 
     def read(self, key: int) -> Any:
         self.restored[key] = bytearray(NBYTES)
-        return self._enter(Read(SimpleNamespace(key=key)), memoryview(self.restored[key]))
+        return self._enter(Read(SimpleNamespace(key=key), memoryview(self.restored[key])))
 
-    def _enter(self, job: Any, memory: Any) -> Any:
+    def _enter(self, job: Any) -> Any:
         with self.told:
-            self._waiting.append((job, memory))
+            self._waiting.append(job)
         self._engine.wake()
         return job
 
-    def exchange(self, ended: Sequence[tuple[Any, Any]], room: Room) -> Sequence[tuple[Any, Any]]:
+    def exchange(self, ended: Sequence[tuple[Any, Any]], room: Room) -> Sequence[Any]:
         with self.told:
             self.rooms.append(room)
             self.outcomes |= {id(job): outcome for job, outcome in ended}

@@ -4,8 +4,7 @@ it.
 A daemon of root listens at `SYSTEM_ADDRESS`, that of another user at `tierstore/tierstore.sock` in the directory that
 `XDG_RUNTIME_DIR` names; where others could change that, or it does not exist, at `/tmp/tierstore-UID/tierstore.sock`,
 if that folder is the user's alone: somebody else's daemon must not get the tensors. `TIERSTORE_SOCKET` comes before
-all. Whose daemon answers is checked at each connection (`sidecar/peer.py`).
-"""
+all. Whose daemon answers is checked at each connection (`sidecar/peer.py`)."""
 
 from __future__ import annotations
 
@@ -134,8 +133,7 @@ def who_could_replace(folder: Path) -> str:
 
     As sshd does for its keys, it looks at every folder and link from / on. Each has to belong to this user or to root.
     Others may write to none but a sticky one, like /tmp. In a user namespace root of the host, which looks like others
-    there, is trusted.
-    """
+    there, is trusted."""
     trusted = {0, os.geteuid()} | unknown_owners()
     for place, status in _way_to(folder):
         mode = stat.S_IMODE(status.st_mode)

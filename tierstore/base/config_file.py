@@ -11,8 +11,7 @@
     min_bytes = "1MiB"
 
 The keys are the arguments of `TierStore` and `tiered_offload`, which also check the values. An error names the file and
-the key.
-"""
+the key."""
 
 from __future__ import annotations
 

@@ -12,8 +12,7 @@ So a death only makes calls of C, and the next call of the store does the rest. 
 follow: its remains go into the queue of the engine's loop, which this wakes (`Engine`).
 
 CPython does not call the callback of a weak reference that is part of the same garbage as its object. So the store
-keeps the remains of all objects that it has to account for, until it has done so.
-"""
+keeps the remains of all objects that it has to account for, until it has done so."""
 
 from __future__ import annotations
 

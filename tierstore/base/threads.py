@@ -85,8 +85,7 @@ class IoThreads(Executor):
     backward may run.)
 
     The loop gets the results in batches: one wake-up takes all that are ready by then. So `submit` returns a future of
-    the loop, whose locks cost nothing; `loop.run_in_executor` takes that as it is.
-    """
+    the loop, whose locks cost nothing; `loop.run_in_executor` takes that as it is."""
 
     def __init__(self, num_threads: int, name: str) -> None:
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()

@@ -48,8 +48,7 @@ def demo(
 ) -> None:
     """Train a small language model without and with the store, and compare memory, time and gradients.
 
-    The exit code is 1 if any bit of any gradient differs.
-    """
+    The exit code is 1 if any bit of any gradient differs."""
     from rich.console import Console
 
     from ..base.interrupts import ended_by_signals

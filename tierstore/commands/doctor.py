@@ -31,8 +31,7 @@ def doctor(
     The measurement takes less than a minute, even on a slow drive. It uses up to 512 MiB of the drive, in a file
     without a name, so nothing is left there even if the command is killed.
 
-    The exit code is 1 if offloading to PATH would not work, or would be very slow.
-    """
+    The exit code is 1 if offloading to PATH would not work, or would be very slow."""
     from ..tuning.consult import consult
 
     is_usable = consult(path, socket, seconds, as_json=as_json, config=config, verbose=verbose)

@@ -36,8 +36,7 @@ class _Output(io.TextIOWrapper):
 def checked_output() -> Iterator[None]:
     """Inside, `sys.stdout` raises `OutputError`, at the latest when this ends; what it did not take is dropped then.
 
-    What it cannot encode is replaced: bars and clients' names may be beyond what a terminal can show.
-    """
+    What it cannot encode is replaced: bars and clients' names may be beyond what a terminal can show."""
     plain = sys.stdout
     if type(plain) is not io.TextIOWrapper:  # closed from the beginning, or somebody else's
         yield

@@ -39,8 +39,7 @@ def stat(
 ) -> None:
     """Print what the daemon of this host stores and has done: disk, jobs, totals, sessions.
 
-    The exit code is 1 if no daemon answers within 5 seconds.
-    """
+    The exit code is 1 if no daemon answers within 5 seconds."""
     address, state = ask_daemon(socket, daemon_uid)
     if as_json:
         import msgspec
@@ -78,8 +77,7 @@ def top(
     With --json each update is one line of JSON: `error` (null if the daemon answered), `report` (as `tierstore stat
     --json` prints it) and `rates` (bytes per second since the line before; null at first).
 
-    The exit code is 1 if no daemon answered at the last of --iterations.
-    """
+    The exit code is 1 if no daemon answered at the last of --iterations."""
     from .watch import watch_daemon
 
     found = watch_daemon(socket, interval, iterations, daemon_uid=daemon_uid, as_json=as_json)

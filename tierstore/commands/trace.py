@@ -53,8 +53,7 @@ def view(
     """Draw one step: what threads, codec and drive did, what each tier held, and what each wait was for.
 
     The command writes a page of HTML, unless only other files are asked for. On the page other steps can be chosen too.
-    The command prints the names of the files, and why the step is slow.
-    """
+    The command prints the names of the files, and why the step is slow."""
     import msgspec
 
     from ..base.json_text import json_text

@@ -65,8 +65,7 @@ def tune(
     must do no harm: the program should not overwrite an important checkpoint, for example.
 
     The exit code is 1 if the program fails, enters no scope of `tiered_offload`, or takes fewer than three steps, and 2
-    if an argument cannot be used.
-    """
+    if an argument cannot be used."""
     from ..base.config import parse_size
     from ..tuning.present import present
     from ..tuning.program import Program

@@ -33,8 +33,7 @@ def watch_daemon(
 
     On a terminal the updates replace each other on a screen of their own. Elsewhere only the last one is printed. As
     JSON each is a line of its own, written at once. Main thread only. Returns whether the last update found a daemon;
-    True after a signal.
-    """
+    True after a signal."""
     previous = signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the terminal is restored
     console = Console(highlight=False)
     last: DaemonReport | None = None

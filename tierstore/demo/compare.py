@@ -160,8 +160,7 @@ def run_demo(settings: DemoSettings, *, path: str | None, host_bytes: SizeLike |
     """Train plainly, then with a store, each in a fresh process; blocks until both are done. Nothing is left at `path`.
 
     `say` is given lines that tell how far it is. Raises ConfigError: an option cannot be used; TierStoreError: a run
-    failed.
-    """
+    failed."""
     budget = None if host_bytes is None else parse_size(host_bytes, "--host-bytes")
     load_text(settings.text, at_least_bytes=settings.context + 1)
     directory = store_directory(path)

@@ -4,8 +4,7 @@ NOTE [What is counted]
 Anonymous and shared memory that is resident: RssAnon + RssShmem of /proc/self/status (proc(5)), in which tensors, the
 allocator's free lists and the store's slab live. File pages, such as torch's code, may be dropped at any time. The
 kernel's exact peak (VmHWM) has them in it, so a thread samples every two milliseconds: tensors live for tens of those,
-and on the CPU it differed from VmHWM less the file pages by less than 1 MiB.
-"""
+and on the CPU it differed from VmHWM less the file pages by less than 1 MiB."""
 
 from __future__ import annotations
 

@@ -95,8 +95,7 @@ def choose_vector_kernels() -> None:
     (`ATen/cpu/vml.h`). MKL chooses a function's kernel at its first call. If several threads make that call at once,
     one part may be computed, that one time, by a kernel of low precision, with errors of some thousand units in the
     last place (pytorch#188792; MKL 2024.2, which is in torch 2.13). `MKL_CBWR` does not change that. One thread
-    computes a tensor of a single element, and later calls find the kernel chosen.
-    """
+    computes a tensor of a single element, and later calls find the kernel chosen."""
     for dtype in (torch.float32, torch.float64):
         for name in _OF_MKL.split():
             getattr(torch, name)(torch.ones(1, dtype=dtype))

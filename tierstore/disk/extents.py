@@ -3,8 +3,7 @@
 Segments have about 1 GiB: growing one file under direct writes stalls, and preallocating all of a drive would take
 space from others. The next one is allocated off the loop before the current ones are full. The first write to a segment
 runs at half the speed, so empty segments are kept. All but one are closed when they have been empty for minutes, or at
-once where their space is needed.
-"""
+once where their space is needed."""
 
 from __future__ import annotations
 

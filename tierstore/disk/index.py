@@ -7,8 +7,7 @@ that a reader still uses (lmdb.h, MDB_NOLOCK), so calls must not overlap; the ow
 LMDB's map takes only addresses, and at most an eighth of those that the process can have (`ulimit -v`). Forked children
 do not get it. `writemap` is never used: on a full disk it ends the process with SIGBUS. With `sync=False` a commit
 survives the process: its pages go to the page cache, the one that makes it valid last. It does not survive a power
-loss.
-"""
+loss."""
 
 from __future__ import annotations
 

@@ -142,8 +142,7 @@ def move_pages(source: int, destination: int, num_bytes: int) -> None:
     may become a mapping of its own, of which a process has 65,530.
 
     OSError: the kernel refused (before Linux 5.7 it does). The source is as it was. The destination must not be touched
-    any more: mremap unmaps it before it counts memory against its limits (mm/mremap.c). It is reserved if possible.
-    """
+    any more: mremap unmaps it before it counts memory against its limits (mm/mremap.c). It is reserved if possible."""
     moved = _libc.mremap(source, num_bytes, num_bytes, _MREMAP_MAYMOVE_FIXED_DONTUNMAP, destination)
     if moved != destination:
         error = _refused("mremap")

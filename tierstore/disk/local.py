@@ -7,8 +7,7 @@
     read  ─► location in memory ─► one job: read + checksum + decode
 
 All bookkeeping happens on the loop. The pool's jobs only move bytes; one that has written an extent also enters it in
-the index, if the *file layout* (`file_layout.py`: where the files live) outlives the process.
-"""
+the index, if the *file layout* (`file_layout.py`: where the files live) outlives the process."""
 
 from __future__ import annotations
 

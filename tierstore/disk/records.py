@@ -7,8 +7,7 @@ is written as it lies, and the unaligned head and tail follow it in a side block
     memory   ──┤head├───────────── interior ─────────────┤tail├──
     extent     ├───────────── interior ─────────────┤head tail 0…├     rounded up to 4096
 
-A destination whose address gives the same head is read into in the same way; any other through a bounce buffer.
-"""
+A destination whose address gives the same head is read into in the same way; any other through a bounce buffer."""
 
 from __future__ import annotations
 
@@ -66,8 +65,7 @@ def read_record(
 
     `location`, its entry, may be damaged. `seed`: of its checksum; None: this store takes none. DamagedBytesError: not
     the bytes that were written under this seed. OSError: the device failed; the record is still there. In both cases
-    `destination` holds garbage.
-    """
+    `destination` holds garbage."""
     check_head(location, place)
     cpu_started = time.thread_time()
     if location.codec != NO_CODEC.family:

@@ -132,8 +132,7 @@ class Training:
         """Compute a loss, and store what that saves, or follow the plan, which the first call that has a loss makes.
 
         That takes up to 15 steps, and leaves room for state that the `optimizers` do not have yet. `loss_of` takes the
-        loss out of what `compute` returns; None: the batch has none. Raises what `compute` and `plan_memory` raise.
-        """
+        loss out of what `compute` returns; None: the batch has none. Raises what `compute` and `plan_memory` raise."""
         if self._limit is not None and self.plan is None:
             with suppress(_NoLossError):
                 reserve = sum(map(missing_state_bytes, optimizers))
@@ -161,8 +160,7 @@ class Training:
         """Remove the plan, and close the store if it was opened for this training. Idempotent.
 
         Raises what `TierStore.close` and `MemoryPlan.remove` raise; if the training ends by an error, `ended_by`, that
-        is told in a note of it instead. The store is closed in any case.
-        """
+        is told in a note of it instead. The store is closed in any case."""
         try:
             try:
                 planned, self._planned = self._planned, None

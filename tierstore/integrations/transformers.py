@@ -2,8 +2,7 @@
 
 A callback sees no forward, runs after those that report, and is not called when a training fails. So three methods of
 one trainer are wrapped: `train` opens and closes the store, `compute_loss` runs in the scope, and `log` adds the
-store's numbers before anybody reports them.
-"""
+store's numbers before anybody reports them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The state of a store, without the bytes: what is registered, what each window holds, and what is to be moved. Pure.
 
-`down.py`, `up.py` and `ledger.py` change it.
-"""
+`down.py`, `up.py` and `ledger.py` change it."""
 
 from __future__ import annotations
 

@@ -9,8 +9,7 @@ waits in the next step, more stays. The amount never shrinks, so that one slow s
 step may mislead: it is ignored if another graph changed the amount that stays, or used the link, before it ended.
 
 The times come from marks in the stream that computes; the host runs ahead of it and cannot measure them. They are read
-when the graph comes again, if the device has passed all marks by then.
-"""
+when the graph comes again, if the device has passed all marks by then."""
 
 from __future__ import annotations
 
@@ -27,8 +26,7 @@ class Measured(NamedTuple):
     """One step of a graph, in seconds of its stream and bytes over the link.
 
     Forward ends, and backward begins, with the first unpack. The waits are the parts of these times in which compute
-    waited for copies.
-    """
+    waited for copies."""
 
     forward_seconds: float
     forward_wait_seconds: float

@@ -1,7 +1,6 @@
 """Copies between an accelerator and host memory: which begin, which the stream has to wait for, when memory is free.
 
-NOTE [Stream order] in `tierstore/residency/device.py` says why.
-"""
+NOTE [Stream order] in `tierstore/residency/device.py` says why."""
 
 from __future__ import annotations
 
@@ -51,8 +50,7 @@ class DeviceMemory(Protocol[R_contra]):
     def copy_back(self, record: R_contra, *, must: bool) -> CopyBack | None:
         """Queue the copy from the record's slot to the device, and give the record that memory.
 
-        None: the device has no room, and nothing was changed. With `must` its error is raised instead.
-        """
+        None: the device has no room, and nothing was changed. With `must` its error is raised instead."""
 
     def wait_where_packed(self, record: R_contra, end: Any) -> None: ...
 
@@ -76,8 +74,7 @@ class _Flight(NamedTuple, Generic[R]):
 class _Reload(Generic[R]):
     """A copy back, under way or over.
 
-    `memory`: the target; None once one of `streams` waits for the copy, since the record's own tensor then keeps it.
-    """
+    `memory`: the target; None once one of `streams` waits for the copy, since the record's own tensor then keeps it."""
 
     __slots__ = ("end", "memory", "nbytes", "record", "streams")
 
@@ -170,8 +167,7 @@ class DeviceRules(Generic[R]):
         False: the device has no room. With `must`, its error is raised instead.
         `next_rank`: when backward asks for a record next. Beyond the window, what it needs last is forgotten, but not
         what was handed over last; of many records only the oldest are compared. None: not known, and the oldest is
-        forgotten.
-        """
+        forgotten."""
         copy = self._memory.copy_back(record, must=must)
         if copy is None:
             return False
@@ -227,8 +223,7 @@ class DeviceRules(Generic[R]):
         """Whether `nbytes` more may be copied back before they are asked for.
 
         `is_needed_first`: whether backward uses a record, or asks for it before these bytes; None: not known. Such
-        records are not to be forgotten for them. One may be there even if both together are too large.
-        """
+        records are not to be forgotten for them. One may be there even if both together are too large."""
         if self.window.fits_reload(nbytes):
             return True
         if self._num_ahead:

@@ -8,8 +8,7 @@ NOTE [Room of device_bytes]
 The tensors that were saved last stay. So `device_bytes` is unused early in forward and late in backward. Its free room
 is lent to copies: out in forward, which produces bytes faster than the link carries them, and back in backward. So
 the link is busy all the time, and compute waits only if the link cannot carry everything. With windows of a fixed size
-the link was idle while forward made the tensors that stay, and while backward used them.
-"""
+the link was idle while forward made the tensors that stay, and while backward used them."""
 
 from __future__ import annotations
 
@@ -34,8 +33,7 @@ class DeviceWindow(Generic[R]):
     `resident` counts the bytes that stay, also those of tracked tensors, which are no records; its limit is the last
     scope's `device_bytes`. `in_flight` and `reloaded`
     count those that are being copied out, and were copied back; their limits leave out the room that they are lent.
-    `group_bytes`: the most bytes of a group, as far as these windows decide.
-    """
+    `group_bytes`: the most bytes of a group, as far as these windows decide."""
 
     def __init__(
         self,

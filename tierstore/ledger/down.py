@@ -4,8 +4,7 @@
 window or sends it out at once. `_spill` makes room by sending out what is needed last: it enters a write. The end of a
 write is in `ledger.py`.
 
-The caller holds the store's lock; nothing here waits.
-"""
+The caller holds the store's lock; nothing here waits."""
 
 from __future__ import annotations
 
@@ -49,8 +48,7 @@ class Down(Generic[R]):
         """Whether a pack of `nbytes` has something to do first: make room, move a record out, or raise an error.
 
         If not, `uses_staging` tells whether it takes room of staging: see NOTE [Small tensors] in `windows.py`; and
-        `may_wait`, whether it may stay tracked until a group is full, so that the plan sends it away a little later.
-        """
+        `may_wait`, whether it may stay tracked until a group is full, so that the plan sends it away a little later."""
         windows, pending, tracked_bytes = self._windows, self._pending, self._tracked.num_bytes
         self.uses_staging = False
         self.may_wait = nbytes <= windows.member_bytes and tracked_bytes + nbytes <= windows.group_bytes
@@ -78,8 +76,7 @@ class Down(Generic[R]):
         `pending.py`.
 
         Scans `how_many` (None: all) of the records that others held at the last look again. `is_planned`: the plan
-        may send something away even if there is room.
-        """
+        may send something away even if there is room."""
         if is_planned or self._pending.must_be_scanned or not self.fits_uncharged():
             self.scan_pending(how_many)
             self._charge_rest()
@@ -134,8 +131,7 @@ class Down(Generic[R]):
 
         Bytes that backward is about to ask for make room only for a waiting thread. Otherwise prefetched bytes would be
         dropped, read again at once, dropped again, and so on; and records whose writes backward has cancelled would be
-        written before anything else is read.
-        """
+        written before anything else is read."""
         while self._blocked:
             record = self._blocked[0]
             if record.state in (State.PENDING, State.DEVICE):
@@ -265,8 +261,7 @@ class Down(Generic[R]):
     def drop(self, record: R | None, *, is_for_read: bool = False) -> bool:
         """Free the memory of a record whose bytes are on disk too. False: `record` is None.
 
-        `is_for_read`: it makes way for a read. Then a record that was prefetched explicitly is prefetched again.
-        """
+        `is_for_read`: it makes way for a read. Then a record that was prefetched explicitly is prefetched again."""
         if record is None:
             return False
         self._eviction.remove(record)

@@ -1,8 +1,7 @@
 """Which record leaves host memory next. Pure: keys in, keys out, no bytes, no clock.
 
 The record that is needed last leaves first (farthest next use). Unless the order of use is known, that is the one that
-forward saved first. A record that is on disk already costs nothing to drop.
-"""
+forward saved first. A record that is on disk already costs nothing to drop."""
 
 from __future__ import annotations
 
@@ -28,8 +27,7 @@ class EvictionOrder(Generic[R]):
 
     They may leave by being written (*dirty*) or, once on disk, by being dropped (*clean*, and *used* once they were
     asked for). Each `next_` gives the first of its kind, or None. The store becomes the sole owner of records in
-    another order than they were saved in; their priority tells when they are needed.
-    """
+    another order than they were saved in; their priority tells when they are needed."""
 
     def __init__(self) -> None:
         self._dirty: dict[int, R] = {}  # in memory only

@@ -7,8 +7,7 @@ place. So successive lists, and lists that overlap (the next six before each `ge
 
 A backward that looks ahead goes first. While it waits for room, nothing is fetched explicitly. Records fetched
 explicitly make way for it, and are fetched again later. Records that make way for a pack are not fetched again:
-otherwise lists that nobody asks for any more would take the room of one pack after the other.
-"""
+otherwise lists that nobody asks for any more would take the room of one pack after the other."""
 
 from __future__ import annotations
 
@@ -24,8 +23,7 @@ class ExplicitPrefetch(Generic[R]):
     """Records that were named and not asked for since. Keeps no bytes alive: a record does not hold its bytes.
 
     `peek`, `advance` and `depth` (always far) are like `Lookahead`'s. Every operation takes constant time, except
-    `last_fetched`.
-    """
+    `last_fetched`."""
 
     def __init__(self) -> None:
         self.depth = PrefetchDepth()

@@ -2,8 +2,7 @@
 
 In forward, each pack is compared with the graphs that are known, and the plan of the one that fits is followed. When
 backward begins, the lookahead follows the order of that graph's last backward, or the reverse-topological one. What
-backward asked for is learned when the graph is gone.
-"""
+backward asked for is learned when the graph is gone."""
 
 from __future__ import annotations
 
@@ -33,8 +32,7 @@ class Packs(NamedTuple, Generic[R]):
 
     `sizes`: bytes of each tensor's storage. `records`: None while a tensor is only tracked. `storages`: a number for
     each storage: packs of one storage have the same, unless they are dead. `on_device`: whether it is on an
-    accelerator.
-    """
+    accelerator."""
 
     nodes: Sequence[int]
     sizes: Sequence[int]
@@ -87,8 +85,7 @@ class GraphOrder(Generic[R]):
         """Compare pack `index` with the graphs that are known. True: `predicted` was made anew.
 
         To be called for the first pack, and for each next one as long as there is a plan. `node` counts from the first
-        pack's node.
-        """
+        pack's node."""
         self._signature = signature = hash((self._signature, node, nbytes))
         if self.predicted is not None:
             known = self.predicted.trace.signatures
@@ -112,8 +109,7 @@ class GraphOrder(Generic[R]):
     def look_ahead(self, packs: Packs[R], records: Sequence[R | None]) -> None:
         """Something has left its place: from now on, bring back what backward will ask for before it asks.
 
-        `records`: the log's own list, in which records may still come in; it may be longer than `packs`.
-        """
+        `records`: the log's own list, in which records may still come in; it may be longer than `packs`."""
         signatures = _signatures(packs.nodes, packs.sizes)
         known = None if self._orders is None else self._orders.recall(signatures[-1])
         order = reverse_topological(packs.nodes) if known is None else known.order
@@ -128,8 +124,7 @@ class GraphOrder(Generic[R]):
     def ending(self, times: StepTimes | None) -> Callable[[], None] | None:
         """What learns from this backward, to be called when the graph is gone. It keeps no record. None: nothing does.
 
-        `times`: of the graph on its accelerator; None: they were not taken.
-        """
+        `times`: of the graph on its accelerator; None: they were not taken."""
         if self._orders is None or self._trace is None:
             return None
         depth, staging_bytes = self.lookahead.depth, self._budgets.staging_bytes

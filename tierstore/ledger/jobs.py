@@ -6,14 +6,13 @@ of backward, then writes, each in the order in which they were entered. A job th
 NOTE [Small writes wait]
 By the time that there are many small records to write, most of what a small graph saves was asked for again, or is
 gone. So the worker is not woken for them before they are many, or a thread waits. They stay in staging, which counts
-them anyway.
-"""
+them anyway."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Generic, NamedTuple
+from typing import Any, Generic, NamedTuple
 
 from .record import R
 from .windows import SMALL_BYTES
@@ -23,15 +22,17 @@ _MOST_SMALL = 1024
 
 
 class Write(NamedTuple, Generic[R]):
-    """A record to be written."""
+    """A record to be written. `memory`: what the worker needs for it, as `Memory.begin_write` gives it."""
 
     record: R
+    memory: Any = None
 
 
 class Read(NamedTuple, Generic[R]):
-    """A record to be read."""
+    """A record to be read. `memory`: the same, of `Memory.begin_read`."""
 
     record: R
+    memory: Any = None
 
 
 class Discard(NamedTuple):

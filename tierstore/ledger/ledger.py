@@ -5,8 +5,7 @@ what has ended, and gets what comes next. `advance` is called whenever room was 
 and enters the next writes and reads. The caller holds the store's lock; nothing here waits.
 
 A handle that dies puts its record into the queue `Books.released`; `drain` does the rest at the start of every call:
-see NOTE [No finalizers] in `base/remains.py`.
-"""
+see NOTE [No finalizers] in `base/remains.py`."""
 
 from __future__ import annotations
 
@@ -98,8 +97,7 @@ class Ledger(Generic[R]):
     def next_member(self, record: R, ahead: Lookahead[R], index: int) -> bool:
         """A thread asks for pack `index`, a member of a group of which others were asked for. False: `ask_for` it.
 
-        Its last member is asked for: then its room may be used for what comes next.
-        """
+        Its last member is asked for: then its room may be used for what comes next."""
         if record.fetched or record.state not in _AT_REST:
             return False
         if record.device is not None and not self.device.hand_over_again(record):
@@ -131,8 +129,7 @@ class Ledger(Generic[R]):
     def go_ahead(self) -> None:
         """Restore what lies ahead of backward, then what was named explicitly, if backward wants nothing more for now.
 
-        Not while a pack waits: a prefetch would take the room that it waits for.
-        """
+        Not while a pack waits: a prefetch would take the room that it waits for."""
         books = self.books
         if books.is_closed or books.num_packing:
             return
@@ -184,38 +181,38 @@ class Ledger(Generic[R]):
     def exchange(self, ended: Sequence[tuple[Job[R], Any]], room: Room) -> Sequence[Job[R]]:
         """These jobs of the worker have ended, and it has room for others: return those that it has to begin now.
 
-        With each job that has ended comes its outcome: of a write `Stored`, of a read `Loaded`, or the error.
-        """
+        With each job that has ended comes its outcome: of a write `Stored`, of a read `Loaded`, or the error."""
         has_changed = self.drain()  # while a record still holds its job's memory: by that a release knows of the job
         for job, outcome in ended:
             match job:
-                case Write(record):
+                case Write(record, _):
                     self._end_write(record, outcome)
-                case Read(record):
+                case Read(record, _):
                     self._end_read(record, outcome)
                 case Discard(keys):
                     self._end_discard(len(keys))
         if has_changed or ended:
             self.advance()
         reads, writes, keys = self._jobs.take(room)
+        begun: list[Job[R]] = []
         for record in reads:
-            self._begin_read(record)
-        begun: list[Job[R]] = [Read(record) for record in reads]
-        begun += [Write(record) for record in writes if self._begin_write(record)]
+            self._begin_read(record, begun)
+        for record in writes:
+            self._begin_write(record, begun)
         if keys:
             begun.append(Discard(keys))
         return begun
 
-    def _begin_write(self, record: R) -> bool:
-        nbytes = self._memory.begin_write(record)
-        if nbytes is None:  # its handle is dying on another thread, and nobody is told
+    def _begin_write(self, record: R, begun: list[Job[R]]) -> None:
+        memory = self._memory.begin_write(record)
+        if memory is None:  # its handle is dying on another thread, and nobody is told
             self.withdraw(record)
             self.advance()
-            return False
+            return
         record.move(State.WRITING)
         self._jobs.running.add(record)
-        self.books.observer.spill_began(record.key, nbytes)
-        return True
+        self.books.observer.spill_began(record.key, record.span_bytes)
+        begun.append(Write(record, memory))
 
     def _end_write(self, record: R, outcome: Stored | Exception) -> None:
         has_moved = self._memory.has_moved(record)
@@ -256,8 +253,8 @@ class Ledger(Generic[R]):
         elif self.books.spill_error is None:
             self.books.spill_error = error
 
-    def _begin_read(self, record: R) -> None:
-        self._memory.begin_read(record)
+    def _begin_read(self, record: R, begun: list[Job[R]]) -> None:
+        begun.append(Read(record, self._memory.begin_read(record)))
         self._jobs.running.add(record)
         self.books.observer.restore_began(record.key)
 

@@ -1,7 +1,6 @@
 """The log of a graph: its saved tensors in the order of packing, and what backward does with that order.
 
-The log of a real graph is `PackLog` (`hooks/order.py`); that of a simulated one is this class itself.
-"""
+The log of a real graph is `PackLog` (`hooks/order.py`); that of a simulated one is this class itself."""
 
 from __future__ import annotations
 
@@ -148,8 +147,7 @@ class GraphLog(Generic[T, R]):
         `device`: the accelerator that it is on.
 
         To be called for the first pack of a log, and for each next one as long as there is a plan: after the pack, or
-        before it where the plan decides whether the tensor is tracked.
-        """
+        before it where the plan decides whether the tensor is tracked."""
         order = self.order
         if order.follow(index, node - self.packs[0][0] if index else 0, nbytes):
             self._prepare(order.predicted, None if index else device)
@@ -295,8 +293,7 @@ class GraphLog(Generic[T, R]):
 class LogRemains(Remains[GraphLog[Any, Any]]):
     """The data of a log that the store needs after the log has died.
 
-    `then`: called when the store accounts for the log's death, under the store's lock.
-    """
+    `then`: called when the store accounts for the log's death, under the store's lock."""
 
     __slots__ = ("num_tracked", "number", "on_device", "on_host", "storages", "then")
 

@@ -3,8 +3,7 @@
 Backward visits the nodes of a graph in the reverse of the order in which forward made them. It asks for the tensors of
 one node in the order in which they were saved. (Autograd numbers its nodes; the number at pack tells the node.) Where
 branches meet, this is only nearly true. So the order that was seen is kept, and is followed the next time that the same
-sequence of saved tensors comes along. Either order is a guess: if it is wrong, it costs time and nothing else.
-"""
+sequence of saved tensors comes along. Either order is a guess: if it is wrong, it costs time and nothing else."""
 
 from __future__ import annotations
 
@@ -35,8 +34,7 @@ def reverse_topological(nodes: Sequence[int]) -> list[int]:
 class LearnedOrders:
     """The traces seen, by the signature of all their packs; the least recently used are forgotten.
 
-    Any thread may call it: it uses single operations on dictionaries only.
-    """
+    Any thread may call it: it uses single operations on dictionaries only."""
 
     def __init__(self) -> None:
         self._traces: OrderedDict[Signature, Trace] = OrderedDict()
@@ -70,8 +68,7 @@ class LearnedOrders:
     ) -> Plan | None:
         """The plan of the latest trace that begins with these `num_packs` packs; None: no known trace does.
 
-        `device_bytes`: what may stay on the accelerator; None: as much as `coverage` has found for that trace.
-        """
+        `device_bytes`: what may stay on the accelerator; None: as much as `coverage` has found for that trace."""
         traces = list(self._traces.items())
         for whole, trace in reversed(traces):
             if trace.continues(num_packs, signature):
@@ -95,8 +92,7 @@ class Lookahead(Generic[R]):
     """A position in the order of one graph, and what lies ahead of it within a number of bytes.
 
     `limit_bytes`: how many may be fetched ahead and not asked for yet; 0: look ahead not at all. `depth`: into which
-    windows.
-    """
+    windows."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
@@ -115,8 +111,7 @@ class Lookahead(Generic[R]):
     def begin(self, records: Sequence[R | None], order: Sequence[int]) -> None:
         """Start at the beginning of `order`, the indices in which backward will ask; `records[i]` is pack i's record.
 
-        None in `records`: the tensor is only tracked, so it is in memory; `come_in` enters its record later.
-        """
+        None in `records`: the tensor is only tracked, so it is in memory; `come_in` enters its record later."""
         self._records, self._order = records, order
         self._num_known = len(records)
         self._rank = [-1] * self._num_known
@@ -137,8 +132,7 @@ class Lookahead(Generic[R]):
     def asked_for(self, index: int, nbytes: int = 0) -> None:
         """Move the position to saved tensor `index` of `nbytes`, which was asked for.
 
-        If it was asked for before, what follows it lies ahead again: backward may go through a retained graph twice.
-        """
+        If it was asked for before, what follows it lies ahead again: backward may go through a retained graph twice."""
         self.depth.asked_bytes += nbytes
         if index in self._ahead:
             self._ahead_bytes -= self._ahead.pop(index)

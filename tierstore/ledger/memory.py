@@ -1,7 +1,6 @@
 """The seam of the rules: what they ask of the memory that holds the bytes.
 
-The store answers with tensors and slots, the simulator with numbers. No call waits.
-"""
+The store answers with tensors and slots, the simulator with numbers. No call waits."""
 
 from __future__ import annotations
 
@@ -40,10 +39,10 @@ class Memory(Protocol[R_contra]):
     def prepare_read(self, record: R_contra) -> None:
         """Give the record a slot for the bytes that are read. Raises OSError: the system has no memory."""
 
-    def begin_write(self, record: R_contra) -> int | None:
-        """Hold the record's memory for a write; returns the bytes to write. None: its handle is just dying."""
+    def begin_write(self, record: R_contra) -> object | None:
+        """Hold the record's memory for a write; returns what the worker needs. None: its handle is just dying."""
 
-    def begin_read(self, record: R_contra) -> None: ...
+    def begin_read(self, record: R_contra) -> object: ...
 
     def end_job(self, record: R_contra) -> None: ...
 

@@ -11,8 +11,7 @@ if TYPE_CHECKING:
 class Observer:
     """Receives every move of a record, by its key. Called under the store's lock; never blocks, never raises.
 
-    A copy (`offloaded`, `reloaded`) is reported when it is queued; an outcome is what was moved, or why that failed.
-    """
+    A copy (`offloaded`, `reloaded`) is reported when it is queued; an outcome is what was moved, or why that failed."""
 
     def spill_queued(self, record: int, nbytes: int) -> None: ...
 

@@ -11,8 +11,7 @@ In the order in which backward asks:
 NOTE [Before the graph is known]
 The plan is followed while forward still runs, when several known graphs may begin with the packs so far. Then only the
 tensors that all of these graphs send away leave early. So nothing is written in vain, whichever graph it turns out to
-be. At the first pack that continues no known graph, the plan is dropped.
-"""
+be. At the first pack that continues no known graph, the plan is dropped."""
 
 from __future__ import annotations
 
@@ -117,8 +116,7 @@ class Plan:
         """Set eviction priority and planned tier of the record of pack `index`. A view of an earlier pack changes
         nothing.
 
-        The priority counts from `first_key`, the key of the graph's first record.
-        """
+        The priority counts from `first_key`, the key of the graph's first record."""
         if index < len(self.tiers) and self.trace.records[index] == index:
             record.priority = first_key + self.priorities[index]
             record.planned = self.tiers[index]
@@ -138,8 +136,7 @@ def make_plan(
 ) -> Plan:
     """Plan the tiers of the records of `trace`.
 
-    Where one of `others`, which may come instead, differs, nothing is decided.
-    """
+    Where one of `others`, which may come instead, differs, nothing is decided."""
     tiers = _planned_tiers(trace, host_bytes, device_bytes, staging_bytes)
     leaves_memory = PlannedTier.STAGING in tiers or PlannedTier.DISK in tiers
     is_needed = leaves_memory or (PlannedTier.HOST in tiers and any(trace.on_device))
@@ -165,8 +162,7 @@ def _priorities(trace: Trace) -> list[int]:
 def _planned_tiers(trace: Trace, host_bytes: int, device_bytes: int, staging_bytes: int) -> list[PlannedTier | None]:
     """Fill device, host and staging in the order of need; the rest goes to disk. None: it is never asked for.
 
-    Records on an accelerator do not wait in staging, because they have to be copied out early.
-    """
+    Records on an accelerator do not wait in staging, because they have to be copied out early."""
     tiers: list[PlannedTier | None] = [None] * len(trace)
     used_device_bytes = used_host_bytes = used_staging_bytes = 0
     for index in trace.order:

@@ -65,8 +65,7 @@ class RuledRecord(Remains[Any]):
     def keep_alive(self) -> object | None:
         """What keeps the record alive for as long as the caller has it; None: it has died.
 
-        Garbage collection may run, and let go of a graph, at any moment.
-        """
+        Garbage collection may run, and let go of a graph, at any moment."""
         return self()
 
     @property

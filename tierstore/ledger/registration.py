@@ -1,7 +1,6 @@
 """From tracked to registered: see NOTE [Tracked, then registered] in `tracked.py`.
 
-The caller holds the store's lock.
-"""
+The caller holds the store's lock."""
 
 from __future__ import annotations
 
@@ -18,8 +17,7 @@ from .tracked import TrackedTensors
 class RegistrationRules(Generic[T, R]):
     """All records, and the saved tensors that have none yet. A subclass knows who holds a storage, and makes records.
 
-    A handle is what keeps a record alive, and has it as its `record`.
-    """
+    A handle is what keeps a record alive, and has it as its `record`."""
 
     def __init__(self, books: Books[R], tracked: TrackedTensors[T, R]) -> None:
         self.tracked = tracked

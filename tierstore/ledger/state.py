@@ -19,8 +19,7 @@ FREED                    nowhere; the handle is gone            -
 CLOSED                   nowhere; the store is closed           released → FREED
 
 In addition, a record whose handle is gone moves to FREED from any state, or to DOOMED while a job works on it. All
-records move to CLOSED when the store is closed.
-"""
+records move to CLOSED when the store is closed."""
 
 from __future__ import annotations
 

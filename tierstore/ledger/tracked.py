@@ -14,8 +14,7 @@ until its log dies, or until `TrackedTensors.take` finds it dead. On an accelera
 see `on_device.py`.
 
 The packed object drops its alias only after the record has an alias of its own. A thread that read the alias just
-before, to give it to autograd, counts as one more owner of the storage while it uses it.
-"""
+before, to give it to autograd, counts as one more owner of the storage while it uses it."""
 
 from __future__ import annotations
 
@@ -56,8 +55,7 @@ class TrackedTensors(Generic[T, R]):
     def add(self, tracked: T, node: int, nbytes: int) -> int:
         """Track a tensor that autograd node `node` saved. Every pack calls it.
 
-        Returns by how many bytes more is tracked in host memory: 0 for one more view of a tracked storage.
-        """
+        Returns by how many bytes more is tracked in host memory: 0 for one more view of a tracked storage."""
         log = tracked.log
         if not (log.on_host or log.on_device):
             self.drop_ended()

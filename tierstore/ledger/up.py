@@ -1,7 +1,6 @@
 """The way up: from disk to host memory, and from there to the device, on demand and ahead of it.
 
-The caller holds the store's lock; nothing here waits.
-"""
+The caller holds the store's lock; nothing here waits."""
 
 from __future__ import annotations
 
@@ -113,8 +112,7 @@ class Up(Generic[R]):
     def _make_way(self, ahead: Lookahead[R] | ExplicitPrefetch[R]) -> bool:
         """Drop a record that was asked for already, to make room for what lies ahead; False: there is none.
 
-        For backward, a record that was prefetched explicitly may also go, if nothing else can.
-        """
+        For backward, a record that was prefetched explicitly may also go, if nothing else can."""
         if isinstance(ahead, ExplicitPrefetch):
             return self._down.drop(self._eviction.first_used(self._is_free_of_backward), is_for_read=True)
         used = self._eviction.next_used()
@@ -134,8 +132,7 @@ class Up(Generic[R]):
 
         `ahead`: tells which other copies backward needs soon.
         If the device has no room, all its other copies are dropped, and the copy is tried once more. The error of that
-        is raised; the bytes are still in host memory. For a group, False is returned instead.
-        """
+        is raised; the bytes are still in host memory. For a group, False is returned instead."""
         if record.key in self._device.too_large:
             return False
         if self._reload(record, ahead):

@@ -22,8 +22,7 @@ Registering, queueing and releasing a small tensor costs many times more than tr
 little. So when the host window is full, small tensors stay tracked while staging has room for them, until they are
 enough for a group (NOTE [Groups] in `residency/groups.py`). Staging is charged with their sum. Before anything else
 uses staging, they are registered and charged like any other record. Those that cannot be registered yet count like all
-tracked tensors: no window is charged.
-"""
+tracked tensors: no window is charged."""
 
 from __future__ import annotations
 
@@ -172,8 +171,7 @@ class HostWindows:
     def admits_move(self, nbytes: int, *, from_host: bool = False) -> bool:
         """Whether `nbytes` may start to move: they fit into staging, or nothing else is moving.
 
-        `from_host`: they are charged to host already.
-        """
+        `from_host`: they are charged to host already."""
         staging = self.staging
         held_bytes = staging.used_bytes + (nbytes if from_host else nbytes + self.excess_bytes)
         return held_bytes <= staging.limit_bytes or not staging.used_bytes
@@ -181,8 +179,7 @@ class HostWindows:
     def window_for_prefetch(self, nbytes: int, *, is_far: bool = True) -> Window | None:
         """The window that has room for a prefetch; None: neither has. A prefetch never exceeds a limit.
 
-        `is_far`: the host window may be used too, not only staging.
-        """
+        `is_far`: the host window may be used too, not only staging."""
         nbytes += self.excess_bytes
         if self.staging.fits(nbytes):
             return self.staging

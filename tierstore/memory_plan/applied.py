@@ -6,8 +6,7 @@ All else is put back, or refused, as `block_state.py` says.
 A block that cannot be watched in a call is not computed again: its action falls back to storing, or to keeping. So it
 is in a mode (training or evaluation of any member) that the plan was not made in, because then it may draw random
 numbers or change buffers that the plan knows nothing of; and while `parametrize.cached` gives it the same weights for
-several calls.
-"""
+several calls."""
 
 from __future__ import annotations
 

@@ -8,8 +8,7 @@ random generators are put back likewise. Buffers that forward changes in place g
 What was changed in place cannot be put back: tensors, containers, objects and arguments. Then it is refused.
 A weight that has another storage (`weight.data = other`) is refused too. FSDP exchanges the parameters of its modules
 itself, so those stay as they are.
-Globals, closures and what lies behind extensions written in C are not looked at.
-"""
+Globals, closures and what lies behind extensions written in C are not looked at."""
 
 from __future__ import annotations
 

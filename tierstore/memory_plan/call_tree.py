@@ -1,8 +1,7 @@
 """Which module saves which storages in one forward; and which modules are the blocks of a plan.
 
 Storages are named by the address of their implementation. A weak reference to each is held, so that no address is used
-again while the names are in use.
-"""
+again while the names are in use."""
 
 from __future__ import annotations
 

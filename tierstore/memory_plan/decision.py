@@ -2,8 +2,7 @@
 
 The choice is a mixed-integer program, solved by HiGHS (https://highs.dev). One step is a sequence of *moments*: each
 call of a block in forward, then each in backward. At a moment, memory holds a base, what the moment itself needs, and
-what blocks keep for a backward that is still to come. A storage that several blocks keep counts once.
-"""
+what blocks keep for a backward that is still to come. A storage that several blocks keep counts once."""
 
 from __future__ import annotations
 
@@ -49,8 +48,7 @@ class Action(NamedTuple):
     """What is done with a block.
 
     "keep": its saved tensors stay where they are; "store": they go to the store; "recompute": backward computes them
-    again, but gets the outputs of `held` back. `stores`: inputs and held outputs go to the store.
-    """
+    again, but gets the outputs of `held` back. `stores`: inputs and held outputs go to the store."""
 
     kind: Kind
     held: tuple[HeldOutput, ...] = ()

@@ -120,8 +120,7 @@ class MemoryPlan:
     def watch(self, compute: Callable[[], T]) -> T:
         """Compute the loss by `compute`, as a step that is compared with the prediction.
 
-        Calls of the model itself are watched anyway. This is for losses that are computed by calling its members.
-        """
+        Calls of the model itself are watched anyway. This is for losses that are computed by calling its members."""
         return compute() if self._watch is None else self._watch.run(compute)
 
     def remove(self, model: nn.Module) -> nn.Module:

@@ -66,8 +66,7 @@ def plan_memory(
         ConfigError: an argument cannot be used; the model saves nothing that could be moved, or its blocks exchange
             data between ranks; or the step cannot fit: the error says what the least limit is.
 
-    Errors of `run`, of backward and of the store are raised as they are.
-    """
+    Errors of `run`, of backward and of the store are raised as they are."""
     _check_types(model, run, store)
     limit_bytes, reserve_bytes = parse_size(limit, "limit"), parse_size(reserve, "reserve")
     usable_bytes = limit_bytes - reserve_bytes
@@ -120,8 +119,7 @@ class Chooser:
     def decide(self, share: float = _WHOLE) -> Decision | None:
         """The fastest decision within a share of the limit; None: there is none.
 
-        The store's staging window is narrowed only if nothing else fits into the whole limit.
-        """
+        The store's staging window is narrowed only if nothing else fits into the whole limit."""
         began, decision = time.perf_counter(), None
         ways = [(self.prices, margin) for margin in _MARGINS]
         if share >= _WHOLE and self.prices.spared_bytes:

@@ -7,8 +7,7 @@
 5. everything is stored, twice: what the store's work costs.
 
 The first two end before an operator that takes more than the limit. What follows is done only if the steps before show
-that it fits. A block that could not be computed again within the limit, whatever else is done, is not.
-"""
+that it fits. A block that could not be computed again within the limit, whatever else is done, is not."""
 
 from __future__ import annotations
 

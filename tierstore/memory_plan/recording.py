@@ -1,8 +1,7 @@
 """What a block computes: its operators, one after the other, and whether it computes the same bits again.
 
 Each call of a block is made twice from the same generators and buffers. The first is recorded. The tensors that
-autograd saves in both, and both results, are compared by checksums. A block that differs is never computed again.
-"""
+autograd saves in both, and both results, are compared by checksums. A block that differs is never computed again."""
 
 from __future__ import annotations
 
@@ -37,8 +36,7 @@ class Operator(NamedTuple):
     """One call of an operator: its time (with the device waited for), and the storages that it made, with sizes.
 
     `can_be_held`: its outputs may be given back instead of computed again: it draws no random numbers, and its results
-    are new and nothing changes them later. Nor is it a cast: autocast keeps casts of parameters for a while.
-    """
+    are new and nothing changes them later. Nor is it a cast: autocast keeps casts of parameters for a while."""
 
     name: str
     seconds: float

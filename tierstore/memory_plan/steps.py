@@ -167,8 +167,7 @@ class StepTimeline:
 
     A moment lasts from the beginning of a call to the beginning of the next one. Backward of a call begins when the
     gradient of one of its results is known; a leaf does not tell of that. Where a moment ends, `tidy` is called, so
-    that only what is alive is counted, without what is `not_counted`.
-    """
+    that only what is alive is counted, without what is `not_counted`."""
 
     def __init__(self, meter: Meter, tidy: Callable[[], None], not_counted: Callable[[], int]) -> None:
         self.names: list[str] = []

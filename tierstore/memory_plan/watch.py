@@ -35,8 +35,7 @@ class StepWatch:
 
     A step begins with the first forward after a backward. It lasts to the end of its last backward, which is known when
     the next forward begins. Steps that call the model more or less often than the planned one do not count: those of an
-    evaluation with gradients, or of another loss. Nor do those whose result has no tensor to wait for.
-    """
+    evaluation with gradients, or of another loss. Nor do those whose result has no tensor to wait for."""
 
     def __init__(self, contents: Contents, meter: Meter, store: TierStore | None) -> None:
         self._contents, self._meter, self._store = contents, meter, store

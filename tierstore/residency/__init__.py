@@ -3,5 +3,4 @@
 In here: the records and their handles, tracking and registering saved tensors, slots of host memory, copies of
 accelerators. Not here: what leaves and what comes back (`tierstore.ledger`), what moves bytes to disk
 (`tierstore.store.engine`), and autograd (`tierstore.hooks`). The store and the hooks call `residency.py`; start there,
-then read `memory.py`.
-"""
+then read `memory.py`."""

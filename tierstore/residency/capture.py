@@ -5,8 +5,7 @@ While any thread captures in the default mode ("global"), CUDA forbids potential
 asking whether an event is over or registering host memory. Such a call fails, and so does the capture, which the store
 may not know of. A thread whose own mode is "relaxed" may make these calls (cuThreadExchangeStreamCaptureMode in the
 manual of the driver API; PyTorch's allocator does the same, c10/cuda/CUDAGraphsC10Utils.h). Even that thread must not
-query an event that was itself recorded in a capture; the store records none while it knows of a capture.
-"""
+query an event that was itself recorded in a capture; the store records none while it knows of a capture."""
 
 from __future__ import annotations
 
@@ -31,8 +30,7 @@ def is_capturing(device: torch.device) -> bool:
     """Whether work that this thread queues on the device is captured.
 
     Asks for the device's own current stream. The one of this thread's current device may be a default stream, which
-    must not be queried while other threads capture. A default stream itself never captures.
-    """
+    must not be queried while other threads capture. A default stream itself never captures."""
     if device.type != "cuda" or current_stream(device).stream_id == 0:
         return False
     with torch.cuda.device(device):

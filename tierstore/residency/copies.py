@@ -1,7 +1,6 @@
 """The copy engine: the seam between the device tier and the accelerator, in streams and events.
 
-Its callers decide the order of waits: NOTE [Stream order] in `device.py`.
-"""
+Its callers decide the order of waits: NOTE [Stream order] in `device.py`."""
 
 from __future__ import annotations
 
@@ -34,8 +33,7 @@ class Marker(Protocol):
 class Copies(Protocol):
     """The copy engine: the seam between the device tier and the accelerator. No call blocks the host.
 
-    Device bytes and host bytes are uint8, shape [n].
-    """
+    Device bytes and host bytes are uint8, shape [n]."""
 
     def device_of(self, tensor: torch.Tensor) -> torch.device | None:
         """The accelerator whose memory the tensor is in; None: host memory."""
@@ -51,8 +49,7 @@ class Copies(Protocol):
         """Copy host bytes, valid from `ready` on, to new device bytes allocated on `stream`.
 
         They have arrived when the returned marker is over; no stream waits for it yet. Raises RuntimeError: this thread
-        captures a graph, whose replay would copy what the slot then holds.
-        """
+        captures a graph, whose replay would copy what the slot then holds."""
 
     def wait(self, stream: Any, marker: Marker) -> None: ...
 
@@ -105,8 +102,7 @@ class _Point:
         """Polls with growing pauses: `cudaEventSynchronize` keeps a core busy unless the event was made with
         `blocking`.
 
-        `torch.Event` accepts that argument and ignores it (torch/csrc/Event.cpp).
-        """
+        `torch.Event` accepts that argument and ignores it (torch/csrc/Event.cpp)."""
         pause_seconds = _SHORTEST_PAUSE_SECONDS
         while not self._is_over():
             time.sleep(pause_seconds)
@@ -134,8 +130,7 @@ class AcceleratorCopies:
 
     A `torch.Stream` that is entered stores in itself what to restore, so it cannot be entered twice at once
     (pytorch#176560). Therefore these streams belong to this object alone, `current_stream` returns a new object each
-    time, and the store's lock is held in every call.
-    """
+    time, and the store's lock is held in every call."""
 
     def __init__(self) -> None:
         self._streams: dict[tuple[torch.device, str], torch.Stream] = {}

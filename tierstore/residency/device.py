@@ -17,8 +17,7 @@ know of work on other streams unless it is told (`Copies.share`). The rules belo
 - *Slots*: a slot is used again only when the last copy from or to it is over; the slab is unpinned when all are over.
 
 The store cannot see a stream that uses a saved tensor but never saves or asks for one. Without a store the graph would
-keep the block for it until backward; here the user has to call `record_stream`.
-"""
+keep the block for it until backward; here the user has to call `record_stream`."""
 
 from __future__ import annotations
 
@@ -51,8 +50,7 @@ class DeviceTier(DeviceRules[Record]):
     """The saved tensors on accelerators: the rules over real copies. Guarded by the store's lock.
 
     `note_copy` is told of the slot of each copy; it returns False if later copies will be faster. `resident` counts the
-    bytes that stay.
-    """
+    bytes that stay."""
 
     def __init__(
         self,
@@ -115,8 +113,7 @@ class Streams:
         """The bytes of the tensors' storages in new memory of the device, each from its first byte on.
 
         Their own memory may be freed afterwards. None: this thread does not work on `stream`, which packed them, or
-        captures a graph, or the device has no room. Returns uint8, shape [n]; what is between the storages is zero.
-        """
+        captures a graph, or the device has no room. Returns uint8, shape [n]; what is between the storages is zero."""
         if self._copies.current_stream(device) != stream or is_capturing(device):
             return None
         parts = [_bytes_of(storage) for storage in storages]
@@ -189,8 +186,7 @@ class Streams:
     def copy_part_back(self, record: Record, layout: Layout) -> tuple[int, torch.Tensor]:
         """Copy only what a tensor of that layout needs, for this thread's stream, which waits for the copy.
 
-        Returns the first byte, and the bytes: uint8, shape [n]. Raises torch.OutOfMemoryError.
-        """
+        Returns the first byte, and the bytes: uint8, shape [n]. Raises torch.OutOfMemoryError."""
         slot, device = record.slot, _device_of(record)
         if slot is None:
             raise RuntimeError(f"handle {record.key}: copied back without a slot")

@@ -2,8 +2,7 @@
 
 Where the host runs ahead of the device it cannot measure them. Where it does not, the device waits for the host, also
 between two marks around a wait for a copy. The time that the host takes from one to the other is not the copy's.
-See NOTE [What compute covers] in `ledger/coverage.py`.
-"""
+See NOTE [What compute covers] in `ledger/coverage.py`."""
 
 from __future__ import annotations
 
@@ -91,8 +90,7 @@ class GraphTimes:
     def wait(self) -> bool:
         """Block until the device has passed all marks. Not under the store's lock.
 
-        Returns False at once if this thread captures a graph: waiting would break the capture off.
-        """
+        Returns False at once if this thread captures a graph: waiting would break the capture off."""
         if self._copies.mark(self._copies.current_stream(self._device)) is None:
             return False
         for mark in self._marks():

@@ -24,8 +24,7 @@ by one kernel, and one copy serves all. That memory is the source of the group's
 * A member begins at a multiple of 512 bytes, as a block of the device's allocator does.
 * A full device that has no room for a group gets the member that is asked for, in memory of its own.
 
-Tensors in a trace have no groups: the trace tells of each of them.
-"""
+Tensors in a trace have no groups: the trace tells of each of them."""
 
 from __future__ import annotations
 
@@ -47,8 +46,7 @@ _EMPTY = torch.empty(0, device="cpu")
 def take_if_sole_owner(tensors: list[TrackedTensor], nbytes: int) -> Part[TrackedTensor] | None:
     """The part of a group that these tracked tensors become; None: others hold their storage, or were handed an alias.
 
-    Nobody can be handed an alias that was taken: who asks for the tensor meanwhile waits for the lock of the store.
-    """
+    Nobody can be handed an alias that was taken: who asks for the tensor meanwhile waits for the lock of the store."""
     aliases = [tracked.alias for tracked in tensors if tracked.alias is not None]
     first = tensors[0]
     if len(aliases) < len(tensors) or not holds_alone(aliases, first.storage_id, first.address, nbytes):

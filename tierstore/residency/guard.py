@@ -3,8 +3,7 @@
 Training threads and the worker hold the lock for a short time; the ledger (`ledger/`) makes the changes under it. Only
 training threads may wait, and only for progress that the worker makes without them. A waiting thread holds no slot and
 no staging that this progress could need. So every wait ends: with progress, with an error, or with the end of the
-engine.
-"""
+engine."""
 
 from __future__ import annotations
 
@@ -148,8 +147,7 @@ class Guard:
         """An error is about to leave a call that still holds the lock.
 
         If it is an interrupt (`interrupts.py`) that has come while the books were half changed, the store is closed,
-        and a note of it says so. Any other error was raised where they are whole.
-        """
+        and a note of it says so. Any other error was raised where they are whole."""
         if self.is_changing and (isinstance(error, RecursionError) or is_interrupt(error)):
             reason = _HALF_CHANGED.format(f"a {type(error).__name__}")
             self.are_half_changed = True
@@ -169,8 +167,7 @@ class Guard:
     def abandon(self, reason: str) -> None:
         """In a forked child: give up every record, free nothing.
 
-        The thread that holds the lock may not exist here, and its change stays half done.
-        """
+        The thread that holds the lock may not exist here, and its change stays half done."""
         self._begin_lock()
         self.is_changing = False
         self.closed = StoreClosedError(self.name, reason)
@@ -197,8 +194,7 @@ class Guard:
         """The engine has failed. The store is closed before the lock is released.
 
         The engine needs some time to end. A thread that packs meanwhile would find no job under way that could make
-        room, and would call the store full.
-        """
+        room, and would call the store full."""
         closed = StoreClosedError(self.name, f"its engine failed ({error!r})")
         closed.__cause__ = error
         self.end(closed)
@@ -233,8 +229,7 @@ class Guard:
 
         A condition that is notified just as its time ends says that it was not. Call this only while the books are
         whole, and the worker has a job, or another thread is about to release its bytes. `record`: the record whose
-        bytes are waited for; None: the wait is for room. Raises what `refuse_to_wait` does.
-        """
+        bytes are waited for; None: the wait is for room. Raises what `refuse_to_wait` does."""
         self.jobs.hurry()
         began = time.perf_counter()
         was_changing, self.is_changing = self.is_changing, False
@@ -319,7 +314,6 @@ def copy_of(error: TierStoreError) -> TierStoreError:
     """Make a new exception for each raise: one that is raised twice drags its first traceback along.
 
     Frames of the engine and of the wait refer to the error that they raised, which makes a cycle. This cycle must not
-    hold the frames of the training thread, and with them its tensors, until garbage is collected.
-    """
+    hold the frames of the training thread, and with them its tensors, until garbage is collected."""
     make, arguments = error.__reduce__()
     return make(*arguments)

@@ -8,8 +8,7 @@ either: it shares the record's version counter, so an addition to a stolen gradi
 Hence the same tensor is handed out each time while the bytes stay in memory: the saved one, if it is still alive (NOTE
 [The same object] in `hooks/saved.py`), or one that the record keeps. When the bytes leave memory, because of the next
 tensor of the same node or of another thread, `outstanding.py` keeps the tensor for as long as anybody uses it. A
-gradient may wait while further nodes run, so the node that asks does not tell how long that is.
-"""
+gradient may wait while further nodes run, so the node that asks does not tell how long that is."""
 
 from __future__ import annotations
 

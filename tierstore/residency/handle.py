@@ -2,8 +2,7 @@
 
 Code outside the store holds a `Handle`. When its last reference goes, the record behind it is released. A `Record` is
 the store's own bookkeeping of the same bytes. They are separate so that the store's queues can hold records without
-keeping data alive: the handle owns the tensors, so they are freed with it, at once.
-"""
+keeping data alive: the handle owns the tensors, so they are freed with it, at once."""
 
 from __future__ import annotations
 
@@ -124,8 +123,7 @@ class Member(NamedTuple):
     """A saved tensor in a group: see NOTE [Groups] in `groups.py`.
 
     `counter`: has its version counter, and no bytes. `version`: when it was saved. `first_byte`: where the tensor's own
-    storage begins in the group.
-    """
+    storage begins in the group."""
 
     counter: torch.Tensor
     version: int
@@ -134,8 +132,7 @@ class Member(NamedTuple):
     def view_in(self, memory: torch.Tensor, layout: Layout, first_byte: int = 0) -> torch.Tensor:
         """A new tensor that has `layout` over the member's own storage, sharing the member's version counter.
 
-        `memory`: the group's from `first_byte` on, shape [n], of the group's dtype or any other.
-        """
+        `memory`: the group's from `first_byte` on, shape [n], of the group's dtype or any other."""
         dtype, size, stride, offset, conj, neg = layout
         if memory.dtype is not dtype:
             memory = in_dtype(memory.view(torch.uint8), dtype)

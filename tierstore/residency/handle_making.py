@@ -23,8 +23,7 @@ class HandleFactory:
     """Makes the handles of one store. Any thread.
 
     A record that was just made is not in the books yet: give it to `Saving.save` or `store`. `note_release` takes a
-    record whose handle has died.
-    """
+    record whose handle has died."""
 
     def __init__(
         self,
@@ -48,8 +47,7 @@ class HandleFactory:
     ) -> Handle:
         """A handle for a strided tensor, which keeps its `owner` open.
 
-        `root`: the tensor's base, or itself; None: no other tensor will share the record.
-        """
+        `root`: the tensor's base, or itself; None: no other tensor will share the record."""
         storage = tensor.untyped_storage()
         source = alias_of(tensor, layout)
         nbytes = storage.nbytes() if tensor.numel() else 0

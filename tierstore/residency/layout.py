@@ -1,8 +1,7 @@
 """Geometry of a tensor over its storage, apart from the bytes.
 
 The store keeps a range of a storage, and is asked for tensors over it. A `Layout` has all that is needed to make such a
-tensor exactly: dtype, size, stride, offset, and the lazy conjugate and negative bits.
-"""
+tensor exactly: dtype, size, stride, offset, and the lazy conjugate and negative bits."""
 
 from __future__ import annotations
 
@@ -46,8 +45,7 @@ def storage_of(tensor: torch.Tensor) -> tuple[torch.UntypedStorage, int, int] | 
     It can keep plain strided tensors with bytes of their own, on the CPU or an accelerator. It cannot keep subclasses
     (DTensor, fake), quantized and nested tensors; sparse ones and the wrappers of `torch.func`, which have no storage;
     inference tensors, which have no version counter; meta tensors and the zeros of forward-mode differentiation, which
-    have no memory. Every pack calls it.
-    """
+    have no memory. Every pack calls it."""
     kind = type(tensor)
     if (
         (kind is not torch.Tensor and kind is not torch.nn.Parameter)
@@ -73,8 +71,7 @@ def is_foreign(storage: torch.UntypedStorage) -> bool:
     Such a storage cannot be resized, because it was made from a pointer or came from another process, or it is shared.
     Storages over a slot of the store are made from a pointer too; `mark_as_ours` tells them apart. Of CUDA's storages
     PyTorch says always that they are shared (`Tensor.is_shared`). What one of them has sent to another process stays
-    there when it is freed here (torch/csrc/CudaIPCTypes.cpp).
-    """
+    there when it is freed here (torch/csrc/CudaIPCTypes.cpp)."""
     is_shared = storage.device.type != "cuda" and storage.is_shared()
     return (is_shared or not storage.resizable()) and _OURS not in storage.__dict__
 
@@ -119,8 +116,7 @@ def describe(layout: Layout) -> str:
 def alias_of(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
     """A detached tensor over the same storage and version counter, without lazy bits; no bytes are read.
 
-    It keeps the storage alive but not the autograd graph: to hold a saved output itself would make a cycle.
-    """
+    It keeps the storage alive but not the autograd graph: to hold a saved output itself would make a cycle."""
     alias = tensor.detach()
     if layout.conj or layout.neg:
         set_lazy_bits(alias, False, False)
@@ -172,8 +168,7 @@ def outside_of_modes() -> Iterator[None]:
     """Inside it, no mode and no transform of `torch.func` sees or changes operations.
 
     For the store's own operations: a caller of the store may be inside any mode. The mode's code would run under the
-    store's lock, and its results would be kept for other callers.
-    """
+    store's lock, and its results would be kept for other callers."""
     with ExcludeDispatchKeyGuard(_MODES), DisableTorchFunction():
         yield
 
@@ -211,8 +206,7 @@ def rebuild(source: torch.Tensor, layout: Layout, first_byte: int = 0) -> torch.
 
     `source` has no lazy bits; its storage begins at byte `first_byte` (a multiple of the element size) of the one that
     `layout` refers to. The views are made by `view` and `as_strided`, never by `set_`: only so they share the counter,
-    by which autograd knows of in-place changes.
-    """
+    by which autograd knows of in-place changes."""
     itemsize = layout.dtype.itemsize
     storage_bytes = source.untyped_storage().nbytes()
     if source.dtype == layout.dtype:
@@ -229,8 +223,7 @@ def rebuild(source: torch.Tensor, layout: Layout, first_byte: int = 0) -> torch.
 def rebuild_beyond(source: torch.Tensor, layout: Layout) -> torch.Tensor:
     """What `rebuild` returns, although the storage is too small for it: somebody has emptied it, and may fill it again.
 
-    Until then no kernel may read the tensor. PyTorch does not check that either.
-    """
+    Until then no kernel may read the tensor. PyTorch does not check that either."""
     tensor: torch.Tensor = torch.ops.aten.alias(source)
     nothing = torch.empty(0, dtype=layout.dtype, device=source.device).set_(source.untyped_storage(), 0, (0,), (1,))
     tensor.data = unchecked_strided(nothing, layout.size, layout.stride, layout.offset)

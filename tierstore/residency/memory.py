@@ -11,14 +11,12 @@ Device memory of an accelerator is handled likewise; the slot then holds a copy 
 
 A handle that dies takes its alias along, and its record goes into the queue `Ledger.released`. When the storage over a
 slot dies, the slot goes into a queue of `slots.py`; when a log dies, its remains go into a queue of
-`ledger/tracked.py`.
-"""
+`ledger/tracked.py`."""
 
 from __future__ import annotations
 
 from functools import partial
 from math import prod
-from typing import NamedTuple
 
 import torch
 
@@ -28,22 +26,14 @@ from .layout import in_dtype, memory_at, span_of
 from .outstanding import OutstandingViews
 from .ownership import claim, is_sole_owner, unclaim
 from .registration import Registration
-from .slab import Slot
 from .slots import Slots
 from .torch_names import storage_address
+from .transfers import BytesToWrite
 
 _PAGE_BYTES = 4096
 _BLOCK_BYTES = 512
 """Alignment of blocks in the allocators of accelerators (torch's for CUDA). A tensor comes back at the same address
 modulo this: alignment takes part in the choice of a kernel, and so in the order of its additions."""
-
-
-class _Held(NamedTuple):
-    """Memory of torch that a write reads, its address when the write began, and the bytes that are read."""
-
-    storage: torch.UntypedStorage
-    address: int
-    span: tuple[int, int]
 
 
 class StoreMemory:
@@ -103,32 +93,24 @@ class StoreMemory:
     # --- jobs ---------------------------------------------------------------------------------------------------
 
     @staticmethod
-    def begin_write(record: Record) -> int | None:
+    def begin_write(record: Record) -> BytesToWrite | None:
         source = record.source
         if source is None:
             return None
         if record.slot is not None:
-            record.held = record.slot
-            return record.slot.nbytes
-        storage, address = source.untyped_storage(), storage_address(source)
-        first, end = span = _cut_span(record, source)
-        record.held = _Held(storage, address, span)  # handle and alias may go while the job runs
-        return end - first
+            record.held, memory = record.slot, record.slot.memory
+        else:
+            first, end = _cut_span(record, source)
+            record.held = source.untyped_storage()  # handle and alias may go while the job runs
+            memory = memory_at(storage_address(source) + first, end - first)
+        return BytesToWrite(memory, record.kind, record.ready)
 
     @staticmethod
-    def begin_read(record: Record) -> None:
+    def begin_read(record: Record) -> memoryview:
+        if record.slot is None:
+            raise RuntimeError(f"handle {record.key}: it is read without a slot")
         record.held = record.slot
-
-    @staticmethod
-    def bytes_held(record: Record) -> memoryview:
-        """The bytes that the running job reads or fills; valid until it ends."""
-        held = record.held
-        if isinstance(held, _Held):
-            first, end = held.span
-            return memory_at(held.address + first, end - first)
-        if isinstance(held, Slot):
-            return held.memory
-        raise RuntimeError(f"handle {record.key}: no job is running")
+        return record.slot.memory
 
     @staticmethod
     def end_job(record: Record) -> None:
@@ -138,12 +120,11 @@ class StoreMemory:
     def has_moved(record: Record) -> bool:
         """A reference to a storage does not keep its memory in place.
 
-        `share_memory_`, a queue of `torch.multiprocessing` and `UntypedStorage.resize_` replace it.
-        """
+        `share_memory_`, a queue of `torch.multiprocessing` and `UntypedStorage.resize_` replace it."""
         held, source = record.held, record.source
-        if source is None or not isinstance(held, _Held):
+        if source is None or not isinstance(held, torch.UntypedStorage):
             return False
-        return storage_address(source) != record.address or held.storage.nbytes() != record.nbytes
+        return storage_address(source) != record.address or held.nbytes() != record.nbytes
 
     # --- tensors ------------------------------------------------------------------------------------------------
 

@@ -3,8 +3,7 @@
 A record keeps the tensors that it hands out while its bytes are in memory: see NOTE [Stolen gradients] in
 `handing_out.py`. When the bytes leave memory, the tensors that nobody else refers to are dropped. The handle keeps the
 others until nobody else refers to them either; calls of the store check this. Keeping them takes no memory, because
-the other users keep the bytes alive anyway. When the handle dies, they go with it.
-"""
+the other users keep the bytes alive anyway. When the handle dies, they go with it."""
 
 from __future__ import annotations
 
@@ -24,8 +23,7 @@ def _references(tensors: Collection[torch.Tensor]) -> list[tuple[int, int]]:
     """For each tensor: (references to its Python object, references from C++ to the tensor itself).
 
     Autograd passes tensors on, so a reference of one kind may become one of the other kind a moment later. Hence both
-    are counted in one call of C, during which no other thread that holds Python objects runs.
-    """
+    are counted in one call of C, during which no other thread that holds Python objects runs."""
     return list(zip(map(getrefcount, tensors), map(tensor_use_count, tensors), strict=True))
 
 

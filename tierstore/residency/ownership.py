@@ -6,8 +6,7 @@ that the stores hold, its *claims*.
 
 Claims are listed on the storage's own Python object: PyTorch keeps that object, and its attributes, as long as the
 storage lives. So claims cannot be mistaken for those of another storage at the same address, and no table of them has
-to be cleaned up.
-"""
+to be cleaned up."""
 
 from __future__ import annotations
 
@@ -58,8 +57,7 @@ def records_over(storage: torch.UntypedStorage, version: int, residency: object)
     """The store's living records, with their handles, that claim the storage and were made at that version of it.
 
     Not a generator: Python swallows an error that is raised while a generator is closed. If `sys.unraisablehook` keeps
-    that error for a report, it keeps the generator's frame, and with it the handle.
-    """
+    that error for a report, it keeps the generator's frame, and with it the handle."""
     found = []
     for reference in claims_of(storage):
         record = reference()
@@ -113,8 +111,7 @@ def is_sole_owner(record: Record) -> bool:
     parameters by `resize_(0)`, without a version bump.)
 
     To be called only while the record's source holds the storage. A handle, and with it a claim, may die at any moment.
-    Owners are counted first, so a claim that goes between the two counts makes the answer "no", never a wrong "yes".
-    """
+    Owners are counted first, so a claim that goes between the two counts makes the answer "no", never a wrong "yes"."""
     handle, claims = record(), record.claims
     if handle is None or claims is None:
         return False

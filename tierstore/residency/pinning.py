@@ -32,8 +32,7 @@ class Pinning:
     """One registration of memory, whose pages may not be moved from now on; it begins at once.
 
     `register` calls the driver, and returns why it refused (None: it did not); it blocks. The pages are taken near the
-    device, if the system tells what is near. `failure`: why the memory is not registered, once `is_over`.
-    """
+    device, if the system tells what is near. `failure`: why the memory is not registered, once `is_over`."""
 
     def __init__(self, address: int, size_bytes: int, device: torch.device, register: Callable[[], str | None]) -> None:
         self._address, self._size_bytes = address, size_bytes

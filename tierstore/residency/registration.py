@@ -57,8 +57,7 @@ class Registration(RegistrationRules[TrackedTensor, Record]):
         """Register what is tracked and settled, of one log or of all: NOTE [Tracked on a device] in
         `ledger/on_device.py`.
 
-        `group_bytes`: the most bytes of a group.
-        """
+        `group_bytes`: the most bytes of a group."""
         self._register_sorted(self.tracked.take_on_device(of), self._grouping_on_device(group_bytes), may_wait=False)
 
     @unseen_by_modes

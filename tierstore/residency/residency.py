@@ -1,7 +1,6 @@
 """The tensors of a store under its lock: its parts, what the worker exchanges, reports and settings.
 
-Saving is in `saving.py`, requests are in `handing_out.py`. Who may hold the lock, and who waits, is in `guard.py`.
-"""
+Saving is in `saving.py`, requests are in `handing_out.py`. Who may hold the lock, and who waits, is in `guard.py`."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ import torch
 from ..errors import StoreClosedError
 from ..ledger.books import Books
 from ..ledger.counters import Counters
-from ..ledger.jobs import Job, Read, Room, Write
+from ..ledger.jobs import Job, Room
 from ..ledger.ledger import Ledger
 from ..ledger.log import LogRemains
 from ..ledger.lookahead import Lookahead
@@ -35,7 +34,7 @@ from .registration import Registration
 from .saving import Saving
 from .slots import Slots
 from .tracked import TrackedLog, TrackedTensor
-from .transfers import BytesToWrite, Worker
+from .transfers import Worker
 
 
 class Residency:
@@ -108,12 +107,11 @@ class Residency:
 
     # --- the worker: each call waits for nothing but the lock ------------------------------------------------------
 
-    def exchange(self, ended: Sequence[tuple[Job[Record], Any]], room: Room) -> Sequence[tuple[Job[Record], Any]]:
+    def exchange(self, ended: Sequence[tuple[Job[Record], Any]], room: Room) -> Sequence[Job[Record]]:
         """Jobs have ended; return those to begin: see `Ledger.exchange`. On the loop.
 
-        With each write come the `BytesToWrite`, with each read the memory to fill. An error closes the store before the
-        lock is released.
-        """
+        A write's memory are `BytesToWrite`, a read's is what it fills. An error closes the store before the lock is
+        released."""
         guard = self.guard
         with guard.lock:
             if guard.are_half_changed:  # `engine_ended` frees what can be freed
@@ -121,7 +119,7 @@ class Residency:
                     guard.must_be_open()
                 return []
             try:
-                begun = [(job, self._memory_of(job)) for job in self.ledger.exchange(ended, room)]
+                begun = self.ledger.exchange(ended, room)
                 guard.notify()
                 if guard.jobs.has_news:
                     guard.tell()
@@ -129,14 +127,6 @@ class Residency:
             except BaseException as error:
                 guard.end_failed(error)
                 raise
-
-    def _memory_of(self, job: Job[Record]) -> BytesToWrite | memoryview | None:
-        match job:
-            case Write(record):
-                return BytesToWrite(self._memory.bytes_held(record), record.kind, record.ready)
-            case Read(record):
-                return self._memory.bytes_held(record)
-        return None
 
     def engine_ended(self, error: BaseException | None) -> None:
         guard = self.guard
@@ -183,8 +173,7 @@ class Residency:
     def tidy(self) -> None:
         """Account for everything that has died, and for everything of which the store is the sole owner by now.
 
-        Does not wait.
-        """
+        Does not wait."""
         self.guard.is_changing = True
         self._outstanding_views.take_back(None)
         self.guard.drain()

@@ -1,7 +1,6 @@
 """Tensors are saved: tracked, tracked or stored, and their bytes leave memory where it is short.
 
-Each public method takes the lock of the store (`guard.py`).
-"""
+Each public method takes the lock of the store (`guard.py`)."""
 
 from __future__ import annotations
 
@@ -61,8 +60,7 @@ class Saving:
         """Track a tensor in host memory that autograd node `node` saved; its storage has `nbytes` bytes.
 
         Its bytes are not read before a later node saves something, or its log is settled. Waits while the budget is
-        full. Raises what `save` does.
-        """
+        full. Raises what `save` does."""
         guard = self._guard
         if guard.is_mine() or (guard.are_several and holds_any_lock()):  # as `lock` does
             guard.refuse_handler()
@@ -102,8 +100,7 @@ class Saving:
     ) -> None:
         """Track one on an accelerator that has room: see NOTE [Tracked on a device] in `ledger/on_device.py`.
 
-        `leaves`: it has not, and waits for enough others to leave with them.
-        """
+        `leaves`: it has not, and waits for enough others to leave with them."""
         guard = self._guard
         if guard.is_mine() or (guard.are_several and holds_any_lock()):  # as `lock` does
             guard.refuse_handler()
@@ -144,8 +141,7 @@ class Saving:
     @whole
     def find_room_to_track(self, log: TrackedLog, node: int, nbytes: int) -> bool:
         """Node `node` will save a tensor. If neither dead ones nor those that are to leave anyway give it room, the log
-        tracks no more. Does not wait.
-        """
+        tracks no more. Does not wait."""
         if self._guard.closed is None:
             self._guard.drain()
             if self._devices.window.fits(nbytes):
@@ -225,8 +221,7 @@ class Saving:
         """At the end of a scope or a forward, find out which storages others also hold. Does not wait.
 
         Tracked tensors whose storage others also hold are registered. Pending records are scanned again if room is
-        short.
-        """
+        short."""
         if self._guard.closed is None:
             self._guard.drain()
             self._guard.is_changing = True
@@ -249,8 +244,7 @@ class Saving:
     def join(self, record: Record, layout: Layout, nbytes: int) -> bool:
         """Let one more view share the record. Does not wait.
 
-        False: it may not, because the bytes were read already, the handle is gone, or the store is closed.
-        """
+        False: it may not, because the bytes were read already, the handle is gone, or the store is closed."""
         if record.span is not None or record.source is None or self._guard.closed is not None:
             return False
         self._guard.is_changing = True
@@ -263,8 +257,7 @@ class Saving:
         """Let a tensor over restored bytes, which is saved again, share the record that they were restored from.
 
         Returns the tensor's layout over the storage of that record. None: the bytes may not be the record's any more
-        (they could have been changed through another version counter). Computes a checksum, but does not wait.
-        """
+        (they could have been changed through another version counter). Computes a checksum, but does not wait."""
         storage = tensor.untyped_storage()
         with self._guard.lock:
             if record.state is not State.CLEAN or record.device is not None or record.claims is not claims_of(storage):

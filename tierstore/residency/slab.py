@@ -6,8 +6,7 @@ with the driver and keeps all its pages. For CPU tensors, free pages are kept on
 gives; the kernel gets the rest back. A slot is placed where pages already are, if there is enough room in a row;
 otherwise free pages are moved to its place.
 
-Not thread-safe: the store's lock guards it. Tensors that were handed out stay valid after the slab itself is gone.
-"""
+Not thread-safe: the store's lock guards it. Tensors that were handed out stay valid after the slab itself is gone."""
 
 from __future__ import annotations
 
@@ -126,8 +125,7 @@ class Slot:
         """A uint8 tensor, shape [nbytes], over the slot.
 
         `on_return` is called with the slot's watch when the last tensor over it dies, even one held by autograd's C++:
-        see NOTE [No finalizers] in `remains.py`.
-        """
+        see NOTE [No finalizers] in `remains.py`."""
         tensor = self.as_plain_tensor()  # its storage begins at the offset and keeps the region alive
         storage = tensor.untyped_storage()
         mark_as_ours(storage)
@@ -216,8 +214,7 @@ class Slab:
     def trim(self, allowance_bytes: int) -> None:
         """Give pages without slots back to the kernel until no more than `allowance_bytes` of them are held.
 
-        If the process has locked its memory and the kernel is older than 5.18, all pages stay: it takes none back.
-        """
+        If the process has locked its memory and the kernel is older than 5.18, all pages stay: it takes none back."""
         while self._cached and self.cached_bytes > allowance_bytes and self.gives_pages_back:
             chunk = next(reversed(self._cached))
             self._give_back(chunk * _CHUNK_BYTES)
@@ -266,8 +263,7 @@ class Slab:
 
         A forked child does not get the region (madvise(2), MADV_DONTFORK). Since Linux 5.12 a fork would copy all
         pinned pages at once; before that, the device could go on with pages that the child has got. Memory of a slot
-        must not be touched in the child.
-        """
+        must not be touched in the child."""
         if self._description != "pageable":
             return
         if device.type != "cuda":
@@ -333,8 +329,7 @@ class Slab:
         """Move pages of cached chunks to chunks at `start`, but none from the `before` bytes before it.
 
         The other chunks get fresh pages. If a move fails, returns its target, a chunk that nobody may use any more;
-        there is one at most. Else None.
-        """
+        there is one at most. Else None."""
         if self._pinned_for is not None or not self._can_move:
             return None
         kept = self._chunks(start - before, before + num_bytes)

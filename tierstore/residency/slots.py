@@ -5,8 +5,7 @@ In backward, the room that a tensor leaves is taken by the next read at once, wh
 outstanding. When it dies, no room is free, but the read after that needs just such pages. Fresh ones would have to be
 cleared by the kernel, which takes longer than the read of a fast drive. So the pages of one outstanding slot are kept
 beyond the windows, as far as the windows leave less free and staging is not overdrawn, until something is to be
-written. A store may hold one tensor beyond its windows.
-"""
+written. A store may hold one tensor beyond its windows."""
 
 from __future__ import annotations
 
@@ -27,8 +26,7 @@ class Slots:
     """Gives out slots, and takes each back when nobody uses its memory any more. Guarded by the store's lock.
 
     Its window `outstanding` is charged here; the unused bytes of `host` and `staging` may be kept as free pages.
-    `uncharged_bytes`: how many bytes are in memory, but not charged to `host` yet.
-    """
+    `uncharged_bytes`: how many bytes are in memory, but not charged to `host` yet."""
 
     def __init__(
         self,
@@ -54,8 +52,7 @@ class Slots:
     def note_copy(self, slot: Slot) -> bool:
         """Count a copy to or from the slot. False: later copies will be faster, since the slab is being pinned.
 
-        For a slot that is not pinned, the host waits, and with it compute.
-        """
+        For a slot that is not pinned, the host waits, and with it compute."""
         if self.slab.is_pinned(slot):
             return True
         self._counters.pageable_copy_bytes += slot.nbytes
@@ -92,8 +89,7 @@ class Slots:
     def trim(self, *, is_for_read: bool = False) -> None:
         """Give pages without a slot back to the kernel, beyond the bytes that both windows leave free.
 
-        To be called whenever the windows leave less free than before. `is_for_read`: see NOTE [A spare slot].
-        """
+        To be called whenever the windows leave less free than before. `is_for_read`: see NOTE [A spare slot]."""
         if not is_for_read:
             self._spare_bytes = 0
         cached_bytes = self.slab.cached_bytes

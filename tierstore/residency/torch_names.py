@@ -2,8 +2,7 @@
 
 PyTorch promises nothing about these names. A release that lacks one of them is refused here, by one error that says
 which are missing; otherwise the first use would fail, perhaps hours into a training. Other modules take the names from
-here and never from torch (`tests/store/test_torch_names.py`).
-"""
+here and never from torch (`tests/store/test_torch_names.py`)."""
 
 from __future__ import annotations
 
@@ -116,8 +115,7 @@ def import_dynamo() -> None:
 def while_tracing(function: Callable[[object], None]) -> None:
     """For code that TorchDynamo traces: it calls the function while it traces, and the traced code does not.
 
-    `function`: a function of a module, without free variables; it is given Dynamo's context.
-    """
+    `function`: a function of a module, without free variables; it is given Dynamo's context."""
     from torch._dynamo.comptime import comptime  # here, since it imports Dynamo
 
     comptime(function)

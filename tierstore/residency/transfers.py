@@ -12,8 +12,7 @@ if TYPE_CHECKING:
 class BytesToWrite(NamedTuple):
     """The bytes to write, alive and unchanged until the job has ended, and their kind, for the codec.
 
-    `ready`: the point of a copy stream after which the bytes are there; None: they are there already.
-    """
+    `ready`: the point of a copy stream after which the bytes are there; None: they are there already."""
 
     source: memoryview
     kind: Kind

@@ -7,8 +7,7 @@ operator (`tierstore/hooks/traced.py`).
 
 `torch.compiler.disable` marks functions too, by a wrapper that takes 0.4 µs a call, and it imports Dynamo, which
 takes a second. Here the code object itself is marked (torch 2.11 and 2.13, `FrameExecStrategy` of
-torch/csrc/dynamo/eval_frame.c): a call costs nothing, and nothing is imported.
-"""
+torch/csrc/dynamo/eval_frame.c): a call costs nothing, and nothing is imported."""
 
 from __future__ import annotations
 
@@ -50,8 +49,7 @@ def let_errors_through() -> None:
     """Let an error that a compiled backward raises reach its caller, also with `fullgraph=True`.
 
     `torch.fx` looks at the traceback of such an error with a generator of Python's library. Dynamo refuses to trace
-    that, and with `fullgraph=True` its refusal would take the place of the error (torch 2.13).
-    """
+    that, and with `fullgraph=True` its refusal would take the place of the error (torch 2.13)."""
     for function in (traceback.walk_tb, traceback.StackSummary.extract.__func__):  # type: ignore[attr-defined]
         _mark(function, FRAME_SKIP, FRAME_SKIP)
 

@@ -2,8 +2,7 @@
 
 Torch allocates CPU tensors with `posix_memalign` (c10/core/impl/alloc_cpu.cpp), so the C library's allocator, or
 whatever was loaded in its place, decides what happens to their memory when they die. glibc keeps blocks of up to 32 MiB
-(mallopt(3), M_MMAP_THRESHOLD) until `malloc_trim` gives their pages back.
-"""
+(mallopt(3), M_MMAP_THRESHOLD) until `malloc_trim` gives their pages back."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@ NOTE [Returned when it is short] Returned pages cost the next allocation page fa
 allocator's locks are held meanwhile. So "auto" returns all that is free only when less than a reserve (`reserve_of`) is
 left of the tightest limit; again when this process, or another in the same control group, has taken a *step*: a quarter
 of what is left. "always" returns whenever this process has grown by a fixed step. Both rest after each return for
-`_REST` times as long as it took, unless the reserve is nearly used up: to be slow is better than to be killed.
-"""
+`_REST` times as long as it took, unless the reserve is nearly used up: to be slow is better than to be killed."""
 
 from __future__ import annotations
 

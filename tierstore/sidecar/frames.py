@@ -1,7 +1,6 @@
 """Frames: messages to bytes, and bytes to messages, in whatever pieces they arrive. No I/O, no clock, no threads.
 
-A frame is its length (four bytes, little-endian, without themselves) and an array of messages in msgpack.
-"""
+A frame is its length (four bytes, little-endian, without themselves) and an array of messages in msgpack."""
 
 from __future__ import annotations
 

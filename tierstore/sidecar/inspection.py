@@ -22,8 +22,7 @@ def inspect_daemon(address: str | PathLike[str], *, seconds: float = 5.0, daemon
     `daemon_uid`: as `check_daemon`'s.
 
     DaemonUnavailableError: nobody listens there, or it does not answer in time; if it or the system refuses, or it is a
-    daemon of a user who is not trusted, the cause is a PermissionError. ProtocolError: it speaks something else.
-    """
+    daemon of a user who is not trusted, the cause is a PermissionError. ProtocolError: it speaks something else."""
     began_at = time.monotonic()
     name = os.fspath(address)
     try:

@@ -4,8 +4,7 @@ Requests wait through a lost connection: the link connects again, resumes the se
 again what was not answered (`messages.py`, rule 5). When that has not worked for `reconnect_seconds`, the requests
 fail, but the link keeps them: a slot that they name is the daemon's until it has answered (rule 3). The link goes on
 trying, and requests that come later fail after the next attempt that does. So a client that computes and asks for
-nothing is back before its lease ends, too.
-"""
+nothing is back before its lease ends, too."""
 
 from __future__ import annotations
 

@@ -16,8 +16,7 @@ Six rules keep bytes right through dropped connections and killed daemons:
    released.
 4. `Resumed` only after every job of the previous connection has ended.
 5. `Write` is idempotent by key; keys are never used again.
-6. `Discard` waits for that key's job. The extents of a lease are freed only after its jobs have ended.
-"""
+6. `Discard` waits for that key's job. The extents of a lease are freed only after its jobs have ended."""
 
 from __future__ import annotations
 

@@ -32,8 +32,7 @@ def check_daemon(connection: socket.socket, address: str, daemon_uid: int | None
 
     A client trusts the daemons of its own user and of root; also that of the user who has the folder of
     `SYSTEM_ADDRESS` if it connects there: root alone can have made that folder. `daemon_uid`: another that is trusted;
-    None: the one that `TIERSTORE_DAEMON_UID` names, if any. PermissionError: a user who is not trusted.
-    """
+    None: the one that `TIERSTORE_DAEMON_UID` names, if any. PermissionError: a user who is not trusted."""
     uid = uid_of_peer(connection)
     if uid == trusted_uid(daemon_uid):
         return

@@ -5,8 +5,7 @@ writes the slot.
 
 NOTE [Parts] A long record is sent in parts, and each part is a record of its own to the daemon. So a part is copied
 while others are at the drive, a slot is free again when its part is done, and a small window serves tensors of any
-size.
-"""
+size."""
 
 from __future__ import annotations
 
@@ -60,8 +59,7 @@ class RemoteDisk:
 
     All coroutines belong to one loop and do not block it. They raise what `DiskTier` says, and DaemonUnavailableError
     if the daemon has not come back in time: its records are there again when it is; a write's source is still the
-    caller's.
-    """
+    caller's."""
 
     def __init__(self, link: DaemonLink, slab: SharedSlab, executor: Executor, name: str) -> None:
         self.scratch_bytes = slab.num_bytes

@@ -5,8 +5,7 @@ A slab is a memfd, of fixed size and with all its pages before it is shared.
 NOTE [Seals] A process that could take pages out of its slab could have the daemon fill the daemon's own memory limit:
 whoever touches a missing page pays for it. F_SEAL_FUTURE_WRITE forbids that (memfd_create(2), fallocate(2)), and new
 writable mappings with it. So the daemon maps the slab first and then sets the seal, unless it trusts the client
-(`daemon/slabs.py`). A client that resumes its session moves the bytes to a new memfd then.
-"""
+(`daemon/slabs.py`). A client that resumes its session moves the bytes to a new memfd then."""
 
 from __future__ import annotations
 

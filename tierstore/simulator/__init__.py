@@ -1,8 +1,7 @@
 """The store in virtual time: predicts what a step costs on a machine, with other settings.
 
 `simulate` runs a `Workload` (`workload.py`; `from_trace.py` makes one from a recorded step) on `Hardware` with
-`Settings`.
-"""
+`Settings`."""
 
 from .hardware import CodecSpeed, Drive, Hardware
 from .simulate import Settings, SimulatedStep, simulate

@@ -2,8 +2,7 @@
 
 A process is a generator. It yields a `Wait`: a function that takes a `Resume`, which continues the process, and calls
 it at some later virtual time. Actions at the same time happen in the order in which they were asked for, so every run
-is the same.
-"""
+is the same."""
 
 from __future__ import annotations
 
@@ -27,8 +26,7 @@ class Clock:
     """Runs processes until none can go on.
 
     All work items of one activity run at the same speed. So one number for each activity tells when each item is done:
-    the work that an item has received if it was there from the beginning.
-    """
+    the work that an item has received if it was there from the beginning."""
 
     def __init__(self, rates: Rates) -> None:
         self.now_seconds = 0.0

@@ -24,8 +24,7 @@ class CodecOfRecords:
 
     The chooser knows speeds and cores from the beginning, and takes the drive to be busy: a step that hardly uses it
     hardly depends on the codec. `free_cores`: that training leaves idle. `num_at_once`: how many records are encoded at
-    a time. Raises ConfigError: there is no such codec.
-    """
+    a time. Raises ConfigError: there is no such codec."""
 
     def __init__(self, codec: str, hardware: Hardware, free_cores: float, num_at_once: int) -> None:
         self._fixed = parse_codec(codec)

@@ -1,8 +1,7 @@
 """The engine and the disk tier of one rank, in virtual time: lanes, turns, codecs, and how long each job takes.
 
 Jobs do the same as those of `disk/records.py`. A write computes its checksum, waits for a turn at the device, encodes
-and writes. A read waits for a turn, reads, decodes, gives the turn back, and computes its checksum.
-"""
+and writes. A read waits for a turn, reads, decodes, gives the turn back, and computes its checksum."""
 
 from __future__ import annotations
 
@@ -27,8 +26,7 @@ _BLOCK_BYTES = 4096
 class SimulatedEngine:
     """Moves the bytes of one rank, as `store/worker.py` does. Clock and hardware are shared by all ranks.
 
-    `rank`: whose bytes; set before it is woken.
-    """
+    `rank`: whose bytes; set before it is woken."""
 
     def __init__(self, clock: Clock, hardware: Hardware, free_cores: float, settings: Settings) -> None:
         self.rank: Rank
@@ -54,10 +52,10 @@ class SimulatedEngine:
         ended, self._ended = self._ended, []
         for job in self.rank.exchange(ended, Room(self._free_writes, self._free_reads, 1)):
             match job:
-                case Write(record):
+                case Write(record, _):
                     self._free_writes -= 1
                     self._clock.begin(self._spill(record))
-                case Read(record):
+                case Read(record, _):
                     self._free_reads -= 1
                     self._clock.begin(self._restore(record))
                 case Discard(keys):

@@ -1,8 +1,7 @@
 """Makes a workload to simulate from a recorded step.
 
 The store's effect on the step is taken out: a thread's time between two calls of the store is compute, waits within
-calls are not. The time of the calls without waits counts as compute, since a simulated step makes the same calls.
-"""
+calls are not. The time of the calls without waits counts as compute, since a simulated step makes the same calls."""
 
 from __future__ import annotations
 
@@ -26,8 +25,7 @@ def workload_of(trace: RecordedTrace, step: Step, *, training_cores: float | Non
     The store alone holds a storage from the moment when the trace says so, or never if it does not (the input batch).
     Accelerators are not simulated: what is saved there goes to host memory at once, but for what stays there within the
     scope's `device_bytes`. `training_cores`: that compute keeps busy; None: all of the recorded machine. Raises
-    ConfigError: the step was recorded only in part.
-    """
+    ConfigError: the step was recorded only in part."""
     if not step.is_whole or step.backward_began_ns is None:
         raise ConfigError("step", step.number, "give a step that was recorded from its forward to its end")
     packs = sorted(step.packs, key=lambda pack: pack.index)
@@ -68,8 +66,7 @@ def _staying(trace: RecordedTrace, packs: Sequence[Pack], roots: Sequence[int]) 
 def _freed(step: Step, packs: Sequence[Pack], roots: Sequence[int]) -> Mapping[int, Ours]:
     """For each storage, by its first pack, the event that others had released it; not for storages that others kept.
 
-    An event before the last pack of the storage does not count: somebody held the storage again until that pack.
-    """
+    An event before the last pack of the storage does not count: somebody held the storage again until that pack."""
     last_pack_ns = {root: pack.end_ns for pack, root in zip(packs, roots, strict=True)}
     seen = sorted(step.ours, key=lambda ours: ours.at_ns)
     return {roots[ours.index]: ours for ours in seen if ours.at_ns >= last_pack_ns[roots[ours.index]]}

@@ -44,8 +44,7 @@ class Drive:
     """The disk tier's device. `writes`, `reads`: bytes per second of all transfers together, by how many are in flight.
 
     If reads and writes are in flight at once, each transfer gets the same share of the drive's time, and in that share
-    moves at the speed of its direction at that depth. A latency passes before the bytes of a transfer flow.
-    """
+    moves at the speed of its direction at that depth. A latency passes before the bytes of a transfer flow."""
 
     writes: Mapping[int, float]
     reads: Mapping[int, float]

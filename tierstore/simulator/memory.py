@@ -106,8 +106,9 @@ class SimulatedMemory:
         return record.nbytes
 
     @staticmethod
-    def begin_read(record: SimulatedRecord) -> None:
+    def begin_read(record: SimulatedRecord) -> int:
         record.held = record
+        return record.nbytes
 
     @staticmethod
     def end_job(record: SimulatedRecord) -> None:

@@ -23,8 +23,7 @@ from .workload import Action, Pack, Unpack, Workload
 class Settings:
     """The options of each rank's store and scope, as `TierStore` and `tiered_offload` have them.
 
-    `staging_grows`: behave as a store whose `staging_bytes` is None. `disk_bytes`: None: an equal part of the drive.
-    """
+    `staging_grows`: behave as a store whose `staging_bytes` is None. `disk_bytes`: None: an equal part of the drive."""
 
     host_bytes: int
     staging_bytes: int = 112 * 2**20

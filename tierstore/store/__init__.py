@@ -1,7 +1,6 @@
 """What users hold: `TierStore`, its options, its statistics, and the engine that moves its bytes.
 
-Start with `tier_store.py`, then `core.py`, which puts a store together.
-"""
+Start with `tier_store.py`, then `core.py`, which puts a store together."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The working parts of a store (residency, engine, traces): how they begin, and how they end.
 
-They outlive the last reference to the store itself: the engine's thread keeps them alive until it has ended.
-"""
+They outlive the last reference to the store itself: the engine's thread keeps them alive until it has ended."""
 
 from __future__ import annotations
 
@@ -124,8 +123,7 @@ class Core:
 
     def warn_if_memory_stays(self) -> None:
         """Warn, once, if the process's memory did not fall, and say why, unless a memory plan limits it. Warnings may
-        raise.
-        """
+        raise."""
         if not self.plans.limits_process:
             reason = self.returner.why_memory_stays(self.residency.disk_bytes, self._mapped_bytes())
             if reason is not None:

@@ -1,7 +1,6 @@
 """The engine: one asyncio loop on one background thread, with the disk tier, the I/O threads and the worker.
 
-Here is how it begins, is woken, and ends. What it does meanwhile is in `worker.py`.
-"""
+Here is how it begins, is woken, and ends. What it does meanwhile is in `worker.py`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """What happens to open stores when the process forks or the interpreter exits.
 
-The module's only state is the set of open stores: both hooks need it, and neither can get it as an argument.
-"""
+The module's only state is the set of open stores: both hooks need it, and neither can get it as an argument."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The options of a store: each is named, replaced by a trial of `tierstore tune`, and judged here, once.
 
-What makes `StoreOptions` raises ConfigError for one that cannot be used. Nothing was opened then.
-"""
+What makes `StoreOptions` raises ConfigError for one that cannot be used. Nothing was opened then."""
 
 from __future__ import annotations
 
@@ -115,8 +114,7 @@ def local_options(path: Place | Sequence[Place], given: Mapping[str, Any]) -> St
 def connected_options(address: str | PathLike[str] | None, given: Mapping[str, Any]) -> StoreOptions:
     """The options of a store that uses a daemon. `given`: the arguments of `TierStore.connect`, by name.
 
-    Raises DaemonUnavailableError: there is no address, and no socket where a daemon listens by default.
-    """
+    Raises DaemonUnavailableError: there is no address, and no socket where a daemon listens by default."""
     address = find_address() if address is None else address
     reconnect_seconds, name = given["reconnect_seconds"], given["name"]
     if not isinstance(reconnect_seconds, (int, float)):

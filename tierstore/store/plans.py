@@ -14,8 +14,7 @@ class PlansOfStore:
     store finds that the plan is gone, and sets the limits of those that are left (`drain`). Any thread may call.
 
     `limit_process` sets a limit of the process's resident memory, before which freed memory is returned; None: none.
-    `limit_windows` sets the host memory that the store may hold, and its staging window.
-    """
+    `limit_windows` sets the host memory that the store may hold, and its staging window."""
 
     def __init__(
         self,
@@ -43,8 +42,7 @@ class PlansOfStore:
         """Set a plan's limits; all None: it has none any more. Of several plans, the least limits hold.
 
         They are gone with `plan`. `limit_bytes`: of the resident memory of the process. `host_bytes`, `staging_bytes`:
-        what the store may hold, and beside that its staging window; None: as it was opened.
-        """
+        what the store may hold, and beside that its staging window; None: as it was opened."""
         self._wishes_of(plan).limits = _Limits(limit_bytes, host_bytes, staging_bytes)
         self.drain()
 

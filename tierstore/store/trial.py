@@ -104,8 +104,7 @@ def announce_trace(folder: Path, number: int, num_threads: int) -> str:
 def trial_of_process() -> Trial | None:
     """The trial that this process runs as; None, as a rule: it is no trial. Reads the file once, which blocks.
 
-    Raises ConfigError: the variable does not name a valid plan.
-    """
+    Raises ConfigError: the variable does not name a valid plan."""
     place = os.environ.get(VARIABLE)
     if place is None:
         return None

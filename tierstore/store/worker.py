@@ -2,8 +2,7 @@
 
 It decides nothing. Whenever it is woken, and whenever jobs have ended, it takes a turn: one call of the residency,
 under the lock, reports what has ended and returns what comes next, as much as there is room for. Each job is a task
-that awaits the disk tier. Writes and reads have room of their own, so that a read never waits behind writes.
-"""
+that awaits the disk tier. Writes and reads have room of their own, so that a read never waits behind writes."""
 
 from __future__ import annotations
 
@@ -17,7 +16,6 @@ from ..residency.handle import Record
 if TYPE_CHECKING:
     from ..disk.tier import DiskTier
     from ..residency.residency import Residency
-    from ..residency.transfers import BytesToWrite
 
 _NOTHING_MORE = Room(0, 0, 0)
 
@@ -51,17 +49,17 @@ class Worker:
         self._is_turn_due = False
         ended, self._ended = self._ended, []
         room = Room(self._free_writes, self._free_reads, self._free_discards)
-        for job, memory in self._residency.exchange(ended, _NOTHING_MORE if self._is_stopping else room):
-            self._begin(job, memory)
+        for job in self._residency.exchange(ended, _NOTHING_MORE if self._is_stopping else room):
+            self._begin(job)
 
-    def _begin(self, job: Job[Record], memory: Any) -> None:
+    def _begin(self, job: Job[Record]) -> None:
         match job:
             case Write():
                 self._free_writes -= 1
-                self._tasks.create_task(self._write(job, memory))
+                self._tasks.create_task(self._write(job))
             case Read():
                 self._free_reads -= 1
-                self._tasks.create_task(self._read(job, memory))
+                self._tasks.create_task(self._read(job))
             case Discard():
                 self._free_discards -= 1
                 self._tasks.create_task(self._discard(job))
@@ -73,8 +71,8 @@ class Worker:
             self._is_turn_due = True
             self._loop.call_soon(self.take_turn)
 
-    async def _write(self, write: Write[Record], bytes_to_write: BytesToWrite) -> None:
-        source, kind, ready = bytes_to_write
+    async def _write(self, write: Write[Record]) -> None:
+        source, kind, ready = write.memory
         try:
             if ready is not None:
                 await self._loop.run_in_executor(self._executor, ready.synchronize)
@@ -84,9 +82,9 @@ class Worker:
         self._free_writes += 1
         self._end(write, outcome)
 
-    async def _read(self, read: Read[Record], destination: memoryview) -> None:
+    async def _read(self, read: Read[Record]) -> None:
         try:
-            outcome: object = await self._disk.read(read.record.key, destination)
+            outcome: object = await self._disk.read(read.record.key, read.memory)
         except Exception as error:  # noqa: BLE001 - delivered: the residency raises it on the thread that trains
             outcome = error
         self._free_reads += 1

@@ -43,8 +43,7 @@ class SimulatedCopies:
 
     `room_bytes`: "device" memory for tensors that are copied back; a copy that does not fit raises
     `torch.OutOfMemoryError`. None: no limit. `num_out`, `num_in`, `num_refused`: copies queued so far, and those
-    refused.
-    """
+    refused."""
 
     def __init__(self, room_bytes: int | None = None) -> None:
         self.num_out = self.num_in = self.num_refused = 0
@@ -138,8 +137,7 @@ class FaultyCopies:
     """Injects faults into another copy engine. It never changes the bytes copied or the order of work on a stream.
 
     `Latency`, `Bandwidth` and `Late` delay only the event that the host sees: it comes at its time or, for `Late`, once
-    later copies are queued or somebody waits. `Fails` raises RuntimeError before any copy, as an accelerator does.
-    """
+    later copies are queued or somebody waits. `Fails` raises RuntimeError before any copy, as an accelerator does."""
 
     def __init__(self, copies: Copies, faults: Faults) -> None:
         self._copies, self._faults, self._num_copies = copies, faults, 0

@@ -4,8 +4,7 @@
 
 PLAN is what `FaultPlan.to_json` gives, for "pwritev", "preadv" and "fallocate". Where PLAN is "-", each line of
 standard input is the plan from then on; the answer, one line of JSON, says that it holds, and what was injected so
-far. Without torch.
-"""
+far. Without torch."""
 
 from __future__ import annotations
 

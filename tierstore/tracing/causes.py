@@ -3,8 +3,7 @@
 The store knows that a pack waited for room, or an unpack for its bytes. A person wants to know what to change. So each
 wait gets one of `CAUSES`. If transfers in its direction ran for most of the time since the thread's last wait, they
 could not have come much further: it is the drive or the codec, whichever took more of their time during the wait. Else
-they began too late: for want of room, or because nothing is read ahead. If nothing moved, it is the store.
-"""
+they began too late: for want of room, or because nothing is read ahead. If nothing moved, it is the store."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 `docs/project/internals/trace_format.md` says what each event and field means.
 
 A *graph* is everything that one thread packs between two backwards, in any number of scopes, and the backward that
-follows. A *record* is the bytes of one storage; its number is the `key` of the first saved tensor on that storage.
-"""
+follows. A *record* is the bytes of one storage; its number is the `key` of the first saved tensor on that storage."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Steps as a page of HTML that needs no network and no other file. `page.html` draws the data put into it here.
 
-Texts of a trace (names of threads, reasons of failures) get into it as JSON without "<", and plain.
-"""
+Texts of a trace (names of threads, reasons of failures) get into it as JSON without "<", and plain."""
 
 from __future__ import annotations
 

@@ -30,8 +30,7 @@ class _AnyHeader(msgspec.Struct):
 def read_trace(path: Path) -> RecordedTrace:
     """Read the file of a trace. Text after its last line break is an incomplete line and is left out.
 
-    Raises ConfigError: the file cannot be read, is no trace, or has another version; or a line is damaged.
-    """
+    Raises ConfigError: the file cannot be read, is no trace, or has another version; or a line is damaged."""
     try:
         content = path.read_bytes()
     except OSError as error:

@@ -1,8 +1,7 @@
 """Records events and writes them to a trace. Recording costs one tuple; a thread of the recorder writes.
 
 An event is a tuple: its class in `events.py`, and the values of its fields, none of which keeps a tensor alive. If the
-file is slower than training, events wait up to a limit; further events are left out and counted.
-"""
+file is slower than training, events wait up to a limit; further events are left out and counted."""
 
 from __future__ import annotations
 

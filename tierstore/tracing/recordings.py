@@ -29,8 +29,7 @@ _DEADLINE_SECONDS = 60.0
 class Recordings:
     """Begins, continues and ends traces: at most one is recorded at a time. `describe` makes the first line of a trace.
 
-    `recorder` records the trace of the whole store (`TierStore.trace`); None: only scopes that ask are traced.
-    """
+    `recorder` records the trace of the whole store (`TierStore.trace`); None: only scopes that ask are traced."""
 
     def __init__(self, residency: Residency, describe: Callable[[], Header]) -> None:
         self.recorder: Recorder | None = None
@@ -45,8 +44,7 @@ class Recordings:
 
         ConfigError: the path cannot be written to, or another trace of this store is not over; nothing has changed.
         StorageIOError: an earlier trace could not be written to its end, or the writing thread cannot be started.
-        StoreClosedError, StoreBusyError: the store is closed, or this is a thread of a store.
-        """
+        StoreClosedError, StoreBusyError: the store is closed, or this is a thread of a store."""
         self._residency.guard.check_open()
         self._residency.guard.refuse_to_wait()
         if not isinstance(path, (str, os.PathLike)):

@@ -36,8 +36,7 @@ def consult(
         ConfigError: the directory cannot be used, or the file is there already or cannot be made. That may be noticed
             only when it is written, after the report.
 
-    Main thread only: SIGTERM ends it as Ctrl-C does.
-    """
+    Main thread only: SIGTERM ends it as Ctrl-C does."""
     directory = _absolute(check_directory(path))
     if config is not None:
         check_new_file("--config", Path(config))

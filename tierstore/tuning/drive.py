@@ -2,8 +2,7 @@
 
 A file without a name is reserved, filled once, and then read and rewritten in place, as a store does with a segment, in
 the largest blocks that drive and memory afford. Without O_DIRECT each written block is synced, and blocks
-are dropped from the page cache before they are read.
-"""
+are dropped from the page cache before they are read."""
 
 from __future__ import annotations
 
@@ -142,8 +141,7 @@ def measure_drive(directory: Path, *, seconds: float, memory_bytes: int) -> Driv
 
     `memory_bytes`: the most that buffers may take. Faults of the drive raise nothing: they are in `error`, beside what
     was measured before. A transfer that never comes back keeps a daemon thread, its buffer and the file until the
-    process ends.
-    """
+    process ends."""
     known, bugs = [describe_drive(directory)], list[Exception]()
 
     def run() -> None:

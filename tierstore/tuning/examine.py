@@ -97,8 +97,7 @@ def measure_accelerators(seconds: float, memory_bytes: int = _DEVICE_BUFFER_BYTE
     """Look for accelerators, and measure copies both ways on each in turn, through a slab like a store's. Never fails.
 
     Blocks for `seconds`, beside the time that drivers take to start. torch is imported only if an accelerator's driver
-    has made its device files. `memory_bytes`: the most for the buffer in host memory.
-    """
+    has made its device files. `memory_bytes`: the most for the buffer in host memory."""
     if not has_driver():
         return AcceleratorState(note="no driver of an accelerator has made device files in /dev")
     import torch

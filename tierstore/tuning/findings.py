@@ -1,8 +1,7 @@
 """Makes findings from measurements, in plain words. Pure.
 
 A *problem* keeps offloading from working, or makes it almost useless; a *warning* costs something; a *note* is good to
-know. Each check is a function that yields its findings. The codes are stable, the words are not.
-"""
+know. Each check is a function that yields its findings. The codes are stable, the words are not."""
 
 from __future__ import annotations
 

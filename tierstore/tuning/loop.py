@@ -63,8 +63,7 @@ def tune_loop(
         TrialFailedError: the step packs nothing, or keeps the graphs of all steps.
 
     Errors of the step or the store are passed on; the store is closed then. There is one exception: if settings other
-    than those recorded first run out of memory, on an accelerator or in the store, only that candidate has failed.
-    """
+    than those recorded first run out of memory, on an accelerator or in the store, only that candidate has failed."""
     for name, number, least in (("steps", steps, 1), ("rounds", rounds, LEAST_ROUNDS)):
         if number < least:
             raise ConfigError(name, number, f"give {least} or more")

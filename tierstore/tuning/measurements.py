@@ -1,7 +1,6 @@
 """The measurements of a machine, as plain records. Units are in the names; None: the value could not be found out.
 
-`tierstore doctor --json` prints these records, so a change of them is a change of `REPORT_VERSION`.
-"""
+`tierstore doctor --json` prints these records, so a change of them is a change of `REPORT_VERSION`."""
 
 from __future__ import annotations
 

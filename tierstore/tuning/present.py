@@ -31,8 +31,7 @@ def present(program: Program, *, config: Path, hardware: Path | None, as_json: b
         ConfigError: an argument cannot be used, or a file is there already or cannot be made.
         TrialFailedError: see `tune`.
 
-    Main thread only. SIGTERM ends it, and the running trial, as Ctrl-C does.
-    """
+    Main thread only. SIGTERM ends it, and the running trial, as Ctrl-C does."""
     check_new_file("--config", config)
     machine = None if hardware is None else read_report(hardware).measurements
     messages = Console(stderr=True, highlight=False)

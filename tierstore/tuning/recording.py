@@ -174,8 +174,7 @@ def step_seconds_of(traces: Sequence[RecordedTrace]) -> float | None:
     recorded.
 
     A graph ends when it is gone; on an accelerator, when that has finished it, if the trace says so. Graphs of
-    different sizes (two models in turn) are not mixed: each size's median is weighted by how often it comes.
-    """
+    different sizes (two models in turn) are not mixed: each size's median is weighted by how often it comes."""
     sizes, ends = _ended_graphs(traces)
     lasted: defaultdict[int, list[float]] = defaultdict(list)
     for (before_ns, _), (at_ns, graph) in pairwise(ends[NUM_WARMUPS - 1 :]):

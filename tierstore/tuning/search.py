@@ -3,8 +3,7 @@
 Only what was ever measured to be faster is searched: `host_bytes`, `staging_bytes`, the codec, and deeper queues. Host
 budgets are tried first. Then settings are changed one at a time from the best point, in a few passes. The order of
 backward is learned and followed as far as there is room: other orders, a fixed distance, shallower queues and other
-limits of LMDB were never faster (docs/project/internals/measurements.md).
-"""
+limits of LMDB were never faster (docs/project/internals/measurements.md)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Finds settings: one trial is recorded, many settings are simulated, and a few are measured in turn.
 
 Start here. A *trial* is a run of some steps with given settings, of a program (`program.py`) or of a loop (`loop.py`);
-it leaves traces, and everything about it is read from them (`recording.py`).
-"""
+it leaves traces, and everything about it is read from them (`recording.py`)."""
 
 from __future__ import annotations
 
@@ -92,8 +91,7 @@ def hardware_of(machine: Measurements, kinds: Iterable[str] | None = None) -> Ha
     """The machine, to simulate it. `kinds`: of content, for which codecs have figures; None: all have the first ones.
 
     Checksum and system call are taken to cost as much as a copy of the bytes, an upper bound. Raises ConfigError: the
-    drive was not measured.
-    """
+    drive was not measured."""
     drive = machine.drive
     if drive.write_latency_seconds is None or drive.read_latency_seconds is None or not (drive.writes and drive.reads):
         raise ConfigError("hardware", drive.path, f"its drive could not be measured: {drive.error or 'it is full'}")

@@ -10,8 +10,7 @@ The codec with the least cost wins. Where a figure is missing, nothing is encode
     cost  =  demand · moving  +  price · n·(e + d)
 
 *demand* is how busy the disk would be if nothing were encoded: where training leaves it idle most of the time, faster
-moving gains nothing. *price* is the share of the CPU seconds that is taken from training.
-"""
+moving gains nothing. *price* is the share of the CPU seconds that is taken from training."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 An encoded record is a sequence of blocks of up to `BLOCK_BYTES`, independent of each other: a header, u32 little-endian
 (bit 31: stored as it is; bits 0-30: length of the payload), and the payload, as its family makes it. So it can be
-decoded straight into its destination from chunks of any size, and the encoder can stop at any block.
-"""
+decoded straight into its destination from chunks of any size, and the encoder can stop at any block."""
 
 from __future__ import annotations
 

@@ -17,8 +17,7 @@ lowest bit up. So neighbouring bytes come from neighbouring codes, in vectors of
 
 Width and base are chosen on a sample, and every bit pattern comes back whatever they are: what does not fit in is an
 escape. Zeros are left out if an eighth of the elements are +0. The package `tierstore-native` does the same in C, ten
-times as fast as numpy.
-"""
+times as fast as numpy."""
 
 from __future__ import annotations
 
