@@ -220,7 +220,9 @@ class InsideEngine:
     def has_turn_due(self) -> bool:
         """Whether the worker is about to ask what is to be moved."""
         worker = self._engine._worker
-        return self._engine._awake or (worker is not None and worker._is_turn_due)
+        if worker is None:
+            return self._engine._awake
+        return self._engine._awake or worker._is_turn_due or worker._timer is not None
 
     def call_before_turns(self, wait: Callable[[], None]) -> None:
         """From now on, on the loop, before the worker takes a turn that it was woken for."""

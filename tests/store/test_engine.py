@@ -31,8 +31,10 @@ class Moves:
         self.told = threading.Condition()
         self.endings: list[BaseException | None] = []
         self.rooms: list[Room] = []
+        self.guard = SimpleNamespace(num_waiting=0)
         self._engine = engine
         self._waiting: deque[Any] = deque()
+        self._entered: list[Any] = []  # kept, so that no id is used twice
 
     def write(self, key: int, contents: bytes | bytearray, ready: Any = None) -> Any:
         memory = BytesToWrite(memoryview(contents), Kind("uint8", 1), ready)
@@ -45,6 +47,7 @@ class Moves:
     def _enter(self, job: Any) -> Any:
         with self.told:
             self._waiting.append(job)
+            self._entered.append(job)
         self._engine.wake()
         return job
 
@@ -134,6 +137,21 @@ def test_spill_waits_for_the_copy_that_fills_its_slot(open_engine: Callable[[], 
     moves.wait_for(late)
     moves.wait_for(moves.read(1))
     assert moves.restored[1] == b"c" * NBYTES
+
+
+def test_writes_that_end_one_soon_after_the_other_are_reported_together_unless_somebody_waits(
+    open_engine: Callable[[], tuple[Engine, Moves]],
+) -> None:
+    _, moves = open_engine()
+    moves.wait_for(moves.write(0, bytes(NBYTES)))
+    num_turns = len(moves.rooms)
+    moves.guard.num_waiting = 1
+    moves.wait_for(moves.write(1, bytes(NBYTES)))
+    assert len(moves.rooms) == num_turns + 2, "one turn began it, and the next told that it had ended"
+    moves.guard.num_waiting = 0
+    first, second = moves.write(2, bytes(NBYTES)), moves.write(3, bytes(NBYTES))
+    moves.wait_for(first, second)
+    assert {type(moves.outcomes[id(job)]) for job in (first, second)} == {Stored}
 
 
 def test_stop_is_idempotent_and_tells_the_residency_once(open_engine: Callable[[], tuple[Engine, Moves]]) -> None:

@@ -91,6 +91,7 @@ class Guard:
         mutex: the lock itself; `is_mine`: whether this thread holds it. `progress`: something was freed or has ended.
         is_changing: the books are half changed; only under the lock.
         jobs: of the ledger.
+        num_waiting: threads that wait for progress.
         are_several: there may be other stores in this process. The same for all of them.
     """
 
@@ -107,7 +108,7 @@ class Guard:
         self.closed: StoreClosedError | None = None
         self.is_changing = False
         self.are_half_changed = False  # for good: the store is closed for that
-        self._num_waiting = 0
+        self.num_waiting = 0
 
     def _begin_lock(self) -> None:
         # An RLock because it knows its owner; it is never taken twice: see `lock`.
@@ -210,7 +211,7 @@ class Guard:
             jobs.has_withdrawn = False
 
     def notify(self) -> None:
-        if self._num_waiting:
+        if self.num_waiting:
             self.progress.notify_all()
 
     def drain(self) -> None:
@@ -233,7 +234,7 @@ class Guard:
         self.jobs.hurry()
         began = time.perf_counter()
         was_changing, self.is_changing = self.is_changing, False
-        self._num_waiting += 1  # if an interrupt leaves it too high, that costs time and nothing else
+        self.num_waiting += 1  # if an interrupt leaves it too high, that costs time and nothing else
         try:
             self.tell()
             self.refuse_to_wait()
@@ -244,7 +245,7 @@ class Guard:
                 self.mutex.acquire()
             raise
         finally:
-            self._num_waiting -= 1
+            self.num_waiting -= 1
         seconds = time.perf_counter() - began
         self._books.counters.stall_seconds[cause] += seconds
         self._books.observer.stalled(seconds, cause, None if record is None else record.key)

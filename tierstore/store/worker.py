@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from ..residency.residency import Residency
 
 _NOTHING_MORE = Room(0, 0, 0)
+_PATIENCE_SECONDS = 0.002
+"""For so long, the end of a write or a discard waits for a turn that comes anyway, unless somebody waits for it."""
 
 
 class Worker:
@@ -33,6 +35,7 @@ class Worker:
         self._free_writes, self._free_reads, self._free_discards = num_writes, num_reads, 1
         self._is_stopping = False
         self._is_turn_due = False
+        self._timer: asyncio.TimerHandle | None = None
         self._ended: list[tuple[Job[Record], Any]] = []
 
     async def serve(self, stop_wanted: asyncio.Event) -> None:
@@ -47,6 +50,9 @@ class Worker:
 
     def take_turn(self) -> None:
         self._is_turn_due = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         ended, self._ended = self._ended, []
         room = Room(self._free_writes, self._free_reads, self._free_discards)
         for job in self._residency.exchange(ended, _NOTHING_MORE if self._is_stopping else room):
@@ -64,12 +70,16 @@ class Worker:
                 self._free_discards -= 1
                 self._tasks.create_task(self._discard(job))
 
-    def _end(self, job: Job[Record], outcome: object) -> None:
+    def _end(self, job: Job[Record], outcome: object, *, is_urgent: bool) -> None:
         """Report it in the next turn, with all others that end until then."""
         self._ended.append((job, outcome))
-        if not self._is_turn_due:
+        if self._is_turn_due:
+            return
+        if is_urgent or self._is_stopping or self._residency.guard.num_waiting:
             self._is_turn_due = True
             self._loop.call_soon(self.take_turn)
+        elif self._timer is None:
+            self._timer = self._loop.call_later(_PATIENCE_SECONDS, self.take_turn)
 
     async def _write(self, write: Write[Record]) -> None:
         source, kind, ready = write.memory
@@ -80,7 +90,7 @@ class Worker:
         except Exception as error:  # noqa: BLE001 - delivered: the residency raises it on the thread that trains
             outcome = error
         self._free_writes += 1
-        self._end(write, outcome)
+        self._end(write, outcome, is_urgent=self._free_writes == 1)  # else others may wait for room
 
     async def _read(self, read: Read[Record]) -> None:
         try:
@@ -88,9 +98,9 @@ class Worker:
         except Exception as error:  # noqa: BLE001 - delivered: the residency raises it on the thread that trains
             outcome = error
         self._free_reads += 1
-        self._end(read, outcome)
+        self._end(read, outcome, is_urgent=True)
 
     async def _discard(self, discard: Discard) -> None:
         await self._disk.discard(discard.keys)
         self._free_discards += 1
-        self._end(discard, None)
+        self._end(discard, None, is_urgent=False)
