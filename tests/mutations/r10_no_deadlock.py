@@ -53,7 +53,7 @@ MUTATIONS = {
         ),
     },
     "test_flush_ends_when_the_handle_of_the_last_write_has_only_begun_to_die": {
-        "whoever waits is told when a write is passed over": drop("Residency.exchange", "guard.notify()"),
+        "whoever waits is told when a write is passed over": drop("Residency.exchange", "guard.tell()"),
     },
     "test_put_goes_on_when_a_handle_has_only_begun_to_die": {
         "what is passed over leaves its room to the others": drop(

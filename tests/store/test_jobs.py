@@ -72,7 +72,7 @@ def test_what_was_withdrawn_is_not_begun() -> None:
     jobs.withdraw_write(records[1])
     jobs.withdraw_read(records[3])
     jobs.withdraw_read(records[4])
-    assert (jobs.num_writes, jobs.num_reads, jobs.has_withdrawn) == (2, 1, True)
+    assert (jobs.num_writes, jobs.num_reads, jobs.has_progress) == (2, 1, True)
     assert (_writes(jobs), _reads(jobs)) == ([0, 2], [5])
 
 

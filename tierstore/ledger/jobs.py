@@ -58,13 +58,13 @@ class Jobs(Generic[R]):
     Attributes:
         has_news: something was entered that the worker could begin, and it has not been woken since. Where it has no
             room, it will look by itself when a job ends.
-        has_withdrawn: a write was withdrawn since waiting threads were told; `flush` waits for that, too.
+        has_progress: something was freed, has ended or was withdrawn since waiting threads were told.
         running: records that a job works on.
         num_writes, num_reads, num_discards: jobs that were entered or are running, also of records that are gone.
     """
 
     def __init__(self) -> None:
-        self.has_news = self.has_withdrawn = False
+        self.has_news = self.has_progress = False
         self.running: set[R] = set()
         self.num_writes = self.num_reads = self.num_discards = 0
         self._free_writes = self._free_reads = self._free_discards = 1  # left of the room, when the worker looked last
@@ -117,7 +117,7 @@ class Jobs(Generic[R]):
     def withdraw_write(self, record: R) -> None:
         """It was not begun, and need not be."""
         self.num_writes -= 1
-        self.has_withdrawn = True
+        self.has_progress = True
         if self._writes.pop(record.key, None) is None and self._small_writes.pop(record.key, None) is not None:
             self._small_bytes -= record.nbytes
 

@@ -193,6 +193,7 @@ class Ledger(Generic[R]):
                     self._end_discard(len(keys))
         if has_changed or ended:
             self.advance()
+            self._jobs.has_progress = True
         reads, writes, keys = self._jobs.take(room)
         begun: list[Job[R]] = []
         for record in reads:

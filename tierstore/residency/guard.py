@@ -73,7 +73,7 @@ def whole(method: Callable[Concatenate[_G, _P], _T]) -> Callable[Concatenate[_G,
                 else:
                     result = method(self, *arguments, **keywords)
                 guard.is_changing = False
-                if guard.jobs.has_news or guard.jobs.has_withdrawn:
+                if guard.jobs.has_news or guard.jobs.has_progress:
                     guard.tell()
                 return result
             except BaseException as error:
@@ -162,7 +162,7 @@ class Guard:
             if self.closed is None:
                 return  # no stack was left: whoever comes next closes it
         self.is_changing = False
-        if self.jobs.has_news or self.jobs.has_withdrawn:
+        if self.jobs.has_news or self.jobs.has_progress:
             self.tell()
 
     def abandon(self, reason: str) -> None:
@@ -201,14 +201,14 @@ class Guard:
         self.end(closed)
 
     def tell(self) -> None:
-        """Wake the worker if there is something for it, and the threads that wait if a write was withdrawn."""
+        """Wake the worker if there is something for it, and the threads that wait if there was progress."""
         jobs = self.jobs
         if jobs.has_news:
             self._worker.wake()
             jobs.has_news = False
-        if jobs.has_withdrawn:  # `flush` waits for it, and nobody else tells it
+        if jobs.has_progress:
             self.notify()
-            jobs.has_withdrawn = False
+            jobs.has_progress = False
 
     def notify(self) -> None:
         if self.num_waiting:
@@ -236,6 +236,7 @@ class Guard:
         was_changing, self.is_changing = self.is_changing, False
         self.num_waiting += 1  # if an interrupt leaves it too high, that costs time and nothing else
         try:
+            self.jobs.has_news = True  # something may have ended that the worker has not told yet
             self.tell()
             self.refuse_to_wait()
             if not self.progress.wait(_LOOK_SECONDS) and self.closed is None and not self._worker.is_running:

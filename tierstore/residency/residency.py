@@ -120,8 +120,7 @@ class Residency:
                 return []
             try:
                 begun = self.ledger.exchange(ended, room)
-                guard.notify()
-                if guard.jobs.has_news:
+                if guard.jobs.has_progress or guard.jobs.has_news:
                     guard.tell()
                 return begun
             except BaseException as error:

@@ -89,7 +89,7 @@ class Saving:
                         self._join_if_registered(tracked)
                     self._slots.trim()
                 guard.is_changing = False
-                if guard.jobs.has_news or guard.jobs.has_withdrawn:
+                if guard.jobs.has_news or guard.jobs.has_progress:
                     guard.tell()
             except BaseException as error:  # as in `whole`, but without its extra call: every pack passes here
                 guard.judge(error)
@@ -132,7 +132,7 @@ class Saving:
                 if device_rules.flights:
                     device_rules.bound_flight()
                 guard.is_changing = False
-                if guard.jobs.has_news or guard.jobs.has_withdrawn:
+                if guard.jobs.has_news or guard.jobs.has_progress:
                     guard.tell()
             except BaseException as error:  # as in `track_on_host`
                 guard.judge(error)
