@@ -20,7 +20,7 @@ MUTATIONS = {
     "test_flush_ends_when_the_last_queued_write_is_cancelled[prefetch]": {
         "a flush is told when a prefetch has cancelled the last queued write": drop("Guard.tell", "self.notify()"),
     },
-    "test_pack_that_needs_all_of_staging_gets_it_from_the_prefetch": {
+    "test_nothing_is_prefetched_while_a_pack_waits": {
         "nothing is prefetched while a pack waits": drop("Ledger.go_ahead", "books.num_packing"),
     },
     "test_every_budget_keeps_its_limits_and_the_bytes": {

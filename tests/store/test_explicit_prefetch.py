@@ -100,6 +100,20 @@ def test_pack_takes_the_room_of_a_list_that_nobody_asks_for_and_keeps_it(
         assert torch.equal(store.get(handles[number]), _tensor(number))
 
 
+def test_nothing_is_prefetched_while_a_pack_waits(stored: tuple[TierStore, list[Handle]]) -> None:
+    """It would take the room that the pack waits for."""
+    store, handles = stored
+    inside = inspect(store)
+    with inside.lock:
+        inside.books.num_packing += 1
+    store.prefetch(handles[:ROOM])
+    assert _states(handles[:ROOM]) == {State.DISK}
+    with inside.lock:
+        inside.books.num_packing -= 1
+    store.prefetch(handles[:ROOM])
+    until(lambda: _states(handles[:ROOM]) == {State.CLEAN})
+
+
 def test_backward_goes_first_and_takes_the_room_of_what_was_named(stored: tuple[TierStore, list[Handle]]) -> None:
     store, handles = stored
     records = [handle.record for handle in handles]
