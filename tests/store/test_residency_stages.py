@@ -381,16 +381,6 @@ def test_news_that_comes_just_as_a_look_ends_is_not_lost(bench: Bench, monkeypat
     flushing.result(20)
 
 
-def test_who_begins_to_wait_is_told_what_had_ended_before(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tierstore.store.worker._PATIENCE_SECONDS", 600.0)  # the worker has still to tell it
-    store, _ = bench.open(host_bytes=0)
-    handle = store.put(_tensor())
-    until(lambda: inspect(store).disk.usage().num_records == 1)
-    ThreadPoolExecutor(1).submit(store.flush).result(20)
-    del handle
-    ThreadPoolExecutor(1).submit(store.flush).result(20)
-
-
 @pytest.mark.parametrize("what", ["put", "flush", "get"])
 def test_close_wakes_whoever_waits(bench: Bench, what: str) -> None:
     if what == "get":

@@ -1,13 +1,14 @@
 """The store under many threads, and under a garbage collector that runs inside its critical sections."""
 
 import gc
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
 from tests.conftest import MakeStore
 from tests.inspect_store import inspect
-from tests.waiting import until_empty
+from tests.waiting import until, until_empty
 from tierstore import Handle
 
 
@@ -38,6 +39,19 @@ def test_collector_inside_every_critical_section_does_no_harm(
     del kept, handle, result
     gc.collect()
     until_empty(store)
+
+
+def test_who_begins_to_wait_is_told_what_had_ended_before(
+    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tierstore.store.worker._PATIENCE_SECONDS", 600.0)  # the worker has still to tell it
+    store = make_store(host_bytes=0)
+    handle = store.put(torch.arange(5000.0))
+    until(lambda: inspect(store).disk.usage().num_records == 1)
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(store.flush).result(20)
+        del handle
+        threads.submit(store.flush).result(20)
 
 
 def _assert_equal(found: torch.Tensor, expected: torch.Tensor) -> None:

@@ -22,7 +22,7 @@ from .windows import Window
 
 
 class Down(Generic[R]):
-    """See the module's docstring.
+    """Decides what leaves, and changes the books accordingly.
 
     Attributes:
         uses_staging, may_wait: of the pack that `is_short_of` was last asked about; see there.

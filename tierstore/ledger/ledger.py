@@ -43,7 +43,7 @@ class ForRoom(enum.Enum):
 
 
 class Ledger(Generic[R]):
-    """See the module's docstring."""
+    """All decisions of one store. It owns both ways, and is what the residency and the simulator call."""
 
     def __init__(self, books: Books[R], memory: Memory[R], device: DeviceRules[R], disk_budget_bytes: int) -> None:
         self.books = books

@@ -4,6 +4,7 @@ The caller holds the store's lock."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any, Generic
 
@@ -14,7 +15,7 @@ from .record import R
 from .tracked import TrackedTensors
 
 
-class RegistrationRules(Generic[T, R]):
+class RegistrationRules(ABC, Generic[T, R]):
     """All records, and the saved tensors that have none yet. A subclass knows who holds a storage, and makes records.
 
     A handle is what keeps a record alive, and has it as its `record`."""
@@ -28,37 +29,37 @@ class RegistrationRules(Generic[T, R]):
 
     # --- the seam -----------------------------------------------------------------------------------------------
 
+    @abstractmethod
     def may_be_registered(self, tracked: T) -> bool:
         """Whether any record, dead or alive, was made of the tensor's storage."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _handle_of_same_bytes(self, tracked: T) -> Any:
         """Of the record that the tensor may share: it has the same bytes, and they have not been read. None: none."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _are_sole_owners(self, tensors: Sequence[T]) -> bool:
         """Whether nobody else holds their storage, which is the same."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _take_if_ours(self, tensors: list[T], nbytes: int) -> Part[T] | None:
         """The part of a group that these tracked tensors become; None: others hold their storage."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _handle_of_group(self, group: Group[T], members: Sequence[T]) -> Any:
         """Copy the group into memory of its own. None: there is none; then each leaves from where it lies."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _become_members(self, group: Group[T], handle: Any) -> None:
         """The tensors have that handle now, and their own memory is freed."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _handle_of(self, tracked: T) -> Any:
         """A new one. None: the store is closed."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _become(self, tracked: T, handle: Any, *, is_view: bool) -> None:
         """The tensor has that handle now. `is_view`: so have others."""
-        raise NotImplementedError
 
     def _count_views(self, tensors: Sequence[T]) -> None:
         """These tensors have one storage."""

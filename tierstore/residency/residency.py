@@ -38,7 +38,7 @@ from .transfers import Worker
 
 
 class Residency:
-    """See the module's docstring.
+    """Makes the parts of a store that stand under its lock, and owns them.
 
     Attributes:
         ledger: what is decided, and `books` its state. Only under the lock.
@@ -110,8 +110,8 @@ class Residency:
     def exchange(self, ended: Sequence[tuple[Job[Record], Any]], room: Room) -> Sequence[Job[Record]]:
         """Jobs have ended; return those to begin: see `Ledger.exchange`. On the loop.
 
-        A write's memory are `BytesToWrite`, a read's is what it fills. An error closes the store before the lock is
-        released."""
+        A write comes with its `BytesToWrite`, a read with the memory that it fills. An error closes the store before
+        the lock is released."""
         guard = self.guard
         with guard.lock:
             if guard.are_half_changed:  # `engine_ended` frees what can be freed

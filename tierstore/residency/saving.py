@@ -28,7 +28,7 @@ _EVERY = 4
 
 
 class Saving:
-    """See the module's docstring.
+    """Takes in what the hooks, and `TierStore.put`, give it.
 
     Attributes:
         fits_on_device: whether so many bytes more may stay on devices. Without the lock, it may be out of date.
