@@ -48,10 +48,11 @@ def test_who_begins_to_wait_is_told_what_had_ended_before(
     store = make_store(host_bytes=0)
     handle = store.put(torch.arange(5000.0))
     until(lambda: inspect(store).disk.usage().num_records == 1)
-    with ThreadPoolExecutor(1) as threads:
-        threads.submit(store.flush).result(20)
-        del handle
-        threads.submit(store.flush).result(20)
+    threads = ThreadPoolExecutor(1)
+    threads.submit(store.flush).result(20)
+    del handle
+    threads.submit(store.flush).result(20)
+    threads.shutdown()
 
 
 def _assert_equal(found: torch.Tensor, expected: torch.Tensor) -> None:
