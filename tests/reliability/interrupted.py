@@ -64,7 +64,8 @@ def interrupt_once(training: Training, seconds: float, tally: Tally) -> None:
         has_come = True
         raise KeyboardInterrupt
 
-    signal.signal(signal.SIGALRM, interrupt)
+    signal.signal(signal.SIGINT, interrupt)
+    signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         signal.setitimer(signal.ITIMER_REAL, seconds)
         while not has_come:  # Python swallows what is raised in a finalizer

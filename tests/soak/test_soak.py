@@ -114,3 +114,5 @@ def test_census_names_what_is_more(tmp_path: Path) -> None:
     assert threads.startswith("threads")
     assert memory.startswith("memory")
     assert differences(before, before._replace(memory_bytes=before.memory_bytes + ALLOWANCE_BYTES)) == []
+    assert differences(before, before._replace(threads=before.threads | {"ts-native": 4})) == []
+    assert differences(before, before._replace(threads=before.threads | {"ts-native": 40})) != []

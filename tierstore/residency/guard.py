@@ -18,6 +18,7 @@ from functools import wraps
 from operator import call, methodcaller
 from typing import Concatenate, Never, ParamSpec, Protocol, TypeVar
 
+from ..base.ctrl_c import CTRL_C
 from ..base.interrupts import is_interrupt
 from ..base.threads import refuse_green_threads, refuse_to_wait
 from ..errors import StoreBusyError, StoreClosedError, TierStoreError
@@ -65,6 +66,7 @@ def whole(method: Callable[Concatenate[_G, _P], _T]) -> Callable[Concatenate[_G,
             guard.refuse_handler()
         with guard.mutex:
             try:
+                CTRL_C.hold()
                 if guard.is_changing:
                     guard.must_be_open()
                 if is_inside_modes():  # inlined `unseen_by_modes`, to save a call
@@ -79,6 +81,9 @@ def whole(method: Callable[Concatenate[_G, _P], _T]) -> Callable[Concatenate[_G,
             except BaseException as error:
                 guard.judge(error)
                 raise
+            finally:
+                if CTRL_C.is_held:
+                    CTRL_C.let_through()
 
     return call
 
@@ -234,11 +239,13 @@ class Guard:
         self.jobs.hurry()
         began = time.perf_counter()
         was_changing, self.is_changing = self.is_changing, False
+        was_held = False
         self.num_waiting += 1  # if an interrupt leaves it too high, that costs time and nothing else
         try:
             self.jobs.has_news = True  # something may have ended that the worker has not told yet
             self.tell()
             self.refuse_to_wait()
+            was_held = CTRL_C.let_through()
             if not self.progress.wait(_LOOK_SECONDS) and self.closed is None and not self._worker.is_running:
                 self.end(StoreClosedError(self.name, "its engine's thread has died"))  # and could not tell
         except BaseException:
@@ -247,6 +254,8 @@ class Guard:
             raise
         finally:
             self.num_waiting -= 1
+            if was_held:
+                CTRL_C.hold()
         seconds = time.perf_counter() - began
         self._books.counters.stall_seconds[cause] += seconds
         self._books.observer.stalled(seconds, cause, None if record is None else record.key)
@@ -295,11 +304,14 @@ class Guard:
     def _collect_garbage(self) -> None:
         """Collect garbage, without the lock: graphs in reference cycles may be all that fills the store."""
         was_changing, self.is_changing = self.is_changing, False
+        was_held = CTRL_C.let_through()
         self.mutex.release()
         try:
             gc.collect()
         finally:
             self.mutex.acquire()
+            if was_held:
+                CTRL_C.hold()
         self.drain()
         self.is_changing = was_changing
         self._books.disk_is_full = False  # try once more

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 import torch
 
+from ..base.ctrl_c import CTRL_C
 from ..ledger.counters import STALL_CAUSES
 from ..ledger.ledger import Ledger
 from ..ledger.pending import NUM_SCANNED_PER_PACK
@@ -74,6 +75,8 @@ class Saving:
                 is_short = down.is_short_of(new_bytes)
                 is_planned = log.plan is not None and not down.may_wait
                 is_short |= is_planned
+                if is_short or not log.num_packs:  # else too little is changed to pay for it
+                    CTRL_C.hold()
                 if is_short and (self._books.must_act() or not self._registration.is_registered(tracked)):
                     self._reclaim(is_planned=is_planned)
                     down.is_short_of(new_bytes)  # it may stay tracked now
@@ -94,6 +97,9 @@ class Saving:
             except BaseException as error:  # as in `whole`, but without its extra call: every pack passes here
                 guard.judge(error)
                 raise
+            finally:
+                if CTRL_C.is_held:
+                    CTRL_C.let_through()
 
     def track_on_device(
         self, tracked: TrackedTensor, node: int, nbytes: int, device: torch.device, *, leaves: bool
@@ -114,7 +120,10 @@ class Saving:
                 must_act: object = books.pending.must_be_scanned or books.blocked or books.spill_error is not None
                 if not (must_act or tracked.key % _EVERY) and (device_rules.flights or device_rules.busy):
                     must_act = device_rules.has_finished()
-                if leaves and log.leaving_bytes + nbytes > ledger.device_group_bytes:
+                is_full = leaves and log.leaving_bytes + nbytes > ledger.device_group_bytes
+                if is_full or must_act:
+                    CTRL_C.hold()
+                if is_full:
                     guard.is_changing = True
                     self._registration.register_leaving(ledger.device_group_bytes, log, may_wait=True)
                     guard.is_changing = False
@@ -137,6 +146,9 @@ class Saving:
             except BaseException as error:  # as in `track_on_host`
                 guard.judge(error)
                 raise
+            finally:
+                if CTRL_C.is_held:
+                    CTRL_C.let_through()
 
     @whole
     def find_room_to_track(self, log: TrackedLog, node: int, nbytes: int) -> bool:

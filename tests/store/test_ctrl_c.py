@@ -1,0 +1,206 @@
+"""Ctrl-C is held back while the books of a store are half changed, and comes a moment later; the store stays open."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import torch
+
+from tests.daemon.conftest import environment_of_tests
+from tests.inspect_store import inspect
+from tests.moments import MOST_MOMENTS, Moment
+from tests.store.test_interrupts import STRIDES, held_by, step
+from tierstore import TierStore, tiered_offload
+from tierstore.base.ctrl_c import CTRL_C
+from tierstore.hooks.saved import SavedTensor
+from tierstore.hooks.scope import OffloadScope
+from tierstore.residency.torch_names import pop_hooks, top_hooks
+
+
+@pytest.fixture
+def no_hooks_left() -> Iterator[None]:
+    """Ctrl-C as a scope begins to be left, before anything of ours runs, leaves its hooks on the thread."""
+    yield
+    while top_hooks(True) is not None:
+        pop_hooks()
+
+
+def ctrl_c() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+@pytest.fixture
+def seen() -> Iterator[list[int]]:
+    """What the program's own handler of SIGINT has seen; it raises nothing."""
+    seen: list[int] = []
+    previous = signal.signal(signal.SIGINT, lambda number, _: seen.append(number))
+    yield seen
+    signal.signal(signal.SIGINT, previous)
+
+
+@STRIDES
+def test_ctrl_c_at_any_moment_of_put_and_get_comes_and_leaves_the_store_open(make_store: Any, stride: int) -> None:
+    store = make_store(host_bytes=0)
+    for number in range(1, MOST_MOMENTS, stride):
+        handle = store.put(torch.full((1000,), 1.0))
+        store.flush()
+        moments = [Moment(TierStore.put, number, ctrl_c), Moment(TierStore.get, number, ctrl_c)]
+        for moment in moments:
+            try:
+                with moment:
+                    store.get(handle) if moment is moments[1] else store.put(torch.full((1000,), 2.0))
+            except KeyboardInterrupt:
+                assert moment.has_come
+            else:
+                assert not moment.has_come
+        assert torch.equal(store.get(handle), torch.full((1000,), 1.0))
+        assert not CTRL_C.is_held
+        if not any(moment.has_come for moment in moments):
+            break
+    assert 20 < number < MOST_MOMENTS - stride
+
+
+@pytest.mark.usefixtures("no_hooks_left")
+@pytest.mark.parametrize("host_bytes", ["1MiB", "0"])
+@pytest.mark.parametrize(
+    ("function", "half"),
+    [(OffloadScope.pack, "in_forward"), (tiered_offload.__exit__, "in_forward"), (SavedTensor.unpack, "in_backward")],
+    ids=["pack", "scope left", "unpack"],
+)
+@STRIDES
+def test_ctrl_c_at_any_moment_of_training_closes_hardly_ever(
+    make_store: Any, function: Any, half: str, host_bytes: str, stride: int
+) -> None:
+    store = make_store(host_bytes=host_bytes)
+    expected = step(store)
+    closed = []
+    for number in range(1, MOST_MOMENTS, stride):
+        moment = Moment(function, number, ctrl_c)
+        with suppress(KeyboardInterrupt):
+            step(store, **{half: moment})
+        if not moment.has_come:
+            break
+        if inspect(store).closed is None:
+            assert held_by(store) == (0, 0, 0, 0, 0), f"moment {number}"
+            assert torch.equal(step(store), expected), f"moment {number}"
+        else:
+            closed.append(number)
+            store = make_store(host_bytes=host_bytes)
+            step(store)
+    assert 40 < number < MOST_MOMENTS - stride
+    assert len(closed) <= max(1, 0.05 * number / stride), closed
+
+
+def test_handler_of_the_program_runs_once_after_the_change_and_is_its_own_again(
+    make_store: Any, seen: list[int]
+) -> None:
+    store = make_store(host_bytes=0)
+    own = signal.getsignal(signal.SIGINT)
+    was_held: list[bool] = []
+    for number in range(1, MOST_MOMENTS, 3):
+        seen.clear()
+        moment = Moment(TierStore.put, number, lambda: (ctrl_c(), was_held.append(CTRL_C.is_held)))
+        with moment:
+            handle = store.put(torch.ones(1000))
+        assert signal.getsignal(signal.SIGINT) is own
+        assert torch.equal(store.get(handle), torch.ones(1000))
+        if not moment.has_come:
+            break
+        assert seen == [signal.SIGINT]
+    assert sum(was_held) > 5
+
+
+def test_second_ctrl_c_is_not_held_back(seen: list[int]) -> None:
+    CTRL_C.hold()
+    ctrl_c()
+    assert seen == []
+    ctrl_c()
+    assert seen == [signal.SIGINT]
+    assert not CTRL_C.is_held
+    ctrl_c()
+    assert len(seen) == 2
+
+
+def test_what_an_exception_of_another_handler_left_held_back_comes_with_the_second(seen: list[int]) -> None:
+    """Were `let_through` never called, the first Ctrl-C after it would be lost, and no other."""
+    CTRL_C.hold()
+    CTRL_C.hold()
+    assert CTRL_C.let_through()
+    ctrl_c()
+    assert seen == [signal.SIGINT]
+    CTRL_C.hold()
+    CTRL_C.is_held = False  # the exception came before `hold` had said so
+    ctrl_c()
+    assert len(seen) == 2
+    CTRL_C.hold()
+    assert CTRL_C.let_through()
+    ctrl_c()
+    assert len(seen) == 3
+
+
+def run(program: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+        env=environment_of_tests(),
+    ).stdout
+
+
+OF_C = """
+import ctypes, signal, torch
+from tierstore import TierStore, tiered_offload
+libc, came = ctypes.CDLL(None), []
+action = ctypes.create_string_buffer(256)
+def installed():
+    libc.sigaction(signal.SIGINT, None, action)
+    return action[:16], action[136:140]  # the rest of the mask is whatever lay there
+handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(came.append)
+{first}
+libc.signal.restype = ctypes.c_void_p
+libc.signal(signal.SIGINT, handler)
+before = installed()
+with TierStore("{folder}", host_bytes=0) as store:
+    for _ in range(3):
+        assert torch.equal(store.get(store.put(torch.ones(1000))), torch.ones(1000))
+        assert installed() == before
+        signal.raise_signal(signal.SIGINT)
+print(came)
+"""
+
+
+@pytest.mark.parametrize(
+    "first", ["", "TierStore('{folder}').put(torch.ones(1))", "signal.signal(signal.SIGINT, print)"]
+)
+def test_handler_that_another_library_has_installed_in_c_stays(store_directory: Any, first: str) -> None:
+    first = first.format(folder=store_directory)
+    assert run(OF_C.format(first=first, folder=store_directory)).split("\n")[-2] == "[2, 2, 2]"
+
+
+FORKED = """
+import os, signal, threading, torch
+from tierstore.base.ctrl_c import CTRL_C
+signal.signal(signal.SIGINT, lambda *_: os._exit(7))
+def fork():
+    child = os.fork()
+    if not child:
+        assert not CTRL_C.is_held
+        signal.raise_signal(signal.SIGINT)
+        os._exit(1)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+CTRL_C.hold()
+thread = threading.Thread(target=fork)
+thread.start()
+thread.join()
+assert CTRL_C.let_through()
+"""
+
+
+def test_child_that_another_thread_forks_meanwhile_has_the_programs_handler() -> None:
+    assert run(FORKED) == "7\n"
