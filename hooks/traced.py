@@ -11,6 +11,7 @@ more, and it must not share memory with anything outside. So the operators retur
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -90,17 +91,8 @@ _library.impl("kept", torch.library.fallthrough_kernel, "Negative")
 
 
 @torch.library.register_fake(f"{_NAMESPACE}::saved", lib=_library)
-def _shape_of_saved(
-    log: int,
-    index: int,
-    counter: torch.Tensor | None,
-    version: int,
-    device: torch.device | None,
-    dtype: torch.dtype,
-    size: list[int],
-    stride: list[int],
-    offset: int,
-) -> torch.Tensor:
+def _shape_of_saved(*arguments: Any) -> torch.Tensor:
+    device, dtype, size, stride, _ = arguments[4:]
     return torch.empty_strided(size, stride, dtype=dtype, device=device or "cpu")
 
 

@@ -153,6 +153,26 @@ def run(program: str) -> str:
     ).stdout
 
 
+OF_A_LOOP = """
+import asyncio, os, signal
+from tierstore.base.ctrl_c import CTRL_C
+async def main():
+    seen = []
+    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, lambda: seen.append(CTRL_C.is_held))
+    CTRL_C.hold()
+    os.kill(os.getpid(), signal.SIGINT)
+    await asyncio.sleep(0)
+    CTRL_C.let_through()
+    await asyncio.sleep(0.1)
+    print(seen)
+asyncio.run(main())
+"""
+
+
+def test_callback_of_an_event_loop_is_called_once() -> None:
+    assert run(OF_A_LOOP) in ("[True]\n", "[False]\n")
+
+
 OF_C = """
 import ctypes, signal, torch
 from tierstore import TierStore, tiered_offload

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import _signal  # `signal` without its enums
+import _signal  # type: ignore[import-not-found]  # `signal` without its enums
 import ctypes
 import os
 import signal
+import sys
 import threading
 from typing import Any
 
@@ -32,7 +33,7 @@ class CtrlC:
     def __init__(self) -> None:
         self.is_held = self._has_come = False
         self._handler: Any = None
-        self._of_python: tuple[bytes, bytes] | None = None
+        self._of_python: bytes | None = None
         self._sigaction = ctypes.CDLL(None).sigaction
         self._sigaction.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
         self._action = ctypes.create_string_buffer(_ACTION_BYTES)
@@ -45,7 +46,9 @@ class CtrlC:
         if threading.get_ident() != self._main_thread:
             return
         self.is_held = False
-        if self._installed() != (self._of_python or self._learn()):
+        self._sigaction(_SIGINT, None, self._address)
+        action = self._action.raw
+        if action[_FUNCTION] + action[_FLAGS] != (self._of_python or self._learn()):
             return
         handler = _signal.getsignal(_SIGINT)
         if handler != self._note:
@@ -61,7 +64,7 @@ class CtrlC:
         self.is_held = False
         if self._has_come:
             self._has_come = False
-            signal.raise_signal(_SIGINT)
+            self._handler(_SIGINT, sys._getframe())  # not `raise_signal`: the wake-up descriptor was told already
         return True
 
     def _note(self, *_: object) -> None:
@@ -71,18 +74,16 @@ class CtrlC:
             self.is_held = self._has_come = True
             self.let_through()
 
-    def _installed(self) -> tuple[bytes, bytes]:
-        self._sigaction(_SIGINT, None, self._address)
-        return self._action[_FUNCTION], self._action[_FLAGS]
-
-    def _learn(self) -> tuple[bytes, bytes]:
-        """What `_installed` returns of a handler that Python has installed. SIGINT's stays as it is."""
+    def _learn(self) -> bytes:
+        """Function and flags of a handler that Python has installed. SIGINT's stays as it is."""
         self._sigaction(_SIGINT, None, self._address)
         before, handler = self._action.raw, _signal.getsignal(_SIGINT)
         if handler is None:  # nor could it be put back
-            return (b"", b"")
+            return b""
         _signal.signal(_SIGINT, self._note)
-        self._of_python = self._installed()
+        self._sigaction(_SIGINT, None, self._address)
+        action = self._action.raw
+        self._of_python = action[_FUNCTION] + action[_FLAGS]
         _signal.signal(_SIGINT, handler)
         self._sigaction(_SIGINT, before, None)
         return self._of_python

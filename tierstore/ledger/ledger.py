@@ -190,14 +190,17 @@ class Ledger(Generic[R]):
                 case Read(record, _):
                     self._end_read(record, outcome)
                 case Discard(keys):
-                    self._end_discard(len(keys))
+                    self._jobs.num_discards -= len(keys)
+                    self.books.disk_is_full = False
         if has_changed or ended:
             self.advance()
             self._jobs.has_progress = True
         reads, writes, keys = self._jobs.take(room)
         begun: list[Job[R]] = []
         for record in reads:
-            self._begin_read(record, begun)
+            begun.append(Read(record, self._memory.begin_read(record)))
+            self._jobs.running.add(record)
+            self.books.observer.restore_began(record.key)
         for record in writes:
             self._begin_write(record, begun)
         if keys:
@@ -253,11 +256,6 @@ class Ledger(Generic[R]):
             self.books.disk_error = error
         elif self.books.spill_error is None:
             self.books.spill_error = error
-
-    def _begin_read(self, record: R, begun: list[Job[R]]) -> None:
-        begun.append(Read(record, self._memory.begin_read(record)))
-        self._jobs.running.add(record)
-        self.books.observer.restore_began(record.key)
 
     def _end_read(self, record: R, outcome: Loaded | Exception) -> None:
         self._end_job(record)
@@ -378,10 +376,6 @@ class Ledger(Generic[R]):
     def _forget_stored(self, record: R) -> None:
         self.books.disk_bytes -= record.stored_bytes
         record.stored_bytes = 0
-
-    def _end_discard(self, num_records: int) -> None:
-        self._jobs.num_discards -= num_records
-        self.books.disk_is_full = False
 
     def end_all(self) -> None:
         """Close all records, because the store closes. Running jobs keep the memory that they hold."""

@@ -95,17 +95,16 @@ class RegistrationRules(ABC, Generic[T, R]):
             group = grouping.add(part, nbytes, (log.number, part.kind, planned, first.stream))
             if group is not None:
                 self._register_group(group)
-        elif is_small and may_wait and self._may_join_later(tensors):
+        elif (
+            is_small
+            and may_wait
+            and all(tracked.index >= tracked.log.num_sorted for tracked in tensors)
+            and not self.may_be_registered(first)
+        ):  # the storage is new, and no record has an alias: the store may be the sole owner the next time
             self.tracked.put_back(tensors)
         else:
             for tracked in tensors:
                 self._register(tracked)
-
-    def _may_join_later(self, tensors: list[T]) -> bool:
-        """Whether the store may be the sole owner the next time: the storage is new, and no record has an alias."""
-        return all(tracked.index >= tracked.log.num_sorted for tracked in tensors) and not self.may_be_registered(
-            tensors[0]
-        )
 
     def _register_group(self, group: Group[T]) -> None:
         if len(group.parts) == 1 or not self._register_together(group):

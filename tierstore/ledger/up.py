@@ -172,9 +172,9 @@ class Up(Generic[R]):
             ahead.advance(fetched_bytes)
 
     def used(self, record: R) -> None:
-        if record.state is State.CLEAN and not record.demanded and not self._is_wanted_again(record):
-            self._eviction.use(record)
-
-    def _is_wanted_again(self, record: R) -> bool:
-        """Whether backward asks for another member of the group."""
-        return record.num_members > 1 and self._books.ahead is not None and self._books.ahead.is_behind(record)
+        if record.state is State.CLEAN and not record.demanded:
+            ahead = self._books.ahead
+            if (
+                record.num_members == 1 or ahead is None or not ahead.is_behind(record)
+            ):  # else it asks for another member
+                self._eviction.use(record)

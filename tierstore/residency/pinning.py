@@ -91,11 +91,7 @@ def cpus_near(device: torch.device) -> set[int]:
         about: Any = torch.cuda.get_device_properties(device)
         place = f"{about.pci_domain_id:04x}:{about.pci_bus_id:02x}:{about.pci_device_id:02x}.0"
         text = (_PCI_DEVICES / place / "local_cpulist").read_text(encoding="ascii")  # Documentation/ABI/testing
-        return {cpu for part in text.strip().split(",") if part for cpu in _range_of(part)}
+        ends = [part.partition("-")[::2] for part in text.strip().split(",") if part]  # such as 0-3,8
+        return {cpu for first, last in ends for cpu in range(int(first), int(last or first) + 1)}
     except (AttributeError, AssertionError, RuntimeError, OSError, ValueError):
         return set()  # torch was built without these figures or without CUDA, or a container has no sysfs
-
-
-def _range_of(part: str) -> range:
-    first, _, last = part.partition("-")
-    return range(int(first), int(last or first) + 1)
