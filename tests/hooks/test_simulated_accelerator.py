@@ -216,7 +216,7 @@ class LostMarker:
         raise RuntimeError("the device is lost")
 
 
-def test_device_lost_next_call_raises_and_close_returns(make_store: MakeStore) -> None:
+def test_device_lost_next_call_raises_and_close_frees(make_store: MakeStore) -> None:
     with LostDevice() as copies:
         store = make_store(copies=copies, host_bytes="1GiB")
         with tiered_offload(store, min_bytes=0):
@@ -225,6 +225,7 @@ def test_device_lost_next_call_raises_and_close_returns(make_store: MakeStore) -
         with pytest.raises(RuntimeError, match="the device is lost"):
             loss.backward()
         store.close()
+        assert store.stats().host_bytes == 0
         forget_after_error()
 
 

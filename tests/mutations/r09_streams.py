@@ -87,7 +87,7 @@ MUTATIONS = {
             "Up.reload_demanded", "self._device.make_room()"
         ),
     },
-    "test_device_lost_next_call_raises_and_close_returns": {
+    "test_device_lost_next_call_raises_and_close_frees": {
         "a lost device does not keep a store from closing": drop("Ledger.end_all", "self.device.stop_asking()"),
     },
     "test_offload_released_meanwhile_holds_the_memory_until_copied": {
