@@ -46,7 +46,7 @@ def goals() -> Iterator[Goal]:
     for model, variants in MODELS.items():
         if LIMITED in variants:
             title = f"{model} within {SHARE} of what plain adds: step, of plain's"
-            yield Goal(title, "step_of_plain", of(model, LIMITED), at_most=1.3)
+            yield Goal(title, "step_of_plain", of(model, LIMITED), at_most=1.2)
             yield Goal(f"{model}, always: added, of plain's", "added_of_plain", of(model, ALWAYS), at_most=0.6)
             yield Goal(f"{model}, ample: step with auto, of never", "step_of_never", of(model, AUTO), at_most=1.03)
         title = f"{model}, auto: added beyond plain, of the window"

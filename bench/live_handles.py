@@ -49,7 +49,7 @@ BENCHMARK = Benchmark(
             f"put and release, of that at a thousand, {order.replace('_', ' ')}",
             f"{order}_microseconds",
             "a million",
-            at_most=1.5,
+            at_most=1.3,
             of=("a thousand",),
         )
         for order in ORDERS

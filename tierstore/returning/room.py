@@ -36,7 +36,8 @@ def anonymous_bytes() -> int:
 
 def find_room() -> Room:
     """What is left on the machine (MemAvailable) and in each memory cgroup above this process; the least counts."""
-    found = {name: int(kilobytes) * 1024 for name, kilobytes in _MEMINFO.findall(Path("/proc/meminfo").read_bytes())}
+    with open("/proc/meminfo", "rb", buffering=0) as file:
+        found = {name: int(kilobytes) * 1024 for name, kilobytes in _MEMINFO.findall(file.read(256))}
     total = found.get(b"MemTotal", os.sysconf("SC_PHYS_PAGES") * _PAGE_BYTES)
     rooms = [Room(total, found.get(b"MemAvailable", total))]
     rooms += [Room(limit, max(limit - used, 0)) for limit, used in memory_cgroup_limits() if limit < total]
