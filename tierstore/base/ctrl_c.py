@@ -80,7 +80,10 @@ class CtrlC:
         before, handler = self._action.raw, _signal.getsignal(_SIGINT)
         if handler is None:  # nor could it be put back
             return b""
-        _signal.signal(_SIGINT, self._note)
+        try:
+            _signal.signal(_SIGINT, self._note)
+        except ValueError:  # `threading` was first imported on another thread than Python's main one
+            return b""
         self._sigaction(_SIGINT, None, self._address)
         action = self._action.raw
         self._of_python = action[_FUNCTION] + action[_FLAGS]
