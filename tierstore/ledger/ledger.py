@@ -190,8 +190,7 @@ class Ledger(Generic[R]):
                 case Read(record, _):
                     self._end_read(record, outcome)
                 case Discard(keys):
-                    self._jobs.num_discards -= len(keys)
-                    self.books.disk_is_full = False
+                    self._end_discard(len(keys))
         if has_changed or ended:
             self.advance()
             self._jobs.has_progress = True
@@ -376,6 +375,10 @@ class Ledger(Generic[R]):
     def _forget_stored(self, record: R) -> None:
         self.books.disk_bytes -= record.stored_bytes
         record.stored_bytes = 0
+
+    def _end_discard(self, num_records: int) -> None:
+        self._jobs.num_discards -= num_records
+        self.books.disk_is_full = False
 
     def end_all(self) -> None:
         """Close all records, because the store closes. Running jobs keep the memory that they hold."""
