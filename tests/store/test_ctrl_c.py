@@ -15,7 +15,7 @@ from tests.inspect_store import inspect
 from tests.moments import MOST_MOMENTS, Moment
 from tests.store.test_interrupts import STRIDES, held_by, step
 from tierstore import TierStore, tiered_offload
-from tierstore.base.ctrl_c import CTRL_C
+from tierstore.base.ctrl_c import CTRL_C, CtrlC
 from tierstore.hooks.saved import SavedTensor
 from tierstore.hooks.scope import OffloadScope
 from tierstore.residency.torch_names import pop_hooks, top_hooks
@@ -112,6 +112,22 @@ def test_handler_of_the_program_runs_once_after_the_change_and_is_its_own_again(
             break
         assert seen == [signal.SIGINT]
     assert sum(was_held) > 5
+
+
+def test_ctrl_c_at_any_moment_of_holding_it_back_reaches_the_program(seen: list[int]) -> None:
+    """The first time, too, when it is learnt what a handler of Python is."""
+    own = signal.getsignal(signal.SIGINT)
+    for number in range(1, MOST_MOMENTS):
+        seen.clear()
+        holding = CtrlC()
+        with Moment(CtrlC.hold, number, ctrl_c) as moment:
+            holding.hold()
+        holding.let_through()
+        assert signal.getsignal(signal.SIGINT) is own
+        if not moment.has_come:
+            break
+        assert seen == [signal.SIGINT], f"moment {number}"
+    assert number > 8
 
 
 def test_second_ctrl_c_is_not_held_back(seen: list[int]) -> None:

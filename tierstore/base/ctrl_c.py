@@ -78,8 +78,9 @@ class CtrlC:
         """Function and flags of a handler that Python has installed. SIGINT's stays as it is."""
         self._sigaction(_SIGINT, None, self._address)
         before, handler = self._action.raw, _signal.getsignal(_SIGINT)
-        if handler is None:  # nor could it be put back
+        if not callable(handler):  # it is none of Python's
             return b""
+        self._handler = handler  # for `_note`
         try:
             _signal.signal(_SIGINT, self._note)
         except ValueError:  # `threading` was first imported on another thread than Python's main one

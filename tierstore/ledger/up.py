@@ -174,7 +174,6 @@ class Up(Generic[R]):
     def used(self, record: R) -> None:
         if record.state is State.CLEAN and not record.demanded:
             ahead = self._books.ahead
-            if (
-                record.num_members == 1 or ahead is None or not ahead.is_behind(record)
-            ):  # else it asks for another member
+            is_wanted_again = record.num_members > 1 and ahead is not None and ahead.is_behind(record)  # another member
+            if not is_wanted_again:
                 self._eviction.use(record)
