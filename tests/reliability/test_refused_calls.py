@@ -78,8 +78,9 @@ def _check(ask: Ask, who: str, call: str, error: int) -> None:
     ("who", "call"),
     [
         *(("embedded", call) for call in (*WISHES[1:3], "statfs", "madvise", "eventfd2", "pipe2", "pwritev2")),
+        ("embedded", "rt_sigaction"),
         *(("daemon", call) for call in ("setpriority", "ioctl", "getdents64")),
-        ("client", "memfd_create"),
+        *(("client", call) for call in ("memfd_create", "sendmsg")),
     ],
 )
 def test_refused_call_ends_in_an_answer_or_in_an_error_that_names_it(ask: Ask, who: str, call: str) -> None:

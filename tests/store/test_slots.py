@@ -1,5 +1,8 @@
 """Slots between the store and those who were handed one: whose is it, and when is it used again?"""
 
+import gc
+from pathlib import Path
+
 import pytest
 
 from tierstore.ledger.windows import HostWindows
@@ -46,6 +49,26 @@ def test_slot_whose_storage_died_first_is_free_once_it_is_let_go_of() -> None:
     slots.release(slot)
     assert books.outstanding.used_bytes == 0
     assert slots.allocate(NBYTES).start == start
+
+
+def test_mapping_of_a_slot_that_the_slab_had_no_room_for_goes_with_the_last_tensor() -> None:
+    """Not when Python looks for cycles: a tensor larger than all budgets comes back in such a slot."""
+    _, slots = _one_slot()
+    slot = slots.allocate(32 * NBYTES)
+    tensor = slots.hand_out(slot)
+    slots.release(slot)
+    gc.disable()
+    try:
+        before = _mapped_bytes()
+        del slot, tensor
+        slots.take_back()
+        assert before - _mapped_bytes() >= 32 * NBYTES
+    finally:
+        gc.enable()
+
+
+def _mapped_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[0]) * 4096
 
 
 @pytest.mark.parametrize("taken", ["host", "staging", "uncharged"])

@@ -53,7 +53,10 @@ class CtrlC:
         handler = _signal.getsignal(_SIGINT)
         if handler != self._note:
             self._handler = handler
-        _signal.signal(_SIGINT, self._note)
+        try:
+            _signal.signal(_SIGINT, self._note)
+        except OSError:  # a filter of system calls refuses it
+            return
         self.is_held = True
 
     def let_through(self) -> bool:
@@ -83,7 +86,7 @@ class CtrlC:
         self._handler = handler  # for `_note`
         try:
             _signal.signal(_SIGINT, self._note)
-        except ValueError:  # `threading` was first imported on another thread than Python's main one
+        except (ValueError, OSError):  # `threading` was first imported on another thread than the main one; or refused
             return b""
         self._sigaction(_SIGINT, None, self._address)
         action = self._action.raw

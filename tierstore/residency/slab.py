@@ -190,6 +190,7 @@ class Slab:
 
     def free(self, slot: Slot) -> None:
         """Take a slot back; nobody may use its memory any more."""
+        slot.watch = None  # it refers to the slot
         if slot.start is None:
             return  # its mapping goes with the last reference
         self._warm.free(slot.start, slot.size_bytes)

@@ -238,8 +238,9 @@ class Channel:
             self._outgoing.popleft()
 
     def _lose(self, error: OSError) -> None:
-        """The peer takes no more bytes. Its last messages, such as the reason, may still be unread: its end follows."""
-        if not self._is_listening:
+        """No more bytes can be sent. If the peer is gone, its last messages, such as the reason, may still be unread:
+        its end follows."""
+        if not self._is_listening or not isinstance(error, ConnectionError):
             self._end(error)
             return
         self._lost = error
