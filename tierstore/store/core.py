@@ -30,7 +30,7 @@ _OPEN_DEADLINE_SECONDS = 60.0  # to end the parts that were begun, when a store 
 
 
 class Core:
-    """The residency, engine and traces of one store. A `Mortal`. When `store` dies, the engine ends.
+    """The residency, engine and traces of one store. When `store` dies, the engine ends.
 
     The constructor blocks until the disk tier is open. `end_at_exit` and `close` block until the I/O in progress has
     ended; `close` on a store's own thread does not block.
@@ -89,17 +89,13 @@ class Core:
             self.close(_OPEN_DEADLINE_SECONDS)
             raise StorageIOError("open", self.name, words_of(error), "nothing was stored") from error
 
-    @property
-    def open_seconds(self) -> float:
-        ends_at = time.monotonic() if self._closed_at is None else self._closed_at
-        return ends_at - self._opened_at
-
     def stats(self) -> StoreStats:
         disk, returner = self.engine.disk, self.returner
         usage = disk.usage()
         self.plans.drain()
         self.residency.tidy()
         memory = self.memory_use()
+        ends_at = time.monotonic() if self._closed_at is None else self._closed_at
         with self.residency.counted() as (counters, levels):
             return StoreStats._of(
                 counters,
@@ -111,7 +107,7 @@ class Core:
                 returned_bytes=returner.returned_bytes,
                 return_seconds=returner.return_seconds,
                 memory_return=returner.description,
-                open_seconds=self.open_seconds,
+                open_seconds=ends_at - self._opened_at,
                 io_mode=usage.io_mode,
                 host_memory=self.residency.slab.description,
                 codec_choices=disk.codec_choices(),
@@ -156,6 +152,7 @@ class Core:
                 part.request_stop()
 
     def end_at_exit(self, deadline_seconds: float) -> None:
+        """Stop, wake all waiting threads, and join its own; drain nothing."""
         self.residency.guard.close("the interpreter exits")
         self.returner.stop(deadline_seconds)
         try:
@@ -168,6 +165,7 @@ class Core:
             warnings.warn(str(error), TierStoreWarning, stacklevel=2)
 
     def end_in_child(self) -> None:
+        """Close the child's copies of descriptors, refuse all use. The parent's are untouched."""
         self.engine.disk.abandon_after_fork()  # first: the others may be in the middle of a change
         self.traces.abandon()
         self.residency.guard.abandon("it belongs to the process that this one was forked from")

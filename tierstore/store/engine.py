@@ -29,9 +29,6 @@ OpenDisk = Callable[[Executor], Awaitable["DiskTier"]]
 """Opens the disk tier. Awaited on the loop; the executor runs the disk tier's jobs."""
 
 
-def _do_nothing() -> None: ...
-
-
 class Engine:
     """Owns the loop's thread, the I/O threads and the disk tier.
 
@@ -76,7 +73,8 @@ class Engine:
         self._may_begin = asyncio.Event()  # to serve, or to stop
         self._on_death = on_death
         self._loop = new_event_loop()
-        self._user = None if user is None else self._remains_of(user)
+        schedule: Any = self._loop.call_soon_threadsafe
+        self._user = None if user is None else Remains(user, partial(schedule, self._user_died))
         try:
             self._thread = start_thread(lambda: self._run(open_disk, owner), f"{name}-loop")
         except (OSError, ConfigError):
@@ -152,10 +150,6 @@ class Engine:
     def is_running(self) -> bool:
         return self._thread.is_alive()
 
-    def _remains_of(self, user: object) -> Remains[object]:
-        schedule: Any = self._loop.call_soon_threadsafe
-        return Remains(user, partial(schedule, self._user_died))
-
     def _call_on_loop(self, call: Callable[[], None]) -> None:
         try:
             self._loop.call_soon_threadsafe(call)
@@ -177,7 +171,7 @@ class Engine:
                         runner.run(self._main(open_disk))
                 finally:
                     self._user = None  # the loop takes no more calls
-                    self._on_death = _do_nothing  # otherwise a cycle with its owner, which would keep its memory
+                    self._on_death = lambda: None  # otherwise a cycle with its owner, which would keep its memory
                     self._loop.set_exception_handler(None)  # likewise
                     self._running = None
         except BaseException as failure:  # noqa: BLE001 - delivered: to the constructor, or to every thread that waits

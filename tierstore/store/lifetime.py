@@ -11,35 +11,27 @@ import time
 from collections import deque
 from contextlib import ExitStack
 from types import FrameType
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from ..base.remains import Remains
 from ..residency.torch_names import engine_run_backward
 
+if TYPE_CHECKING:
+    from .core import Core
+
 _EXIT_DEADLINE_SECONDS = 10.0
 _BACKWARD_SECONDS = 1.0
 """How long exit waits for threads in backward. Those that need a store have just been told that it is closed."""
-
 _BACKWARD = engine_run_backward.__code__
 
 
-class Mortal(Protocol):
-    """Something with threads and descriptors."""
-
-    def end_at_exit(self, deadline_seconds: float) -> None:
-        """Stop, wake all waiting threads, and join its own; drain nothing."""
-
-    def end_in_child(self) -> None:
-        """Close the child's copies of descriptors, refuse all use. The parent's are untouched."""
+_open: set[Remains[Core]] = set()
+_dead: deque[Remains[Core]] = deque()
 
 
-_open: set[Remains[Mortal]] = set()
-_dead: deque[Remains[Mortal]] = deque()
-
-
-def watch_over(mortal: Mortal) -> None:
-    """Have `mortal`, as long as it lives, ended when the process ends, and made inert in forked children."""
-    _open.add(Remains(mortal, _dead.append))
+def watch_over(core: Core) -> None:
+    """Have a store, as long as it lives, ended when the process ends, and made inert in forked children."""
+    _open.add(Remains(core, _dead.append))
     try:
         while True:
             _open.discard(_dead.popleft())
@@ -47,16 +39,16 @@ def watch_over(mortal: Mortal) -> None:
         pass  # no more
 
 
-def _living() -> list[Mortal]:
-    return [mortal for remains in list(_open) if (mortal := remains()) is not None]
+def _living() -> list[Core]:
+    return [core for remains in list(_open) if (core := remains()) is not None]
 
 
 def _at_exit() -> None:
     # A thread that still runs torch operations while the interpreter finalizes aborts the process: when it asks for the
     # interpreter's lock, it is ended, and the C++ frames below cannot be unwound.
     living = _living()
-    for mortal in living:
-        mortal.end_at_exit(_EXIT_DEADLINE_SECONDS)
+    for core in living:
+        core.end_at_exit(_EXIT_DEADLINE_SECONDS)
     ends_at = time.monotonic() + _BACKWARD_SECONDS
     while living and _is_any_in_backward() and time.monotonic() < ends_at:
         time.sleep(0.001)  # no event tells when a thread leaves backward
@@ -74,8 +66,8 @@ def _is_in_backward(frame: FrameType | None) -> bool:
 
 def _in_child() -> None:
     with ExitStack() as every_one:  # calls all of them, even if one raises
-        for mortal in _living():
-            every_one.callback(mortal.end_in_child)
+        for core in _living():
+            every_one.callback(core.end_in_child)
 
 
 atexit.register(_at_exit)

@@ -181,7 +181,20 @@ class StoreStats:
         """
         if since is not None and not isinstance(since, StoreStats):
             raise ConfigTypeError("since", since, "give an earlier StoreStats of the same store, or None")
-        return _metrics_of(self, since)
+        totals = _totals_of(self)
+        if since is not None:
+            before = _totals_of(since)
+            totals = {name: total - before[name] for name, total in totals.items()}
+        now = {name: getattr(self, field) / _GIB for name, field in _NOW_IN_BYTES.items()}
+        now["live_handles"] = float(self.live_handles)
+        if self.resident_bytes is not None:
+            now["resident_gib"] = self.resident_bytes / _GIB
+        for name, value in self.memory_plan.items():
+            if name.endswith("_bytes"):
+                now[f"plan_{name.removesuffix('_bytes')}_gib"] = value / _GIB
+            else:
+                now[f"plan_{name}"] = value
+        return {f"tierstore/{name}": value for name, value in (totals | now).items()}
 
     def summary(self) -> str:
         """One line for people: what was stored, where it went, and how long training waited.
@@ -190,22 +203,36 @@ class StoreStats:
         (`staging_bytes`) is larger than all that was saved at a time, and nothing came from an accelerator. And when
         the process's allocator keeps freed memory: a quarter or more of the most that was on disk, if that was 32 MiB.
         """
-        return _summary_of(self)
-
-
-def _metrics_of(stats: StoreStats, since: StoreStats | None) -> dict[str, float]:
-    totals = _totals_of(stats)
-    if since is not None:
-        before = _totals_of(since)
-        totals = {name: total - before[name] for name, total in totals.items()}
-    now = {name: getattr(stats, field) / _GIB for name, field in _NOW_IN_BYTES.items()}
-    now["live_handles"] = float(stats.live_handles)
-    if stats.resident_bytes is not None:
-        now["resident_gib"] = stats.resident_bytes / _GIB
-    for name, value in stats.memory_plan.items():
-        is_size = name.endswith("_bytes")
-        now[f"plan_{name.removesuffix('_bytes')}_gib" if is_size else f"plan_{name}"] = value / (_GIB if is_size else 1)
-    return {f"tierstore/{name}": value for name, value in (totals | now).items()}
+        if not self.packed_bytes:
+            return f"tierstore: warning: nothing was stored; {_why_nothing(self)}"
+        parts = [f"{format_bytes(self.packed_bytes)} of saved tensors stored"]
+        if self.offloaded_bytes:
+            parts.append(f"{format_bytes(self.offloaded_bytes)} copied from the accelerator")
+        if self.spilled_bytes:
+            parts.append(
+                f"{format_bytes(self.spilled_bytes)} written to disk as {format_bytes(self.written_bytes)}, "
+                f"{format_bytes(self.restored_bytes)} read back"
+            )
+        else:
+            parts.append("nothing had to be written to disk: `host_bytes` and the staging window had room")
+        held = f"at most {format_bytes(self.host_bytes_peak)} held in host memory"
+        parts.append(held + (f" and {format_bytes(self.disk_bytes_peak)} on disk" if self.disk_bytes_peak else ""))
+        parts.append(f"training waited {sum(self.stall_seconds.values()):.2f} s in {_duration(self.open_seconds)}")
+        saved_per_written = max(1.0, self.spilled_bytes / self.written_bytes) if self.written_bytes else 1.0
+        away_bytes = self.disk_bytes_peak * saved_per_written  # as far as the drive's codec tells
+        if self.host_bytes_peak + away_bytes < self.staging_bytes and not self.offloaded_bytes:
+            parts.append(
+                f"note: the staging window of {format_bytes(self.staging_bytes)} (`staging_bytes`) is larger than what "
+                "was saved at a time, so no memory was gained"
+            )
+        free_bytes = self.allocator_free_bytes or 0
+        is_left_to_allocator = not self.returned_bytes and self.memory_return not in ("always", "never")
+        if is_left_to_allocator and _LEAST_AWAY_BYTES <= away_bytes <= _MOST_TIMES_KEPT * free_bytes:
+            parts.append(
+                "note: the process has not shrunk by all that went to disk: its allocator keeps "
+                f"{format_bytes(free_bytes)} of freed memory (docs/how_to/memory_on_cpu.md)"
+            )
+        return f"tierstore: {'; '.join(parts)}"
 
 
 def _totals_of(stats: StoreStats) -> dict[str, float]:
@@ -217,39 +244,6 @@ def _totals_of(stats: StoreStats) -> dict[str, float]:
     totals["prefetch_late"] = float(stats.prefetch_late)
     totals["prefetch_missed"] = float(stats.prefetch_misses)
     return totals
-
-
-def _summary_of(stats: StoreStats) -> str:
-    if not stats.packed_bytes:
-        return f"tierstore: warning: nothing was stored; {_why_nothing(stats)}"
-    parts = [f"{format_bytes(stats.packed_bytes)} of saved tensors stored"]
-    if stats.offloaded_bytes:
-        parts.append(f"{format_bytes(stats.offloaded_bytes)} copied from the accelerator")
-    if stats.spilled_bytes:
-        parts.append(
-            f"{format_bytes(stats.spilled_bytes)} written to disk as {format_bytes(stats.written_bytes)}, "
-            f"{format_bytes(stats.restored_bytes)} read back"
-        )
-    else:
-        parts.append("nothing had to be written to disk: `host_bytes` and the staging window had room")
-    held = f"at most {format_bytes(stats.host_bytes_peak)} held in host memory"
-    parts.append(held + (f" and {format_bytes(stats.disk_bytes_peak)} on disk" if stats.disk_bytes_peak else ""))
-    parts.append(f"training waited {sum(stats.stall_seconds.values()):.2f} s in {_duration(stats.open_seconds)}")
-    saved_per_written = max(1.0, stats.spilled_bytes / stats.written_bytes) if stats.written_bytes else 1.0
-    held_bytes = stats.host_bytes_peak + stats.disk_bytes_peak * saved_per_written  # as far as the drive's codec tells
-    if held_bytes < stats.staging_bytes and not stats.offloaded_bytes:
-        parts.append(
-            f"note: the staging window of {format_bytes(stats.staging_bytes)} (`staging_bytes`) is larger than what "
-            "was saved at a time, so no memory was gained"
-        )
-    away_bytes, free_bytes = stats.disk_bytes_peak * saved_per_written, stats.allocator_free_bytes or 0
-    is_left_to_allocator = not stats.returned_bytes and stats.memory_return not in ("always", "never")
-    if is_left_to_allocator and _LEAST_AWAY_BYTES <= away_bytes <= _MOST_TIMES_KEPT * free_bytes:
-        parts.append(
-            "note: the process has not shrunk by all that went to disk: its allocator keeps "
-            f"{format_bytes(free_bytes)} of freed memory (docs/how_to/memory_on_cpu.md)"
-        )
-    return f"tierstore: {'; '.join(parts)}"
 
 
 def _why_nothing(stats: StoreStats) -> str:

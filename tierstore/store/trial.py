@@ -18,11 +18,14 @@ from collections.abc import Mapping
 from functools import cache
 from itertools import count
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from ..errors import ConfigError
+
+if TYPE_CHECKING:
+    from ..tracing.recorder import Recorder
 
 VARIABLE = "TIERSTORE_TUNE"
 """The environment variable."""
@@ -55,13 +58,6 @@ class TrialEndedError(SystemExit):
     """Ends the program, as `sys.exit(0)` does, because enough steps are recorded."""
 
 
-class Recording(Protocol):
-    """The recorder of a trace, which knows how many graphs have begun."""
-
-    num_graphs: int
-    """How many graphs have begun."""
-
-
 class Trial:
     """The trial that this process runs as. For any thread."""
 
@@ -70,7 +66,7 @@ class Trial:
         self.offload: Mapping[str, Any] = plan.offload
         self._plan = plan
         self._traces: weakref.WeakKeyDictionary[object, str] = weakref.WeakKeyDictionary()
-        self._recordings: list[Recording] = []
+        self._recordings: list[Recorder] = []
         self._numbers = count(1)
         self._lock = threading.RLock()  # a finalizer may train where its thread holds it
 
@@ -83,7 +79,7 @@ class Trial:
                 trace = self._traces[store] = announce_trace(Path(self._plan.folder), number, num_threads)
             return trace
 
-    def enter(self, recording: Recording) -> None:
+    def enter(self, recording: Recorder) -> None:
         with self._lock:
             if not any(recording is known for known in self._recordings):
                 self._recordings.append(recording)
