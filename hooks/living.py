@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from tierstore.base.remains import Remains
 from tierstore.ledger.log import GraphLog
@@ -45,8 +46,8 @@ def enlist(log: TrackedLog) -> None:
         pass  # no more
 
 
-def living_log(number: int) -> TrackedLog:
-    """The log of that number. It lives: a traced graph keeps its saved tensors, and they keep their log."""
+def living_log(number: int) -> Any:
+    """The `PackLog` of that number. It lives: a traced graph keeps its saved tensors, and they keep their log."""
     log = _living[number]()
     if log is None:
         raise RuntimeError(f"log {number} is gone")

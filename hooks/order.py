@@ -7,7 +7,7 @@ decisions are made in `tierstore/ledger`: `log.py`, `plan.py`, `lookahead.py`, `
 from __future__ import annotations
 
 import weakref
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -133,8 +133,8 @@ class PackLog(TrackedLog):
         return self.residency.handing_out.fetch(record, layout, order.lookahead, order.reload_ahead, index, member)
 
     def give(self, index: int, layout: Layout) -> torch.Tensor:
-        """The same for a traced graph: tracked or not. `layout` has no lazy bits."""
-        tracked = self.find(index)
+        """Saved tensor `index`, for a traced graph: tracked or not, in that geometry, which has no lazy bits."""
+        tracked: Any = self.find(index)
         return self.fetch(index, layout) if tracked is None else alias_of(tracked.unpack(), tracked.layout)
 
     def start(self, index: int) -> None:

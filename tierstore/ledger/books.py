@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Generic, Protocol
+from typing import Any, Generic
 
 from ..errors import StoreFullError
 from .counters import Counters
@@ -17,14 +17,8 @@ from .lookahead import Lookahead
 from .observer import Observer
 from .pending import Pending
 from .record import R
+from .tracked import TrackedTensors
 from .windows import HostWindows
-
-
-class Tracked(Protocol):
-    """The tensors that are only tracked: see `tracked.py`. `num_bytes`: an upper bound."""
-
-    @property
-    def num_bytes(self) -> int: ...
 
 
 class Books(Generic[R]):
@@ -49,7 +43,9 @@ class Books(Generic[R]):
         spill_error: the error of a failed write, which the next pack raises; None: it was raised, or no write failed.
     """
 
-    def __init__(self, windows: HostWindows, tracked: Tracked, is_sole_owner: Callable[[R], bool]) -> None:
+    def __init__(
+        self, windows: HostWindows, tracked: TrackedTensors[Any, R], is_sole_owner: Callable[[R], bool]
+    ) -> None:
         self.windows = windows
         self.tracked = tracked
         self.pending = Pending[R](is_sole_owner)

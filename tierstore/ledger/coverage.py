@@ -14,7 +14,7 @@ when the graph comes again, if the device has passed all marks by then."""
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 _TOLERATED_SHARE = 0.01
 """A share of forward or backward. Shorter waits are noise."""
@@ -45,28 +45,16 @@ def _excess(nbytes: int, wait_seconds: float, seconds: float) -> int:
     return int(nbytes * wait_seconds / seconds) if wait_seconds > _TOLERATED_SHARE * seconds else 0
 
 
-class StepTimes(Protocol):
-    """The times of one step, as they are taken: `residency.graph_times.GraphTimes`, which says what each call does."""
-
-    staying_bytes: int
-
-    def end(self) -> None: ...
-
-    def is_over(self) -> bool: ...
-
-    def measured(self) -> Measured | None: ...
-
-    def spare_bytes(self) -> int | None: ...
-
-
 class Coverage:
-    """How many bytes of each graph, by its signature, stay on the device. Any thread may call it."""
+    """How many bytes of each graph, by its signature, stay on the device. Any thread may call it.
+
+    The times of one step, as they are taken, are the `GraphTimes` of `residency/graph_times.py`."""
 
     def __init__(self) -> None:
         self._staying: OrderedDict[int, int] = OrderedDict()
-        self._unread: deque[tuple[int, StepTimes]] = deque()
+        self._unread: deque[tuple[int, Any]] = deque()
 
-    def note(self, signature: int, times: StepTimes) -> None:
+    def note(self, signature: int, times: Any) -> None:
         times.end()
         self._unread.append((signature, times))
         while len(self._unread) > _MAX_UNREAD:  # the host is far ahead of the device: a later step will tell
@@ -88,7 +76,7 @@ class Coverage:
         except IndexError:
             pass  # no more
 
-    def _learn(self, signature: int, times: StepTimes) -> None:
+    def _learn(self, signature: int, times: Any) -> None:
         measured = times.measured()
         uncovered = 0 if measured is None else measured.uncovered_bytes()
         if uncovered:

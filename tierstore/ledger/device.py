@@ -18,14 +18,10 @@ _MOST_COMPARED = 64
 """Copies back; with a retained graph and small tensors there may be thousands."""
 
 
-class CopyEnd(Protocol):
-    """The end of a copy, on the stream of its direction: `query` tells, without blocking, whether it is over."""
-
-    def query(self) -> bool: ...
-
-
 class CopyOut(NamedTuple):
-    """A copy from the device, queued: the device memory that it keeps, its size, and the end of the copy."""
+    """A copy from the device, queued: the device memory that it keeps, its size, and the end of the copy.
+
+    The end is on the stream of its direction; `end.query()` tells, without blocking, whether it is over."""
 
     memory: object
     nbytes: int
@@ -103,7 +99,7 @@ class DeviceRules(Generic[R]):
         self._reloaded: OrderedDict[int, _Reload[R]] = OrderedDict()
         self._asked_last = 0  # key of the record that was handed over last; it may be in use right now
         self._num_ahead = 0  # those in `_reloaded` that nobody has asked for yet
-        self.busy: deque[tuple[CopyEnd, Callable[[], None]]] = deque()
+        self.busy: deque[tuple[Any, Callable[[], None]]] = deque()
         self._may_ask = True
 
     @property
@@ -256,7 +252,7 @@ class DeviceRules(Generic[R]):
         self.window.leave(record)
         self.unload(record)
 
-    def when_copied(self, end: CopyEnd, then: Callable[[], None]) -> None:
+    def when_copied(self, end: Any, then: Callable[[], None]) -> None:
         """Call `then` once the copy is over: at once if it is already, otherwise in a later `poll`."""
         if self._may_ask and end.query():
             then()

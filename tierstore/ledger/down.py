@@ -180,7 +180,7 @@ class Down(Generic[R]):
 
     def _offload(self, record: R, window: Window) -> bool:
         """False: the record has just died, and will be released."""
-        alive = record.keep_alive()
+        alive = record()  # kept until the end: garbage collection may let go of a graph at any moment
         if alive is None:
             return False
         self._memory.prepare_offload(record)

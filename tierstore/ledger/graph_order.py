@@ -9,9 +9,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Generic, NamedTuple
+from typing import Any, Generic, NamedTuple
 
-from .coverage import StepTimes
 from .lookahead import LearnedOrders, Lookahead, reverse_topological
 from .plan import Plan, Trace
 from .prefetch_depth import PrefetchDepth
@@ -119,9 +118,9 @@ class GraphOrder(Generic[R]):
         self.is_followed = True
         if self._orders is not None and self._finds_depth and not any(trace.on_device):
             # ahead of an accelerator, the host waits in any case
-            self.lookahead.depth.begin(is_far=not self._orders.depths.is_near(signatures[-1]))
+            self.lookahead.depth.is_far = not self._orders.depths.is_near(signatures[-1])
 
-    def ending(self, times: StepTimes | None) -> Callable[[], None] | None:
+    def ending(self, times: Any) -> Callable[[], None] | None:
         """What learns from this backward, to be called when the graph is gone. It keeps no record. None: nothing does.
 
         `times`: of the graph on its accelerator; None: they were not taken."""
@@ -155,7 +154,7 @@ def _learn(
     orders: LearnedOrders,
     trace: _TraceSoFar,
     asked_for: Iterable[int],
-    times: StepTimes | None,
+    times: Any,
     depth: PrefetchDepth,
     staging_bytes: int,
 ) -> None:

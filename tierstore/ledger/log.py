@@ -16,7 +16,6 @@ from .record import R
 from .state import State
 
 if TYPE_CHECKING:
-    from .coverage import StepTimes
     from .lookahead import Lookahead
     from .plan import Plan
 
@@ -43,12 +42,6 @@ class LoggedTensor(Protocol):
 
 
 T = TypeVar("T", bound=LoggedTensor)
-
-
-class Recording(Protocol):
-    """The recording of the trace that a graph is in."""
-
-    def booked(self, index: int, record: int) -> None: ...
 
 
 class Backward(Protocol):
@@ -89,7 +82,7 @@ class GraphLog(Generic[T, R]):
         members: those tensors that are in groups, by index. Each has a `first_byte`, where its storage begins there.
         gathers: small tensors may become groups: NOTE [Groups] in `residency/groups.py`. `num_sorted`: how many packs
             there were when tensors were last sorted into groups.
-        recording: the recording of the trace that the graph is in; None: it is in none.
+        recording: the recording of the trace that the graph is in, an `OwnerWatch` (`hooks/owners.py`); None: none.
         keeps_layouts: tensors have a layout as soon as they are tracked. The same for all logs: see `hooks/living.py`.
     """
 
@@ -124,8 +117,8 @@ class GraphLog(Generic[T, R]):
         self.asked = order.asked_for
         self.plan: Plan | None = None
         self.started = False
-        self.times: StepTimes | None = None
-        self.recording: Recording | None = None
+        self.times: Any = None
+        self.recording: Any = None
         self._look_at = _FIRST_LOOK_PACKS
         self.first_key = 0
 
@@ -196,10 +189,6 @@ class GraphLog(Generic[T, R]):
                 forgotten_bytes += storage[1]
         return forgotten_bytes
 
-    def give(self, index: int, layout: Any) -> Any:
-        """Saved tensor `index`, for a traced graph: tracked or not, in that geometry, which has no lazy bits."""
-        raise NotImplementedError
-
     def find(self, index: int) -> T | None:
         """The saved tensor of that index, if it lives and has no record."""
         reference = self.on_host.get(index) or self.on_device.get(index)
@@ -265,7 +254,7 @@ class GraphLog(Generic[T, R]):
         self.order.look_ahead(self.copied_packs(), self.records)
         ending = self.order.ending(self.times)
         if ending is not None:
-            self.remains.call_at_end(ending)
+            self.remains.then = ending
 
     def copied_packs(self) -> Packs[R]:
         """Copies of the lists, as far as packs are complete: another thread may be in one; its record comes last."""
@@ -304,6 +293,3 @@ class LogRemains(Remains[GraphLog[Any, Any]]):
         self.storages = log.storages
         self.num_tracked = log.num_tracked
         self.then: Callable[[], None] | None = None
-
-    def call_at_end(self, then: Callable[[], None]) -> None:
-        self.then = then

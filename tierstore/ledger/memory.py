@@ -4,25 +4,19 @@ The store answers with tensors and slots, the simulator with numbers. No call wa
 
 from __future__ import annotations
 
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from .record import RuledRecord
 
 R_contra = TypeVar("R_contra", bound=RuledRecord, contravariant=True)
 
 
-class Pages(Protocol):
-    """Free host memory. `cached_bytes`: how much of it is kept for the next slots."""
-
-    @property
-    def cached_bytes(self) -> int: ...
-
-
 class Memory(Protocol[R_contra]):
     """The bytes of the records in host memory, and the tensors that refer to them."""
 
     @property
-    def pages(self) -> Pages: ...
+    def pages(self) -> Any:
+        """Free host memory. Its `cached_bytes`: how much of it is kept for the next slots."""
 
     def has_sole_owner(self, record: R_contra) -> bool:
         """Whether nobody else holds the record's memory, or it is to be stored in any case."""

@@ -35,9 +35,6 @@ class PrefetchDepth:
         self.asked_bytes = 0
         self._began_at: dict[int, int] = {}  # by the record's key: bytes asked for when its read began
 
-    def begin(self, *, is_far: bool) -> None:
-        self.is_far = is_far
-
     def wait(self) -> None:
         """Note that backward waits for bytes on disk; from now on it is fetched far ahead."""
         self.is_far = self.has_waited = True

@@ -62,12 +62,6 @@ class RuledRecord(Remains[Any]):
     def is_alive(self) -> bool:
         return self() is not None
 
-    def keep_alive(self) -> object | None:
-        """What keeps the record alive for as long as the caller has it; None: it has died.
-
-        Garbage collection may run, and let go of a graph, at any moment."""
-        return self()
-
     @property
     def has_device_bytes(self) -> bool:
         """Whether its bytes are on its device."""

@@ -144,7 +144,7 @@ class Up(Generic[R]):
         return False
 
     def _reload(self, record: R, ahead: Lookahead[R] | None, *, must: bool = False) -> bool:
-        alive = record.keep_alive()
+        alive = record()  # as in `Down._offload`
         if alive is None or record.device is None or record.slot is None or record.has_device_bytes:
             return True
         if not self._device.reload(record, must=must, next_rank=None if ahead is None else ahead.next_rank):

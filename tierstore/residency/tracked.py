@@ -60,9 +60,6 @@ class TrackedTensor:
         self.stream: Any = None
         self.handle: Handle | None = None
 
-    def unpack(self) -> torch.Tensor:
-        raise NotImplementedError
-
     def __reduce__(self) -> tuple[object, ...]:
         raise TypeError("a tierstore saved tensor belongs to its graph and cannot be pickled")
 
