@@ -85,9 +85,6 @@ class PackLog(TrackedLog):
         if plan is not None and device is not None:
             self.times = self.residency.time_graph(device)
 
-    def times_from(self, device: torch.device) -> GraphTimes:
-        return self.residency.time_graph(device) if self.times is None else self.times
-
     # --- backward -----------------------------------------------------------------------------------------------
 
     def asked_for(self, index: int) -> None:

@@ -72,21 +72,18 @@ class OwnerWatch:
     @unseen_by_modes
     def _look_at(self, num_old: int) -> None:
         with self._residency.lock:
-            self._look(num_old)
-
-    def _look(self, num_old: int) -> None:
-        for _ in range(min(num_old, len(self._old))):
-            storage = self._old.popleft()
-            if not self._is_done_with(storage):
-                self._old.append(storage)
-        new, self._new = self._new, []
-        for storage, num_looks in new:
-            if self._is_done_with(storage):
-                continue
-            if num_looks + 1 < _NUM_LOOKS_AT_NEW:
-                self._new.append((storage, num_looks + 1))
-            else:
-                self._old.append(storage)
+            for _ in range(min(num_old, len(self._old))):
+                storage = self._old.popleft()
+                if not self._is_done_with(storage):
+                    self._old.append(storage)
+            new, self._new = self._new, []
+            for storage, num_looks in new:
+                if self._is_done_with(storage):
+                    continue
+                if num_looks + 1 < _NUM_LOOKS_AT_NEW:
+                    self._new.append((storage, num_looks + 1))
+                else:
+                    self._old.append(storage)
 
     def _is_done_with(self, storage: int) -> bool:
         """Whether to watch it no longer: nobody else holds it, which is recorded, or the graph has let go of it."""

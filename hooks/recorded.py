@@ -104,7 +104,7 @@ class RecordedScope:
         graph = log.recording = OwnerWatch(log.residency, recorder, log.number)
         recorder.begin_graph(log.number, log)
         if recorder.is_paced and record is not None and record.device is not None:
-            recorder.time_graph(log.number, log, log.times_from(record.device))
+            recorder.time_graph(log.number, log, log.times or log.residency.time_graph(record.device))
         return graph
 
     def settle(self, *, failed: bool) -> None:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import torch
 
 from tierstore.errors import ModifiedInPlaceError
-from tierstore.residency.handle import Handle
 from tierstore.residency.layout import Layout, alias_of, describe, is_same_view, outside_of_modes
 from tierstore.residency.torch_names import while_tracing
 from tierstore.residency.tracked import TrackedTensor
@@ -37,12 +36,6 @@ class SavedTensor(TrackedTensor):
     __slots__ = ()
 
     log: PackLog
-
-    def begin_registered(self, index: int, handle: Handle, layout: Layout) -> None:
-        self.index = index
-        self.layout = layout
-        self.device = handle.record.device
-        self.handle = handle
 
     @uncompiled
     def unpack(self) -> torch.Tensor:

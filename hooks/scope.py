@@ -61,17 +61,15 @@ class OffloadScope:
         self._unsettled_logs: list[PackLog] = []  # earlier ones
         self._fresh: list[Record] = []  # registered, saved by the newest node: see NOTE [Not before the kernel]
         self._fresh_node = -1
-        self._residency = store._core.residency
         self.tracks_on_device = True
-        self._saving = saving = store._core.residency.saving
-        self._track_on_host, self._track_on_device = (
-            saving.track_on_host,
-            saving.track_on_device,
-        )  # bound once: each pack needs them
+        self._residency = residency = store._core.residency
+        self._saving = saving = residency.saving
+        self._track_on_host = saving.track_on_host  # bound once, like those that follow: each pack needs them
+        self._track_on_device = saving.track_on_device
         self._fits_on_device = saving.fits_on_device
-        self._may_gather = store._core.residency.ledger.may_gather
-        self._device_of = store._core.residency.device_of
-        self._keys = store._core.residency.handles.keys
+        self._may_gather = residency.ledger.may_gather
+        self._device_of = residency.device_of
+        self._keys = residency.handles.keys
 
     @uncompiled
     def pack(self, tensor: torch.Tensor) -> SavedTensor | Kept | HeldTensor:
@@ -215,7 +213,10 @@ class OffloadScope:
             log.follow_plan(index, node, log.packs[index][1], record.device)
         if log.plan is not None:
             log.assign(record, index)
-        saved.begin_registered(index, handle, layout)
+        saved.index = index
+        saved.layout = layout
+        saved.device = record.device
+        saved.handle = handle
         return saved
 
 
