@@ -104,7 +104,7 @@ class InsideStore:
     @property
     def records(self) -> list[Record]:
         """Those that are registered, oldest first."""
-        return self.residency.records
+        return list(self.books.records.values())
 
     @property
     def tracked(self) -> list[TrackedTensor]:

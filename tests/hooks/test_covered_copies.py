@@ -8,6 +8,7 @@ import torch
 
 from tests.conftest import MakeStore
 from tests.hooks.virtual_accelerator import VirtualAccelerator, forward_through
+from tests.inspect_store import inspect
 from tierstore import ConfigError, TierStore, tiered_offload
 from tierstore.residency import graph_times, residency
 from tierstore.residency.device import DeviceTier
@@ -95,7 +96,7 @@ def test_auto_what_stays_has_no_record(make_store: MakeStore) -> None:
     with tiered_offload(store, min_bytes=0, device_bytes="auto"):
         start = torch.zeros(LAYER_BYTES // 4, requires_grad=True)
         loss = forward_through(engine, [LAYER_SECONDS] * NUM_LAYERS, start).sum()
-    num_records = len(store._core.residency.records)  # before `stats`, which makes one of each tensor
+    num_records = len(inspect(store).records)  # before `stats`, which makes one of each tensor
     num_left = (store.stats().offloaded_bytes - offloaded_bytes) // LAYER_BYTES
     assert 0 < num_records == num_left < NUM_LAYERS
     loss.backward()

@@ -19,10 +19,12 @@ import torch
 from tests.waiting import until
 from tierstore.disk.tier import Kind
 from tierstore.ledger.state import State
+from tierstore.ledger.windows import Window
 from tierstore.residency.copies import Marker
 from tierstore.residency.device import DeviceTier
 from tierstore.residency.handle import Handle, Record
 from tierstore.residency.layout import layout_of
+from tierstore.residency.outstanding import OutstandingViews
 from tierstore.residency.ownership import claim
 from tierstore.residency.slab import Slab, Slot
 
@@ -192,6 +194,10 @@ def slab() -> Slab:
     return Slab(4 * 2**20)
 
 
+def _tier_over(accelerator: Accelerator, **limits: int) -> DeviceTier:
+    return DeviceTier(accelerator, OutstandingViews(), lambda _: True, Window(0), **limits)
+
+
 def _save(tier: DeviceTier, tensor: torch.Tensor, key: int) -> Handle:
     """What a pack does, once the tensor is the store's alone."""
     handle = Handle(cast("Any", None), tensor.detach())
@@ -200,7 +206,7 @@ def _save(tier: DeviceTier, tensor: torch.Tensor, key: int) -> Handle:
     handle.record = record
     record.device = CPU
     claim(record, tensor.untyped_storage())
-    tier.streams.note_stream(record)
+    record.stream = tier.streams.note_current(CPU)
     tier.hold(record)
     return handle
 
@@ -243,7 +249,7 @@ def test_offload_copies_what_the_kernel_wrote_and_then_lets_go(
     accelerator: Accelerator, slab: Slab, elsewhere: bool
 ) -> None:
     """Whoever happens to make room: the kernel that fills the tensor is on the stream that packed it."""
-    tier = DeviceTier(accelerator)
+    tier = _tier_over(accelerator)
     accelerator.compute.hold()
     handle = _save(tier, accelerator.computed(5), 1)
     record = handle.record
@@ -266,7 +272,7 @@ def test_offload_copies_what_the_kernel_wrote_and_then_lets_go(
 
 
 def test_offload_released_meanwhile_holds_the_memory_until_copied(accelerator: Accelerator, slab: Slab) -> None:
-    tier = DeviceTier(accelerator)
+    tier = _tier_over(accelerator)
     accelerator.out.hold()
     handle = _save(tier, accelerator.computed(5), 1)
     record = handle.record
@@ -292,7 +298,7 @@ def test_offload_released_meanwhile_holds_the_memory_until_copied(accelerator: A
 def test_offload_beyond_the_bound_makes_the_stream_wait_not_the_host(
     accelerator: Accelerator, slab: Slab, flight_bytes: int, num_in_flight: int
 ) -> None:
-    tier = DeviceTier(accelerator, flight_bytes=flight_bytes)
+    tier = _tier_over(accelerator, flight_bytes=flight_bytes)
     accelerator.out.hold()
     handles, slots, peak_bytes = [], [], 0
     for i in range(20):
@@ -310,7 +316,7 @@ def test_offload_beyond_the_bound_makes_the_stream_wait_not_the_host(
 
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["its stream", "elsewhere"])
 def test_reload_is_seen_by_every_later_kernel(accelerator: Accelerator, slab: Slab, elsewhere: bool) -> None:
-    tier = DeviceTier(accelerator)
+    tier = _tier_over(accelerator)
     (handle,) = _offloaded(tier, slab, accelerator, 5)
     record = handle.record
     accelerator.into.hold()
@@ -326,7 +332,7 @@ def test_reload_is_seen_by_every_later_kernel(accelerator: Accelerator, slab: Sl
 
 
 def test_reload_ahead_no_stream_waits_before_somebody_asks(accelerator: Accelerator, slab: Slab) -> None:
-    tier = DeviceTier(accelerator)
+    tier = _tier_over(accelerator)
     (handle,) = _offloaded(tier, slab, accelerator, 5)
     record = handle.record
     accelerator.into.hold()
@@ -343,7 +349,7 @@ def test_reload_ahead_no_stream_waits_before_somebody_asks(accelerator: Accelera
 
 
 def test_make_room_lets_go_at_once_of_copies_that_still_run_each_way(accelerator: Accelerator, slab: Slab) -> None:
-    tier = DeviceTier(accelerator)
+    tier = _tier_over(accelerator)
     handles = [*_offloaded(tier, slab, accelerator, 0, 1), _save(tier, accelerator.computed(2), 2)]
     records = [handle.record for handle in handles]
     accelerator.into.hold()
@@ -368,7 +374,7 @@ def test_make_room_lets_go_at_once_of_copies_that_still_run_each_way(accelerator
 
 
 def test_reload_waits_for_the_copy_out_that_still_runs(accelerator: Accelerator, slab: Slab) -> None:
-    tier = DeviceTier(accelerator, flight_bytes=NBYTES)
+    tier = _tier_over(accelerator, flight_bytes=NBYTES)
     accelerator.out.hold()
     handles = [_save(tier, accelerator.computed(i), i) for i in range(3)]
     records = [handle.record for handle in handles]
@@ -383,7 +389,7 @@ def test_reload_waits_for_the_copy_out_that_still_runs(accelerator: Accelerator,
 
 def test_reload_beyond_its_bound_forgets_what_backward_needs_last(accelerator: Accelerator, slab: Slab) -> None:
     """But never what was handed over last, even if the order does not know it: a thread has still to take its bytes."""
-    tier = DeviceTier(accelerator, reload_bytes=2 * NBYTES)
+    tier = _tier_over(accelerator, reload_bytes=2 * NBYTES)
     handles = _offloaded(tier, slab, accelerator, *range(4))
     records = [handle.record for handle in handles]
     first, second, third, fourth = records
@@ -407,7 +413,7 @@ def test_reload_beyond_its_bound_forgets_what_backward_needs_last(accelerator: A
 def test_any_interleaving_brings_back_the_bytes(accelerator: Accelerator, seed: int) -> None:
     chance = random.Random(seed)
     slab = Slab(8 * NBYTES)
-    tier = DeviceTier(accelerator, flight_bytes=3 * NBYTES, reload_bytes=2 * NBYTES)
+    tier = _tier_over(accelerator, flight_bytes=3 * NBYTES, reload_bytes=2 * NBYTES)
     tier.window.resident.limit_bytes = 2 * NBYTES
     live: dict[int, Handle] = {}
     results: list[tuple[int, Callable[[], torch.Tensor]]] = []

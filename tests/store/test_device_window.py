@@ -6,6 +6,7 @@ import pytest
 
 from tierstore.ledger.device_window import DeviceWindow
 from tierstore.ledger.plan import PlannedTier
+from tierstore.ledger.windows import Window
 
 
 @dataclass
@@ -19,7 +20,7 @@ class Saved:
 
 def _window(num_resident: int, out_bytes: int, back_bytes: int) -> DeviceWindow[Saved]:
     """Three bytes may stay; copies have one byte each way of their own."""
-    window = DeviceWindow[Saved](3, flight_bytes=1, reload_bytes=1)
+    window = DeviceWindow[Saved](Window(3), flight_bytes=1, reload_bytes=1)
     for key in range(num_resident):
         assert window.hold(Saved(key))
     window.in_flight.used_bytes += out_bytes

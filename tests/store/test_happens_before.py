@@ -10,9 +10,11 @@ import torch
 from tests.store.happens_before import BLOCK_BYTES, DEVICE, HOST, ClockedCopies, UnorderedError
 from tierstore.disk.tier import Kind
 from tierstore.ledger.state import State
+from tierstore.ledger.windows import Window
 from tierstore.residency.device import DeviceTier
 from tierstore.residency.handle import Handle, Record
 from tierstore.residency.layout import layout_of
+from tierstore.residency.outstanding import OutstandingViews
 from tierstore.residency.ownership import claim
 from tierstore.residency.slab import Slab
 
@@ -31,8 +33,8 @@ class Program:
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
         self.copies = ClockedCopies(lambda: self.chance.random() < 0.3)
-        self.tier = DeviceTier(self.copies, flight_bytes=3 * BLOCK_BYTES, reload_bytes=2 * BLOCK_BYTES)
-        self.tier.window.resident.limit_bytes = 2 * BLOCK_BYTES
+        resident, limits = Window(2 * BLOCK_BYTES), (3 * BLOCK_BYTES, 2 * BLOCK_BYTES)
+        self.tier = DeviceTier(self.copies, OutstandingViews(), lambda _: True, resident, *limits)
         self.slab = Slab(64 * 4096)
         self.live: dict[int, Record] = {}
         self.handles: dict[int, Handle] = {}
@@ -54,7 +56,7 @@ class Program:
         record.device = DEVICE
         claim(record, tensor.untyped_storage())
         self.copies.current = packer
-        self.tier.streams.note_stream(record)
+        record.stream = self.tier.streams.note_current(DEVICE)
         self.tier.hold(record)
         self.live[number], self.handles[number] = record, handle
         self.owners[number] = owner

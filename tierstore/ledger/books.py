@@ -70,11 +70,6 @@ class Books(Generic[R]):
         """Bytes of pending and tracked tensors that no window is charged with yet."""
         return self.pending.num_bytes + self.tracked.num_bytes - self.windows.tracked_bytes
 
-    def register(self, record: R) -> None:
-        self.records[record.key] = record
-        self.counters.packed_tensors += 1
-        self.counters.packed_bytes += record.nbytes
-
     def must_act(self) -> bool:
         """Whether a pack has something to do first, even if it needs no room."""
         return bool(self.pending.must_be_scanned or self.blocked or self.spill_error is not None)

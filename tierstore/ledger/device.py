@@ -55,8 +55,8 @@ class DeviceMemory(Protocol[R_contra]):
     def forget(self, record: R_contra) -> None:
         """Drop the record's bytes on the device. Tensors in use keep theirs."""
 
-    def asked_on(self, record: R_contra) -> Any:
-        """The stream on which the record is asked for now."""
+    def asked_on(self, device: Any) -> Any:
+        """The stream on which a record of that device is asked for now."""
 
     def wait_where_asked(self, record: R_contra, stream: Any, end: Any) -> None:
         """Have the stream, on which the record was asked for, wait for the copy back."""
@@ -179,7 +179,7 @@ class DeviceRules(Generic[R]):
     def hand_over(self, record: R) -> None:
         """Order this thread's stream: work that is queued on it from now on finds the record's bytes on the device."""
         self._asked_last = record.key
-        stream = self._memory.asked_on(record)
+        stream = self._memory.asked_on(record.device)
         reload = self._reloaded.get(record.key)
         if reload is None or not record.is_alive:
             return
@@ -192,7 +192,7 @@ class DeviceRules(Generic[R]):
 
     def hand_over_again(self, record: R) -> bool:
         """The same for one more tensor in the record's bytes. False: call `hand_over`."""
-        stream, reload = self._memory.asked_on(record), self._reloaded.get(record.key)
+        stream, reload = self._memory.asked_on(record.device), self._reloaded.get(record.key)
         if stream not in reload.streams if reload is not None else not record.has_device_bytes:
             return False
         self._asked_last = record.key

@@ -35,14 +35,8 @@ class DeviceWindow(Generic[R]):
     count those that are being copied out, and were copied back; their limits leave out the room that they are lent.
     `group_bytes`: the most bytes of a group, as far as these windows decide."""
 
-    def __init__(
-        self,
-        limit_bytes: int = 0,
-        flight_bytes: int = FLIGHT_BYTES,
-        reload_bytes: int = RELOAD_BYTES,
-        resident: Window | None = None,
-    ) -> None:
-        self.resident = resident or Window(limit_bytes)
+    def __init__(self, resident: Window, flight_bytes: int, reload_bytes: int) -> None:
+        self.resident = resident
         self.in_flight = Window(flight_bytes)
         self.reloaded = Window(reload_bytes)
         self.keep(self.resident.limit_bytes)

@@ -6,7 +6,7 @@ forward saved first. A record that is on disk already costs nothing to drop."""
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Generic
 
@@ -98,10 +98,3 @@ class EvictionOrder(Generic[R]):
                 return record
             del self.leaving[key]  # backward has begun: the record need not leave any more
         return None
-
-    def __iter__(self) -> Iterator[R]:
-        for queue in (self._used, self._clean, self._dirty, self._asked):
-            yield from queue.values()
-
-    def __len__(self) -> int:
-        return len(self._used) + len(self._clean) + len(self._dirty) + len(self._asked)

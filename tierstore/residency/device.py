@@ -42,10 +42,6 @@ from .ownership import unclaim
 from .slab import Slot
 
 
-def _is_fast(slot: Slot) -> bool:
-    return True
-
-
 class DeviceTier(DeviceRules[Record]):
     """The saved tensors on accelerators: the rules over real copies. Guarded by the store's lock.
 
@@ -55,24 +51,19 @@ class DeviceTier(DeviceRules[Record]):
     def __init__(
         self,
         copies: Copies,
+        outstanding_views: OutstandingViews,
+        note_copy: Callable[[Slot], bool],
+        resident: Window,
         flight_bytes: int = FLIGHT_BYTES,
         reload_bytes: int = RELOAD_BYTES,
-        outstanding_views: OutstandingViews | None = None,
-        note_copy: Callable[[Slot], bool] = _is_fast,
-        resident: Window | None = None,
     ) -> None:
-        self.streams = Streams(
-            copies, OutstandingViews() if outstanding_views is None else outstanding_views, note_copy
-        )
-        super().__init__(self.streams, DeviceWindow[Record](0, flight_bytes, reload_bytes, resident))
+        self.streams = Streams(copies, outstanding_views, note_copy)
+        super().__init__(self.streams, DeviceWindow[Record](resident, flight_bytes, reload_bytes))
 
     def keep(self, limit_bytes: int) -> None:
         """Set how many bytes may stay. Times that are being taken are spoilt: they began under another limit."""
         self.streams.spoil_times()
         self.window.keep(limit_bytes)
-
-    def time_graph(self, device: torch.device) -> GraphTimes:
-        return self.streams.time_graph(device, self.window.resident.limit_bytes)
 
 
 class Streams:
@@ -92,9 +83,6 @@ class Streams:
             with torch.inference_mode(False):  # it is kept
                 self._empty[device] = torch.empty(0, dtype=torch.uint8, device=device)
         return self._empty[device]
-
-    def note_stream(self, record: Record) -> None:
-        record.stream = self.note_current(_device_of(record))
 
     def note_current(self, device: torch.device) -> Any:
         """The stream that this thread works on there. It is one of those that pack or unpack."""
@@ -232,10 +220,7 @@ class Streams:
         if source is not None:
             source.data = self.empty_on(source.device)
 
-    def asked_on(self, record: Record) -> Any:
-        return self.asked_on_device(record.device)
-
-    def asked_on_device(self, device: Any) -> Any:
+    def asked_on(self, device: torch.device) -> Any:
         stream = self._copies.current_stream(device)
         if stream not in self._streams[device]:
             self._streams[device].add(stream)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import wraps
 from operator import call, methodcaller
-from typing import Concatenate, Never, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, Never, ParamSpec, TypeVar
 
 from ..base.ctrl_c import CTRL_C
 from ..base.interrupts import is_interrupt
@@ -42,17 +42,8 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
-class Guarded(Protocol):
-    """A part of a residency: its public methods run under the lock of the store."""
-
-    _guard: Guard
-
-
-_G = TypeVar("_G", bound=Guarded)
-
-
-def whole(method: Callable[Concatenate[_G, _P], _T]) -> Callable[Concatenate[_G, _P], _T]:
-    """Decorator: the call holds the lock. If an interrupt ends it in the middle of a change, the store is closed.
+def whole(method: Callable[Concatenate[Any, _P], _T]) -> Callable[Concatenate[Any, _P], _T]:
+    """Decorator: the call holds the lock of `_guard`. If an interrupt ends it in a change, the store is closed.
 
     Half changed books could lose a wake-up, or give one slot to two records: the result would be a hang, or wrong
     values. So the method sets `Guard.is_changing` before the first step of a change. When it returns, the books are
@@ -60,8 +51,8 @@ def whole(method: Callable[Concatenate[_G, _P], _T]) -> Callable[Concatenate[_G,
     """
 
     @wraps(method)
-    def call(self: _G, /, *arguments: _P.args, **keywords: _P.kwargs) -> _T:
-        guard = self._guard
+    def call(self: Any, /, *arguments: _P.args, **keywords: _P.kwargs) -> _T:
+        guard: Guard = self._guard
         if guard.is_mine() or (guard.are_several and holds_any_lock()):  # as `lock` does
             guard.refuse_handler()
         with guard.mutex:

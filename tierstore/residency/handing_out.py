@@ -126,7 +126,7 @@ class HandingOut:
         streams = self._streams
         if streams.awaits_backward or not streams.knows_current(device):
             with self._guard.lock:
-                streams.asked_on_device(device)
+                streams.asked_on(device)
 
     @whole
     def pass_by(self, ahead: Lookahead[Record], reload_ahead: Lookahead[Record], index: int) -> None:

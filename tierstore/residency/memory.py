@@ -128,11 +128,7 @@ class StoreMemory:
 
     # --- tensors ------------------------------------------------------------------------------------------------
 
-    @staticmethod
-    def disown(record: Record) -> None:
-        unclaim(record)
-
-    forget = disown
+    disown = forget = staticmethod(unclaim)
 
     def release(self, record: Record) -> None:
         source = record.source

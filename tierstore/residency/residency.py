@@ -15,7 +15,6 @@ from ..ledger.books import Books
 from ..ledger.counters import Counters
 from ..ledger.jobs import Job, Room
 from ..ledger.ledger import Ledger
-from ..ledger.log import LogRemains
 from ..ledger.lookahead import Lookahead
 from ..ledger.observer import Observer
 from ..ledger.tracked import TrackedTensors
@@ -62,18 +61,15 @@ class Residency:
         windows = HostWindows(host_bytes, staging_bytes, grows=staging_grows)
         resident = Window(0)
         self._tracked = TrackedTensors[TrackedTensor, Record](windows, resident)
+        self.begin_log = self._tracked.begin
         self.books = books = Books[Record](windows, self._tracked, is_sole_owner)
         self._counters = books.counters
         self._outstanding_views = outstanding_views = OutstandingViews()
         size_bytes = host_bytes + staging_bytes
         slots = Slots(windows, size_bytes, books.uncharged_bytes, counters=books.counters)
         self.slab = slots.slab
-        self._devices = devices = DeviceTier(
-            copies or AcceleratorCopies(),
-            outstanding_views=outstanding_views,
-            note_copy=slots.note_copy,
-            resident=resident,
-        )
+        copies = copies or AcceleratorCopies()
+        self._devices = devices = DeviceTier(copies, outstanding_views, slots.note_copy, resident)
         self.device_of = devices.streams.device_of
         self.handles = HandleFactory(self, books.released.append, self.device_of)
         self._registration = Registration(books, self.handles, self._tracked, outstanding_views, slots, devices.streams)
@@ -86,9 +82,6 @@ class Residency:
     @property
     def lock(self) -> AbstractContextManager[object]:
         return self.guard.lock
-
-    def begin_log(self, log: TrackedLog) -> LogRemains:
-        return self._tracked.begin(log)
 
     def begin_backward(self, log: TrackedLog) -> None:
         """Backward of the log begins: its plan ends, and `Saving.scan_owners`. Does not wait."""
@@ -150,10 +143,6 @@ class Residency:
         self.slab.unpin()  # waits for a thread, where a finalizer may want the lock
 
     # --- reports and settings --------------------------------------------------------------------------------------
-
-    @property
-    def records(self) -> list[Record]:
-        return list(self.books.records.values())
 
     def has_any(self) -> bool:
         """Any thread, without the lock: it may be out of date."""
@@ -227,7 +216,7 @@ class Residency:
     def time_graph(self, device: torch.device) -> GraphTimes:
         """Take the times of a graph, from this point of the stream on which this thread works there."""
         self.guard.is_changing = True
-        return self._devices.time_graph(device)
+        return self._devices.streams.time_graph(device, self.device_limit_bytes)
 
     # --- traces: the caller holds the lock -------------------------------------------------------------------------
 

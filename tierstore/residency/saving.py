@@ -322,10 +322,12 @@ class Saving:
             self._registration.register_leaving(group_bytes, log, may_wait=False)
 
     def _take_in(self, record: Record) -> None:
-        self._books.register(record)
+        self._books.records[record.key] = record
+        self._counters.packed_tensors += 1
+        self._counters.packed_bytes += record.nbytes
         if record.device is not None:
             self._slots.slab.begin_to_pin(record.device)
-            self._streams.note_stream(record)
+            record.stream = self._streams.note_current(record.device)
 
     def _count_join(self, nbytes: int) -> None:
         self._counters.packed_tensors += 1

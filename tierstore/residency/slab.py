@@ -208,15 +208,11 @@ class Slab:
             return self.size_bytes
         return (len(self._num_slots_in) + len(self._cached)) * _CHUNK_BYTES
 
-    @property
-    def gives_pages_back(self) -> bool:
-        return self._can_give_back and self._pinned_for is None
-
     def trim(self, allowance_bytes: int) -> None:
         """Give pages without slots back to the kernel until no more than `allowance_bytes` of them are held.
 
         If the process has locked its memory and the kernel is older than 5.18, all pages stay: it takes none back."""
-        while self._cached and self.cached_bytes > allowance_bytes and self.gives_pages_back:
+        while self._pinned_for is None and self._can_give_back and self.cached_bytes > allowance_bytes:
             chunk = next(reversed(self._cached))
             self._give_back(chunk * _CHUNK_BYTES)
 

@@ -17,7 +17,7 @@ from ..ledger.lookahead import LearnedOrders, Lookahead
 from ..ledger.observer import Observer
 from ..ledger.pending import NUM_SCANNED_PER_PACK
 from ..ledger.state import IN_MEMORY, State
-from ..ledger.windows import HostWindows
+from ..ledger.windows import HostWindows, Window
 from .clock import Clock, Process, Resume
 from .hardware import Activity
 from .memory import SimulatedMemory
@@ -40,7 +40,7 @@ class Rank:
         workload: Workload,
         observer: Observer,
     ) -> None:
-        no_device = DeviceRules[SimulatedRecord](None, DeviceWindow(0, 0, 0))  # type: ignore[arg-type]
+        no_device = DeviceRules[SimulatedRecord](None, DeviceWindow(Window(0), 0, 0))  # type: ignore[arg-type]
         self._memory = SimulatedMemory(windows)
         self.books = self._memory.books
         self.ledger = Ledger[SimulatedRecord](self.books, self._memory, no_device, disk_bytes)
