@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _EXIT_DEADLINE_SECONDS = 10.0
 _BACKWARD_SECONDS = 1.0
 """How long exit waits for threads in backward. Those that need a store have just been told that it is closed."""
+
 _BACKWARD = engine_run_backward.__code__
 
 
