@@ -116,7 +116,7 @@ class LocalDisk:
             self._mode = detect_io_mode(self._layout.directory)
             # Not where somebody has put an executor of their own before the store's: each transfer is theirs to see.
             uses_native = isinstance(executor, IoThreads) and is_native()
-            self._native = NativeTransfers(num_at_once, policy.note_speed) if uses_native else None
+            self._native = NativeTransfers(num_at_once, policy.clock.new_speeds) if uses_native else None
             try:
                 self._open_layout(disk_bytes)
             except BaseException:

@@ -142,13 +142,15 @@ def measure_drive(directory: Path, *, seconds: float, memory_bytes: int) -> Driv
     `memory_bytes`: the most that buffers may take. Faults of the drive raise nothing: they are in `error`, beside what
     was measured before. A transfer that never comes back keeps a daemon thread, its buffer and the file until the
     process ends."""
-    known, bugs = [describe_drive(directory)], list[Exception]()
+    known, bugs = describe_drive(directory), list[Exception]()
 
     def run() -> None:
+        nonlocal known
         try:
-            measured = _measured(known[0], directory, seconds, memory_bytes)
-            while (each := _next_or_error(measured, known[-1])) is not None:
-                known.append(each)
+            for each in _measured(known, directory, seconds, memory_bytes):
+                known = each
+        except OSError as error:  # of the drive
+            known = replace(known, error=words_of(error).removeprefix(f"[Errno {error.errno}] "))
         except Exception as error:  # noqa: BLE001 - raised on the waiting thread
             bugs.append(error)
 
@@ -157,15 +159,8 @@ def measure_drive(directory: Path, *, seconds: float, memory_bytes: int) -> Driv
     for bug in bugs:
         raise bug
     if thread.is_alive():
-        return replace(known[-1], error=f"it did not answer within {SLACK_SECONDS:g} s")
-    return known[-1]
-
-
-def _next_or_error(measured: Iterator[Drive], known: Drive) -> Drive | None:
-    try:
-        return next(measured, None)
-    except OSError as error:  # of the drive; the iterator is at its end
-        return replace(known, error=words_of(error).removeprefix(f"[Errno {error.errno}] "))
+        return replace(known, error=f"it did not answer within {SLACK_SECONDS:g} s")
+    return known
 
 
 def _measured(drive: Drive, directory: Path, seconds: float, memory_bytes: int) -> Iterator[Drive]:
