@@ -17,15 +17,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tierstore.disk.tier import DiskUsage
+from tierstore.disk.tier import DiskUsage, DriveUsage
 from tierstore.plain_text import plain_json, unicode_text
 from tierstore.sidecar import messages
 from tierstore.sidecar.frames import MAX_FRAME_BYTES
 from tierstore.sidecar.peer import program_name
 
 if TYPE_CHECKING:
-    from tierstore.disk.tier import DriveUsage
-
     from .connection import Connection
     from .lanes import DriveWay, Stay
     from .registry import Registry

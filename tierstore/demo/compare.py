@@ -101,7 +101,6 @@ class DemoResult:
         }
 
     def verdict(self) -> str:
-        """The one line that says whether the gradients are the same."""
         if (difference := self.difference) is None:
             return "gradients bitwise identical: yes"
         step, name = difference
@@ -109,7 +108,6 @@ class DemoResult:
         return f"gradients bitwise identical: no (first at step {step}: {what})"
 
     def table(self) -> RenderableType:
-        """The costs of both trainings, then what the store did."""
         table = Table("", title=f"{self.settings.steps} training steps on {self.plain.device}", title_justify="left")
         table.caption, table.caption_justify = _CAPTION, "left"
         for name in ("plain", "tierstore", "ratio"):

@@ -126,7 +126,6 @@ class LocalDisk:
                 raise
 
     def _open_layout(self, disk_bytes: int) -> None:
-        """Take up what it has kept."""
         found = self._layout.open(disk_bytes, self._mode)
         self.session, self.leases = found.session, found.leases
         self._index, self._locations = found.index, found.locations
@@ -358,9 +357,7 @@ class LocalDisk:
     async def _read(self, key: int, location: Location, destination: memoryview) -> Loaded:
         seed = self._seed_of(key)
         if location.offset is None:
-            receive = partial(
-                decode_small_value, location=location, seed=seed, destination=destination, pool=self._read_turns
-            )
+            receive = partial(decode_small_value, location, seed, destination, self._read_turns)
             outcome = await self._entries.submit(Fetch(key, receive))
             with translated("read", "the index", _STILL_ON_DISK, key=key):
                 if outcome.error is not None:

@@ -88,7 +88,7 @@ def read_record(
 
 
 def decode_small_value(
-    value: memoryview, location: Location, seed: int | None, destination: memoryview, pool: ScratchPool
+    location: Location, seed: int | None, destination: memoryview, pool: ScratchPool, value: memoryview
 ) -> None:
     """Verify and decode a value of the index; arguments and errors as `read_record`'s."""
     is_encoded = location.codec != NO_CODEC.family
