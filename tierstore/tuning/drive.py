@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Literal
 
 from msgspec.structs import replace
 
 from ..base.system_words import words_of
 from ..base.threads import start_thread
+from ..disk.codec.load import Direction
 from ..disk.file_layout import UnnamedFileLayout
 from ..disk.segments import IoMode, Segment, close_segments, detect_io_mode, open_segment
 from ..disk.transfer import read_all, write_all
@@ -44,8 +44,6 @@ _FREE_SHARE = 2  # half of the free space
 _LATENCY_BYTES = 4 * KIB
 _FILL_SHARE, _LATENCY_SHARE, _STEP_SHARE = 0.15, 0.03, 0.18  # of the time: 1, 2 and 4 steps
 _SCATTER = 7919  # a prime: small blocks are spread over the file, so that no drive reads ahead
-
-Direction = Literal["write", "read"]
 
 
 @dataclass

@@ -7,6 +7,7 @@ import select
 import signal
 import subprocess
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,15 +80,12 @@ class Program:
                 )
             except OSError as error:
                 raise ConfigError("COMMAND", self.command[0], f"it cannot be run: {error.strerror}") from error
-            ended = os.pidfd_open(process.pid)
-            try:
+            with ExitStack() as undo:
+                ended = os.pidfd_open(process.pid)
+                undo.callback(os.close, ended)
+                undo.callback(_end_group, process, ended)
                 let_through()
                 is_over = _has_ended(ended, self.trial_seconds)
-            finally:
-                try:
-                    _end_group(process, ended)
-                finally:
-                    os.close(ended)
         return process.returncode if is_over else None
 
 
