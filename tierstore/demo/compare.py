@@ -16,6 +16,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from ..base.config import SizeLike, format_bytes, parse_size
+from ..base.system_words import ending_of
 from ..errors import TierStoreError
 from .place import file_system_of, is_in_memory, store_directory
 from .settings import DEFAULT_TEXT, DemoSettings, load_text
@@ -196,7 +197,7 @@ def run_training(
         return told
     except EOFError:
         process.join()
-        raise TierStoreError(f"the {variant} run {_ending(process.exitcode or 0)}") from None
+        raise TierStoreError(f"the {variant} run {ending_of(process.exitcode or 0)}") from None
     finally:
         process.kill()
         process.join()
@@ -215,9 +216,3 @@ def _train(sender: Connection, settings: DemoSettings, store_path: str | None, h
         sender.send(train(settings, store_path, host_bytes, sender.send))
     except TierStoreError as error:
         sender.send(error)
-
-
-def _ending(exit_code: int) -> str:
-    if exit_code >= 0:
-        return f"ended with exit code {exit_code}"
-    return f"was ended by {signal.Signals(-exit_code).name}" + " (out of memory?)" * (exit_code == -signal.SIGKILL)

@@ -215,10 +215,6 @@ class LocalDisk:
     def codec_choices(self) -> Mapping[str, Mapping[str, int]]:
         return self._policy.choices()
 
-    def descriptors(self) -> list[int]:
-        """Every descriptor that keeps space on disk, LMDB's own included."""
-        return [file.fileno() for file in self._space.files()] + self._index.descriptors()
-
     def abandon_after_fork(self) -> None:
         self._closed_because = "it belongs to the process that this one was forked from"
         release_files({self._index.inode, *self._space.inodes, *self._layout.inodes})

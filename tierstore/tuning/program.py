@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from ..base.interrupts import interrupts_held_back
+from ..base.system_words import ending_of
 from ..errors import ConfigError, TierStoreError
 from ..store.trial import VARIABLE, TrialPlan
 from .settings import TrialSettings
@@ -57,11 +58,7 @@ class Program:
         place.write_bytes(msgspec.json.encode(plan))
         exit_code = self._run(os.environ | {VARIABLE: str(place)}, said)
         if exit_code:
-            ended = f"was ended by {signal.Signals(-exit_code).name}" if exit_code < 0 else ""
-            how = ended or f"ended with exit code {exit_code}"
-            if exit_code == -signal.SIGKILL:
-                how += " (out of memory?)"
-            raise TrialFailedError(f"{self.command[0]} {how}", _last_words(said))
+            raise TrialFailedError(f"{self.command[0]} {ending_of(exit_code)}", _last_words(said))
         if not any(folder.glob("*.jsonl")):
             when = f"within {self.trial_seconds:g} s" if exit_code is None else "before it ended"
             raise TrialFailedError(f"{self.command[0]} entered no scope of tiered_offload {when}", _last_words(said))
