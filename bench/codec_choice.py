@@ -92,17 +92,16 @@ def _combined(left: Readings, right: Readings, sign: int) -> Readings:
 
 
 class Turns:
-    def __init__(self, scratch: Path, opened: ExitStack) -> None:
-        self._clocks = OwnClocks()
+    """Of stores with these codecs, by name; `open_store` opens one."""
+
+    def __init__(self, codecs: Mapping[str, str], open_store: Callable[[str], TierStore], opened: ExitStack) -> None:
+        self.clocks = OwnClocks()
         self._order = random.Random(0)
-        opened.enter_context(patch.object(codec_policy, "read_machine", self._clocks.read))
-        codecs = {"auto": "auto", AGAIN: "none"} | {name: name for name in FIXED}
-        self.stores = {
-            name: opened.enter_context(TierStore(scratch, host_bytes=0, codec=codec)) for name, codec in codecs.items()
-        }
+        opened.enter_context(patch.object(codec_policy, "read_machine", self.clocks.read))
+        self.stores = {name: opened.enter_context(open_store(codec)) for name, codec in codecs.items()}
 
     def step(self, name: str, step: Step) -> float:
-        with nullcontext() if name == "auto" else self._clocks.stopped():
+        with nullcontext() if name == "auto" else self.clocks.stopped():
             return lap_of(lambda: step(self.stores[name]))["seconds"]
 
     def take(self, names: Sequence[str], step: Step, seconds: Seconds) -> None:
@@ -142,13 +141,14 @@ def step_of(scene: str, tensors: list[Tensor], turns: Turns) -> Step:
     product_seconds = median_seconds(lambda: compute(20), 5) / 20
     num_products = int(COMPUTE_PER_MOVE * move_seconds / product_seconds)
 
-    def step(store: TierStore) -> None:
-        mover = threading.Thread(target=move, args=(store, tensors))
-        mover.start()
-        compute(num_products)
-        mover.join()
+    return lambda store: move_beside_compute(store, tensors, num_products)
 
-    return step
+
+def move_beside_compute(store: TierStore, tensors: list[Tensor], num_products: int) -> None:
+    mover = threading.Thread(target=move, args=(store, tensors))
+    mover.start()
+    compute(num_products)
+    mover.join()
 
 
 def median_seconds(work: Callable[[], object], times: int) -> float:
@@ -187,7 +187,8 @@ def measure(variant: str, scratch: Path) -> dict[str, float]:
     kind, scene = variant.split(": ")
     tensors = tensors_of_kind(kind, scratch.parent)
     with ExitStack() as opened:
-        turns = Turns(scratch, opened)
+        codecs = {"auto": "auto", AGAIN: "none"} | {name: name for name in FIXED}
+        turns = Turns(codecs, lambda codec: TierStore(scratch, host_bytes=0, codec=codec), opened)
         step = step_of(scene, tensors, turns)
         first = {name: turns.step(name, step) for name in turns.stores}
         turns.settle(step)

@@ -73,7 +73,7 @@ def measure(variant: str, scratch: Path) -> Figures:
         checked, ours = mover_of(store, tensors, compare), mover_of(store, tensors, check)
         checked.spill()
         checked.restore()
-        segment = store._core.engine.disk.descriptors()[0]  # long enough for all of them, and empty between passes
+        segment = store._core.engine.disk._space.descriptor(0)  # long enough for all of them, and empty between passes
         sources = [_whole_pages(memoryview(tensor.numpy())) for tensor in tensors]
         buffers = private_buffers(record_bytes, LOOKAHEAD)
         options = {"file": segment, "sources": sources, "has_checksums": True}

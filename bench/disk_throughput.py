@@ -138,7 +138,7 @@ def tierstore(scratch: Path, **how: Any) -> Iterator[Mover]:
         mover = mover_of(store, random_tensors(NUM_TENSORS), **how)
         mover.spill()
         mover.restore()
-        first_segment = store._core.engine.disk.descriptors()[0]  # long enough for all of them
+        first_segment = store._core.engine.disk._space.descriptor(0)  # long enough for all of them
         yield mover._replace(file=first_segment)
 
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 import platform
 import re
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from tierstore.demo.place import file_system_of
+from tierstore.tracing.recordings import this_machine, version_of
 
 
 def describe_machine(scratch: Path) -> dict[str, str | int]:
+    machine = this_machine()
     return {
-        "cpu": _first_match(Path("/proc/cpuinfo"), r"^model name\s*:\s*(.+)$") or platform.machine(),
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        "cpu": machine.cpu,
+        "cores": machine.num_cores,
+        "memory_bytes": machine.memory_bytes,
         "disk": _disk_under(scratch),
         "file_system": file_system_of(scratch),
     }
@@ -23,20 +24,8 @@ def describe_machine(scratch: Path) -> dict[str, str | int]:
 
 def describe_versions() -> dict[str, str]:
     kernel = re.match(r"\d+\.\d+", platform.release())
-    packages = {name: _version_of(name) for name in ("tierstore", "torch", "numpy", "lmdb", "zstandard")}
+    packages = {name: version_of(name) for name in ("tierstore", "torch", "numpy", "lmdb", "zstandard")}
     return {"linux": kernel[0] if kernel else "unknown", "python": platform.python_version()} | packages
-
-
-def _version_of(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
-
-
-def _first_match(file: Path, pattern: str) -> str | None:
-    match = re.search(pattern, file.read_text(), re.MULTILINE)
-    return match[1] if match else None
 
 
 def _disk_under(directory: Path) -> str:

@@ -138,7 +138,7 @@ def swap_file(folder: Path) -> Iterator[None]:
 
 
 def train(variant: str, scratch: Path, written_bytes: int, read_bytes: int) -> None:
-    _, loss_of, optimizer = text_training(SHAPE, BATCH)
+    loss_of, optimizer = text_training(SHAPE, BATCH)
     run = Run()
     with ExitStack() as stack:
         if variant in (STORE, TIGHT):

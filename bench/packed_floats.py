@@ -14,13 +14,10 @@ It needs `tierstore-native` (`pip install ./native`).
 from __future__ import annotations
 
 import os
-import random
-import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -28,12 +25,11 @@ from torch import Tensor
 
 from tierstore import TierStore
 from tierstore.disk.codec import floats
-from tierstore.disk.codec import policy as codec_policy
 from tierstore.disk.codec.codec import BlockDecoder, Codec, blocks_of, encode_block, parse_codec
 from tierstore.disk.scratch import Scratch
 from tierstore.testing import Bandwidth, FaultPlan, FaultyStore, Rule
 
-from .codec_choice import OwnClocks, compute, move
+from .codec_choice import Seconds, Turns, compute, move_beside_compute
 from .goals import Goal
 from .harness import Benchmark, Figures
 from .parties import lap_of
@@ -122,34 +118,31 @@ def pass_through(
 
 def step_figures(tensors: list[Tensor], scratch: Path, scene: str) -> Figures:
     num_products = products_for(tensors) if scene == "beside compute" else 0
-    draw, names = random.Random(0), (*OWN, *OTHERS)
+    names = (*OWN, *OTHERS)
     slowed = FaultPlan.of(*(Rule(call, Bandwidth(DRIVE_BYTES_PER_SECOND)) for call in ("pwritev", "preadv")))
-    clocks = OwnClocks()
+    seconds: Seconds = {name: [] for name in (*names, "compute")}
+
+    def step(store: TierStore) -> None:
+        move_beside_compute(store, tensors, num_products)
+
     with ExitStack() as opened:
-        opened.enter_context(patch.object(codec_policy, "read_machine", clocks.read))
-        stores = {name: opened.enter_context(FaultyStore(scratch, slowed, host_bytes=0, codec=name)) for name in names}
-
-        def seconds_of(name: str) -> float:
-            with nullcontext() if name == "auto" else clocks.stopped():
-                return step_seconds(stores[name], tensors, num_products)
-
+        codecs = {name: name for name in names}
+        turns = Turns(codecs, lambda codec: FaultyStore(scratch, slowed, host_bytes=0, codec=codec), opened)
         for name in (*names, *["auto"] * SETTLING_STEPS):
-            seconds_of(name)
-        turns = []
+            turns.step(name, step)
         for _ in range(TURNS):
-            order = draw.sample(names, len(names))
-            turns.append({name: seconds_of(name) for name in order})
-            with clocks.stopped():
-                turns[-1]["compute"] = lap_of(lambda: compute(num_products))["seconds"]
-    return compared(turns)
+            turns.take(names, step, seconds)
+            with turns.clocks.stopped():
+                seconds["compute"].append(lap_of(lambda: compute(num_products))["seconds"])
+    return compared(seconds)
 
 
-def compared(turns: Sequence[Mapping[str, float]]) -> Figures:
+def compared(seconds: Seconds) -> Figures:
     """The least of all turns, and how ours stand to the best of the others."""
-    least = {name: min(turn[name] for turn in turns) for name in turns[0]}
+    least = {name: min(taken) for name, taken in seconds.items()}
     best = min(least[name] for name in OTHERS)
     return {f"{name}_to_best": least[name] / best for name in OWN} | {
-        f"{name}_seconds": seconds for name, seconds in least.items()
+        f"{name}_seconds": taken for name, taken in least.items()
     }
 
 
@@ -160,12 +153,3 @@ def products_for(tensors: Sequence[Tensor]) -> int:
     compute(20)
     moving_seconds = 2 * sum(tensor.nbytes for tensor in tensors) / DRIVE_BYTES_PER_SECOND
     return int(COMPUTE_SHARE * moving_seconds * 20 / (time.perf_counter() - started))
-
-
-def step_seconds(store: TierStore, tensors: list[Tensor], num_products: int) -> float:
-    started = time.perf_counter()
-    mover = threading.Thread(target=move, args=(store, tensors))
-    mover.start()
-    compute(num_products)
-    mover.join()
-    return time.perf_counter() - started

@@ -22,14 +22,14 @@ _MOST_PANELS = 4
 _LETTERS_PER_INCH = 10
 
 
-def draw(benchmark: Benchmark, results: Results, directory: Path) -> Path | None:
-    """Write `directory/NAME.png`, with the question as title; None if the results have no figure to draw."""
+def draw(benchmark: Benchmark, results: Results, directory: Path) -> None:
+    """Write `directory/NAME.png`, with the question as title; nothing if the results have no figure to draw."""
     frame = frame_of(results)
     variants = [variant for variant in benchmark.variants if variant not in benchmark.concluded]
     frame = frame[frame.index.isin(variants)]
     names = [name for name in benchmark.plotted or frame.columns[:_MOST_PANELS] if name in frame]
     if not names:
-        return None
+        return
     figure = Figure(figsize=(3.0 + 2.6 * len(names), 1.5 + 0.32 * len(variants)), layout="constrained")
     panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
     for name, panel in zip(names, panels, strict=True):
@@ -39,9 +39,7 @@ def draw(benchmark: Benchmark, results: Results, directory: Path) -> Path | None
     figure.suptitle(textwrap.fill(benchmark.question, width), fontsize=11, fontweight="bold")
     below = f"{machine_of(results)}. Bars are medians, dots are runs."
     figure.supxlabel(textwrap.fill(below, int(1.6 * width)), fontsize=7, color="#666666")
-    file = directory / f"{benchmark.name}.png"
-    figure.savefig(file, dpi=110, facecolor="white", metadata={"Software": None})
-    return file
+    figure.savefig(directory / f"{benchmark.name}.png", dpi=110, facecolor="white", metadata={"Software": None})
 
 
 def draw_panel(panel: Axes, name: str, variants: list[str], frame: pandas.DataFrame) -> None:

@@ -64,11 +64,10 @@ def measure(variant: str, scratch: Path) -> Figures:
             contender.step()
     steps = contender.steps[1:]
     asked = [step["hits"] + step["late"] + step["misses"] for step in steps]
-    figures = {
+    waits = [100 * step["unpack_waits_seconds"] / step["step_seconds"] for step in steps]
+    return {
         "asked_for_from_disk": statistics.mean(asked),
         "hits_percent": 100 * sum(step["hits"] for step in steps) / max(sum(asked), 1),
+        "unpack_waits_percent": statistics.median(waits),
+        "step_seconds": contender.median("step_seconds", 1),
     }
-    for name in ("unpack_waits", "pack_waits"):
-        shares = [100 * step[f"{name}_seconds"] / step["step_seconds"] for step in steps]
-        figures[f"{name}_percent"] = statistics.median(shares)
-    return figures | {"step_seconds": contender.median("step_seconds", 1)}

@@ -52,18 +52,15 @@ def timed_step(loss_of: Loss, optimizer: torch.optim.Optimizer, run: Run) -> Fig
     return {"step_seconds": time.perf_counter() - began, "last_loss": loss.item()}
 
 
-def text_training(shape: ModelShape, batch: int) -> tuple[ByteTransformer, Loss, torch.optim.Optimizer]:
-    """A byte-level transformer, its loss over the next batch of a text, and AdamW; the same bits each time."""
+def text_training(shape: ModelShape, batch: int) -> tuple[Loss, torch.optim.Optimizer]:
+    """The loss of a byte-level transformer over the next batch of a text, and AdamW; the same bits each time."""
     choose_vector_kernels()
     torch.manual_seed(0)
     model = ByteTransformer(shape)
     corpus = torch.frombuffer(bytearray(load_text(None, shape.context + 1)), dtype=torch.uint8)
     generator = torch.Generator().manual_seed(0)
-    return (
-        model,
-        lambda: model(*random_batch(corpus, batch, shape.context, generator)),
-        torch.optim.AdamW(model.parameters(), lr=1e-3),
-    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    return lambda: model(*random_batch(corpus, batch, shape.context, generator)), optimizer
 
 
 def readme_training() -> tuple[nn.Sequential, Loss, torch.optim.Optimizer]:

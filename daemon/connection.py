@@ -76,7 +76,6 @@ class Connection:
         return sum(each.num_bytes for each in self._slabs.values())
 
     def refuse(self, reason: str, *, is_final: bool = True) -> None:
-        """Tell the client why it is refused, and end the connection."""
         self._is_refused = True
         _log.warning("refused: %s", reason, extra=self._about())
         self._channel.send(messages.Refused(messages.fitting(reason), is_final))

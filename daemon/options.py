@@ -181,10 +181,7 @@ OPTIONS: dict[str, Option] = {
         pattern=f"[^{os.pathsep}]+",
         setting="paths",
     ),
-    "socket": Option(
-        *(_path, "PATH"),
-        "Socket to listen on. Its folder is created if needed. Default: see above.",
-    ),
+    "socket": Option(_path, "PATH", "Socket to listen on. Its folder is created if needed. Default: see above."),
     "disk_bytes": Option(
         *_SIZE,
         'Limit of disk space for all sessions together, such as "1TiB". Default: 80 % of the free space, files of an '
@@ -199,7 +196,8 @@ OPTIONS: dict[str, Option] = {
         "no limit.",
     ),
     "max_sessions_per_user": Option(
-        *(_count, "NUMBER"),
+        _count,
+        "NUMBER",
         "Limit of sessions that one user has at a time, those whose clients are lost included. Default: 512.",
     ),
     "max_write_bytes_per_day": Option(
@@ -227,8 +225,7 @@ OPTIONS: dict[str, Option] = {
         setting="allowed_uids",
     ),
     "socket_group": Option(
-        *(lambda text, source: text, "GROUP"),
-        "Group that can open the socket. Default: only the daemon's user can.",
+        lambda text, source: text, "GROUP", "Group that can open the socket. Default: only the daemon's user can."
     ),
     "codec": Option(
         *(_codec, "CODEC"),

@@ -75,10 +75,6 @@ class Page:
         real_port = self._listener.getsockname()[1]
         self.address = f"[{host}]:{real_port}" if ":" in host else f"{host}:{real_port}"
 
-    @property
-    def num_visits(self) -> int:
-        return len(self._visits)
-
     async def begin(self) -> None:
         self._server = await asyncio.start_server(self._receive, sock=self._listener, limit=_MOST_BYTES)
 

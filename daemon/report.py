@@ -11,19 +11,19 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from tierstore.disk.tier import DiskUsage, DriveUsage
 from tierstore.plain_text import plain_json, unicode_text
 from tierstore.sidecar import messages
 from tierstore.sidecar.frames import MAX_FRAME_BYTES
 from tierstore.sidecar.peer import program_name
 
 if TYPE_CHECKING:
-    from tierstore.disk.tier import DriveUsage
-
     from .connection import Connection
     from .lanes import DriveWay, Stay
     from .registry import Registry
@@ -56,18 +56,8 @@ class Totals(msgspec.Struct, frozen=True):
     io_errors: int = 0
 
 
-class DiskState(msgspec.Struct, frozen=True):
-    """What the drive holds, as in `tierstore.disk.DiskUsage`."""
-
-    disk_bytes: int
-    allocated_bytes: int
-    budget_bytes: int
-    num_records: int
-    io_mode: str
-    write_allowance_bytes: int | None = None
-
-
-class DriveState(DiskState, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriveState(DiskUsage):
     """What one drive holds and has moved, as in `tierstore.disk.tier.DriveUsage`."""
 
     path: str
@@ -198,7 +188,7 @@ class DaemonReport(msgspec.Struct, frozen=True):
     metrics: str | None
     uptime_seconds: float
     is_ending: bool
-    disk: DiskState
+    disk: DiskUsage
     jobs: Jobs
     totals: Totals
     num_sessions: int
@@ -296,7 +286,7 @@ class Reporter:
 
     def _take(self) -> TakenReport:
         registry, disk, now = self._registry, self._registry.disk, asyncio.get_running_loop().time()
-        settings, lanes, usage = registry.settings, registry.lanes, disk.usage()
+        settings, lanes = registry.settings, registry.lanes
         sessions, totals = registry.sessions.values(), Counter(registry.ended_totals)
         for session in sessions:
             totals.update(session.totals)
@@ -308,7 +298,7 @@ class Reporter:
             metrics=self._metrics_address,
             uptime_seconds=round(time.monotonic() - self._started_at, 3),
             is_ending=registry.stage.is_ending,
-            disk=DiskState(**{name: getattr(usage, name) for name in DiskState.__struct_fields__}),
+            disk=disk.usage(),
             jobs=Jobs(_job_times(lanes.reads), _job_times(lanes.writes)),
             totals=_totals(totals),
             num_sessions=len(sessions),
@@ -355,9 +345,8 @@ def _stays(seconds: Mapping[Stay, float]) -> Stays:
 
 
 def _drive_state(drive: DriveUsage) -> DriveState:
-    contents = {name: getattr(drive.usage, name) for name in DiskState.__struct_fields__}
-    own = set(DriveState.__struct_fields__) - contents.keys() - {"path"}
-    return DriveState(**contents, **{name: getattr(drive, name) for name in own}, path=unicode_text(drive.place))
+    own = asdict(drive)
+    return DriveState(**own.pop("usage"), path=unicode_text(own.pop("place")), **own)
 
 
 def _job_times(way: DriveWay) -> JobTimes:

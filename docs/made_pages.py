@@ -85,7 +85,7 @@ def _made_up(kind: Any) -> Any:
     match kind:
         case inspect.StructType(cls=cls) if cls is Spread:
             return {"bounds": [], "counts": [0], "total": 0.0}
-        case inspect.StructType():
+        case inspect.StructType() | inspect.DataclassType():
             return {field.encode_name: _made_up(field.type) for field in kind.fields}
         case inspect.UnionType():
             return _made_up(next(each for each in kind.types if not isinstance(each, inspect.NoneType)))

@@ -7,6 +7,7 @@ This module alone knows how a store is put together, so a change of that is a ch
 
 from __future__ import annotations
 
+import io
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,13 +18,14 @@ from tests.existing import set_existing
 if TYPE_CHECKING:
     from tierstore import TierStore, tiered_offload
     from tierstore.disk.drives import Drives
+    from tierstore.disk.extents import ExtentSpace
     from tierstore.disk.local import LocalDisk
     from tierstore.ledger.windows import Window
     from tierstore.residency.handle import Record
     from tierstore.residency.tracked import TrackedTensor
     from tierstore.store.engine import Engine
 
-__all__ = ["inspect", "inspect_drives", "inspect_engine", "inspect_scope", "inspect_tier"]
+__all__ = ["inspect", "inspect_drives", "inspect_engine", "inspect_scope", "inspect_tier", "segment_files"]
 
 _STALL_SECONDS = 60.0
 
@@ -257,6 +259,7 @@ class InsideTier:
     Attributes:
         locations: where each record lies, by key; the tier's own.
         index, space: the index and the segments.
+        descriptors: every one that keeps space on disk, LMDB's own included; those of segments first.
     """
 
     def __init__(self, tier: LocalDisk) -> None:
@@ -267,6 +270,14 @@ class InsideTier:
     def pretend_session(self, session: int) -> None:
         """From now on its checksums are those of another session."""
         set_existing(self._tier, session=session)
+
+    @property
+    def descriptors(self) -> list[int]:
+        return [file.fileno() for file in segment_files(self.space)] + self.index.descriptors()
+
+
+def segment_files(space: ExtentSpace) -> list[io.FileIO]:
+    return [segment.file for segment in space._segments.values()]
 
 
 class InsideDrives:

@@ -22,8 +22,8 @@ def measure_floors(device: torch.device, scratch: Path, *, tiny: bool) -> dict[s
 
 
 def _copies(device: torch.device, num_bytes: int) -> dict[str, float]:
-    is_cuda = device.type == "cuda"
-    hosts = [torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=is_cuda) for _ in range(2)]
+    is_pinned = device.type == "cuda"
+    hosts = [torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=is_pinned) for _ in range(2)]
     devices = [torch.zeros(num_bytes, dtype=torch.uint8, device=device) for _ in range(2)]
 
     def out() -> None:
@@ -32,20 +32,8 @@ def _copies(device: torch.device, num_bytes: int) -> dict[str, float]:
     def back() -> None:
         devices[1].copy_(hosts[1], non_blocking=True)
 
-    def both() -> None:
-        if not is_cuda:
-            out()
-            back()
-            return
-        other, current = torch.cuda.Stream(device), torch.cuda.current_stream(device)
-        other.wait_stream(current)
-        out()
-        with torch.cuda.stream(other):
-            back()
-        current.wait_stream(other)
-
     found = {}
-    for name, copy in (("out", out), ("in", back), ("both_ways", both)):
+    for name, copy in (("out", out), ("in", back)):
         seconds = []
         for _ in range(3):
             watch = Stopwatch(device)

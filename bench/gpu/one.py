@@ -55,13 +55,12 @@ def _train(
     model: nn.Module, batch: tuple[torch.Tensor, ...], prepared: Prepared, num_warm_up: int, num_steps: int
 ) -> Figures:
     """Medians over the steps after the first ones; the sum of the last gradients, which all variants must share."""
-    device, store, began = batch[0].device, prepared.store, time.perf_counter()
+    device, store = batch[0].device, prepared.store
     for _ in range(num_warm_up):
         _step(model, batch, prepared, Stopwatch(device))
         if store is not None:  # a step through memory that is not pinned yet is of another kind
             store._core.residency.slab.wait_until_pinned()
     wait_for(device)
-    warm_up_seconds = time.perf_counter() - began
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     before = store.stats() if store is not None else None
@@ -78,7 +77,6 @@ def _train(
         "forward_seconds": statistics.median(forward),
         "forward_queueing_seconds": statistics.median(queueing),
         "backward_seconds": statistics.median(backward),
-        "warm_up_seconds": warm_up_seconds,
         "peak_bytes": torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0,
         "gradients": sum(float(p.grad.double().sum()) for p in model.parameters() if p.grad is not None),
     }

@@ -17,8 +17,9 @@ from tierstore import TierStore
 from tierstore.commands.views import decode_report
 from tierstore.daemon import page as page_module
 from tierstore.daemon.page import Page, PageAnswer, Watch
-from tierstore.daemon.report import DaemonReport, DiskState, Jobs, JobTimes, Reports, Spread, TakenReport, Totals
+from tierstore.daemon.report import DaemonReport, Jobs, JobTimes, Reports, Spread, TakenReport, Totals
 from tierstore.daemon.tasks import Stage
+from tierstore.disk.tier import DiskUsage
 
 MIB = 2**20
 SECONDS = 30.0
@@ -45,7 +46,7 @@ def status_of(page: str) -> bytes:
 def made_up_report() -> TakenReport:
     spread = Spread((1.0,), (0, 0), 0.0)
     times = JobTimes(0, 0, spread, spread, spread)
-    disk = DiskState(0, 0, 2**30, 0, "O_DIRECT")
+    disk = DiskUsage(0, 0, 2**30, 0, "O_DIRECT")
     words = ("tierstore", 1, "/nvme", "/run/t.sock", None)
     return TakenReport(DaemonReport(*words, 1.0, False, disk, Jobs(times, times), Totals(), 0, 0, [], {}))
 
@@ -224,7 +225,7 @@ async def test_visitor_that_does_not_take_its_answer_is_dropped_and_others_are_s
     monkeypatch.setattr(page_module, "_SECONDS", SECONDS)
     assert len(await read_all(page)) > LONG
     async with asyncio.timeout(SECONDS):
-        while page.num_visits:
+        while len(page._visits):
             await asyncio.sleep(0)
     assert len(await rest_of(slow)) < LONG
     writer.close()
@@ -233,7 +234,7 @@ async def test_visitor_that_does_not_take_its_answer_is_dropped_and_others_are_s
 async def test_oldest_visitor_makes_room_for_the_newest(page: Page) -> None:
     silent = [await asyncio.open_connection(*page.address.split(":")) for _ in range(100)]
     assert len(await read_all(page)) > LONG
-    assert page.num_visits < 40
+    assert len(page._visits) < 40
     for reader, writer in silent[:60]:
         assert await rest_of(reader) == b""
         writer.close()

@@ -144,7 +144,7 @@ def _read(key: int, location: Location) -> None:
     with bench.index.begin(db=bench.index._values, buffers=True) as transaction:
         value = transaction.get(key.to_bytes(8, "big"))
         assert value is not None
-        raises(DamagedBytesError, lambda: decode_small_value(value, location, seed, destination, bench.pool))
+        raises(DamagedBytesError, lambda: decode_small_value(location, seed, destination, bench.pool, value))
 
 
 def _check_leases(blobs: dict[int, bytes]) -> None:

@@ -19,7 +19,6 @@ from tierstore.disk.codec.codec import (
     Workspace,
     blocks_of,
     encode_block,
-    is_shrinking,
     parse_codec,
 )
 from tierstore.disk.codec.family import join_planes, split_planes
@@ -188,10 +187,3 @@ ZSTD = Codec("zstd", 1)
 def test_block_of_another_length_is_refused(codec: Codec, encoded: bytes, num_bytes: int, said: str) -> None:
     with pytest.raises(DamagedBytesError, match=said):
         decode(encoded, num_bytes, codec, 4, 10_000)
-
-
-@pytest.mark.parametrize(
-    ("encoded", "raw", "shrinks"), [(14, 16, True), (15, 16, False), (16, 16, False), (0, 1, True)]
-)
-def test_is_shrinking_asks_for_a_sixteenth(encoded: int, raw: int, shrinks: bool) -> None:
-    assert is_shrinking(encoded, raw) is shrinks

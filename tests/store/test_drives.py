@@ -240,7 +240,7 @@ async def test_damage_on_one_drive_is_told_with_record_and_drive(several: Severa
     disk = inspect_drives(tier).disks[NAMES.index(name)]
     (location,) = inspect_tier(disk).locations.values()
     assert location.offset is not None
-    descriptor = os.open(f"/proc/self/fd/{disk.descriptors()[0]}", os.O_RDWR)  # without O_DIRECT
+    descriptor = os.open(f"/proc/self/fd/{inspect_tier(disk).descriptors[0]}", os.O_RDWR)  # without O_DIRECT
     try:
         os.pwrite(descriptor, b"damage", location.offset + 5000)
         os.fsync(descriptor)

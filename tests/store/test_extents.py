@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.inspect_store import segment_files
 from tierstore.disk import extents as extents_module
 from tierstore.disk import segments as segments_module
 from tierstore.disk.allocator import ALIGNMENT_BYTES, FreeExtents, round_up
@@ -119,12 +120,12 @@ async def test_segments_stay_within_the_budget(open_space: OpenSpace) -> None:
     with pytest.raises(StoreFullError, match="longest free extent") as caught:
         await fill()
     assert caught.value.disk_bytes == space.used_bytes == len(taken) * round_up(100_000)
-    assert len(space.files()) > 2
-    assert sum(os.fstat(file.fileno()).st_size for file in space.files()) == budget.segment_bytes
+    assert len(segment_files(space)) > 2
+    assert sum(os.fstat(file.fileno()).st_size for file in segment_files(space)) == budget.segment_bytes
     for extent in taken:
         space.give_back(extent)
     await space.take(5 * 2**20)  # only possible once the small segments are closed
-    assert len(space.files()) == 1
+    assert len(segment_files(space)) == 1
     await space.close()
     assert budget.segment_bytes == 0
 
@@ -161,11 +162,11 @@ async def test_segments_empty_for_long_are_closed_but_one(open_space: OpenSpace)
     space = open_space(DiskBudget(64 * 2**20, 2**40), idle_seconds=0.01)
     staying = [await space.take(100_000) for _ in range(15)]
     await come_and_go(space, 50)
-    while len(space.files()) > 3:  # the two that are in use, one that is empty
+    while len(segment_files(space)) > 3:  # the two that are in use, one that is empty
         await asyncio.sleep(0.005)
     for extent in staying:
         space.give_back(extent)
-    while len(space.files()) > 1:
+    while len(segment_files(space)) > 1:
         await asyncio.sleep(0.005)
     await space.close()
     assert not space.inodes

@@ -210,7 +210,7 @@ async def test_failed_write_takes_nothing_and_the_next_one_works(
 
 def flip_byte(disk: LocalDisk, content: bytes) -> None:
     """Flip one byte of what is stored, behind the tier's back."""
-    for descriptor in disk.descriptors():
+    for descriptor in inspect_tier(disk).descriptors:
         path = f"/proc/self/fd/{descriptor}"
         with open(path, "r+b") as file:
             place = file.read().find(content)
@@ -402,8 +402,8 @@ async def test_close_lets_go_of_every_descriptor_and_byte(open_disk: OpenDisk, d
     disk = await open_disk()
     await gather(*(disk.write(key, memoryview(bytes(10**key)), PLAIN) for key in range(8)))
     assert os.listdir(directory) == []
-    assert set(disk.descriptors()) <= descriptors_of().keys() - before
-    assert len(disk.descriptors()) >= 3
+    assert set(inspect_tier(disk).descriptors) <= descriptors_of().keys() - before
+    assert len(inspect_tier(disk).descriptors) >= 3
     await disk.close()
     assert descriptors_of().keys() <= before
     assert str(directory) not in Path("/proc/self/maps").read_text(encoding="utf-8")

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.inspect_store import inspect_tier
+from tests.inspect_store import inspect_tier, segment_files
 from tests.store.disk_conformance import PLAIN, DiskConformance, gather, random_bytes, read_back
 from tests.store.named_layout_process import DISK_BYTES, Report, content_of, open_named, read
 from tests.store.test_index import files_no_longer_than, location
@@ -114,7 +114,7 @@ async def test_kept_records_leases_and_budget_are_found_again(directory: Path) -
         usage = disk.usage()
         assert (usage.disk_bytes, usage.num_records, disk.session) == (before.disk_bytes, before.num_records, session)
         assert usage.disk_bytes < usage.allocated_bytes < DISK_BYTES
-        flags = {fcntl.fcntl(file, fcntl.F_GETFL) & os.O_DIRECT for file in inspect_tier(disk).space.files()}
+        flags = {fcntl.fcntl(file, fcntl.F_GETFL) & os.O_DIRECT for file in segment_files(inspect_tier(disk).space)}
         assert flags == {os.O_DIRECT if usage.io_mode == "O_DIRECT" else 0}
         assert_sound(disk)
         for key in KEYS:
@@ -154,12 +154,14 @@ async def test_segments_that_are_empty_lose_their_names(
         for key in range(10):
             await disk.write(key, memoryview(bytes(500_000)), PLAIN)
         async with asyncio.timeout(20):
-            while len(names()) != len(inspect_tier(disk).space.files()):  # the next one is being made, or has just been
+            while len(names()) != len(
+                segment_files(inspect_tier(disk).space)
+            ):  # the next one is being made, or has just been
                 await asyncio.sleep(0.001)
         assert len(names()) > 1
         await disk.discard(range(10))
         await disk.write(10, memoryview(bytes(6 * 2**20)), PLAIN)  # needs the room of all of them
-        assert len(names()) == len(inspect_tier(disk).space.files()) == 1
+        assert len(names()) == len(segment_files(inspect_tier(disk).space)) == 1
         assert all(path.stat().st_mode & 0o777 == 0o600 for path in folder.iterdir())
         assert folder.stat().st_mode & 0o777 == 0o700
 

@@ -1,4 +1,5 @@
-"""What the system has refused, in words: with the call, or with the limit of the process that was reached."""
+"""What the system has refused, in words: with the call, or with the limit of the process that was reached; and how a
+process has ended."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import errno
 import linecache
 import re
 import resource
+import signal
 from itertools import islice
 from types import TracebackType
 
@@ -49,3 +51,10 @@ def _call_in(traceback: TracebackType | None) -> str | None:
             call = f"one in {code.co_qualname}"
         traceback = traceback.tb_next
     return call
+
+
+def ending_of(exit_code: int) -> str:
+    """How a process has ended, by its exit code; a negative one names the signal."""
+    if exit_code >= 0:
+        return f"ended with exit code {exit_code}"
+    return f"was ended by {signal.Signals(-exit_code).name}" + " (out of memory?)" * (exit_code == -signal.SIGKILL)

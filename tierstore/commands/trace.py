@@ -30,10 +30,6 @@ trace_commands = typer.Typer(
 _MOST_DRAWN_STEPS, _MOST_DRAWN_EVENTS = 50, 100_000  # on one page, which then has some 10 MB
 
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="A recorded trace.")]
-StepOption = Annotated[
-    int | None,
-    typer.Option("--step", metavar="NUMBER", help="Number of the step to draw. Default: the one that waited longest."),
-]
 
 
 @trace_commands.command(cls=Command)
@@ -47,7 +43,10 @@ def view(
         Path | None,
         typer.Option(metavar="FILE", help="Write all steps here, for ui.perfetto.dev or chrome://tracing."),
     ] = None,
-    step: StepOption = None,
+    step: Annotated[
+        int | None,
+        typer.Option(metavar="NUMBER", help="Number of the step to draw. Default: the one that waited longest."),
+    ] = None,
     as_json: Annotated[bool, JsonOption] = False,
 ) -> None:
     """Draw one step: what threads, codec and drive did, what each tier held, and what each wait was for.
@@ -87,7 +86,7 @@ def view(
 def show(
     file: FileArgument,
     step: Annotated[
-        int | None, typer.Option("--step", metavar="NUMBER", help="Number of the step to show. Default: all steps.")
+        int | None, typer.Option(metavar="NUMBER", help="Number of the step to show. Default: all steps.")
     ] = None,
     as_json: Annotated[bool, JsonOption] = False,
 ) -> None:

@@ -9,50 +9,39 @@ import typer
 
 from .usage import JsonOption
 
-# --- the options, as --help shows them --------------------------------------------------------------------------------
-
-_Command = Annotated[
-    list[str],
-    typer.Argument(metavar="COMMAND", help="The program and its arguments, as in a shell. Write -- before them."),
-]
-_Config = Annotated[
-    Path, typer.Option(metavar="FILE", help="New file for the settings. An existing file is never overwritten.")
-]
-_HostBytes = Annotated[
-    str | None,
-    typer.Option(
-        metavar="SIZE",
-        help="Limit of host memory for the store, staging included. Default: what the program gives it now.",
-    ),
-]
-_Steps = Annotated[
-    int, typer.Option(metavar="NUMBER", min=1, help="Steps to measure in each trial, after two steps of warm-up.")
-]
-_Rounds = Annotated[int, typer.Option(metavar="NUMBER", min=3, help="Trials of each candidate.")]
-_Candidates = Annotated[
-    int, typer.Option(metavar="NUMBER", min=1, help="Simulated settings to measure; the best ones are taken.")
-]
-_TrialSeconds = Annotated[float, typer.Option(metavar="SECONDS", min=1, help="End a trial after this time.")]
-_HardwareFile = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="What `tierstore doctor --json` printed on this machine. Default: measure it for 10 seconds.",
-    ),
-]
-
-# --- the command ------------------------------------------------------------------------------------------------------
-
 
 def tune(
-    command: _Command,
-    config: _Config = Path("tierstore.toml"),
-    host_bytes: _HostBytes = None,
-    steps: _Steps = 5,
-    rounds: _Rounds = 5,
-    candidates: _Candidates = 4,
-    trial_seconds: _TrialSeconds = 300.0,
-    hardware: _HardwareFile = None,
+    command: Annotated[
+        list[str],
+        typer.Argument(metavar="COMMAND", help="The program and its arguments, as in a shell. Write -- before them."),
+    ],
+    config: Annotated[
+        Path, typer.Option(metavar="FILE", help="New file for the settings. An existing file is never overwritten.")
+    ] = Path("tierstore.toml"),
+    host_bytes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Limit of host memory for the store, staging included. Default: what the program gives it now.",
+        ),
+    ] = None,
+    steps: Annotated[
+        int, typer.Option(metavar="NUMBER", min=1, help="Steps to measure in each trial, after two steps of warm-up.")
+    ] = 5,
+    rounds: Annotated[int, typer.Option(metavar="NUMBER", min=3, help="Trials of each candidate.")] = 5,
+    candidates: Annotated[
+        int, typer.Option(metavar="NUMBER", min=1, help="Simulated settings to measure; the best ones are taken.")
+    ] = 4,
+    trial_seconds: Annotated[
+        float, typer.Option(metavar="SECONDS", min=1, help="End a trial after this time.")
+    ] = 300.0,
+    hardware: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="What `tierstore doctor --json` printed on this machine. Default: measure it for 10 seconds.",
+        ),
+    ] = None,
     as_json: Annotated[bool, JsonOption] = False,
 ) -> None:
     """Find the fastest settings for a program: `tierstore tune -- python train.py`.

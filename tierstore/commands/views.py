@@ -45,10 +45,9 @@ def rates_between(earlier: DaemonReport | None, later: DaemonReport) -> Rates | 
     if seconds <= 0:
         return None
     before = {each.session: each.totals for each in earlier.sessions}
-    nothing = Totals()
     return Rates(
         *_moved(earlier.totals, later.totals, seconds),
-        {each.session: _moved(before.get(each.session, nothing), each.totals, seconds) for each in later.sessions},
+        {each.session: _moved(before.get(each.session, Totals()), each.totals, seconds) for each in later.sessions},
     )
 
 
@@ -100,10 +99,9 @@ def _figures(report: DaemonReport, rates: Rates | None) -> Table:
         table.add_row("allowance", f"{format_bytes(disk.write_allowance_bytes)} may be written now")
     for name, way in (("reads", report.jobs.reads), ("writes", report.jobs.writes)):
         table.add_row(name, f"{way.running} running, {way.queued} queued")
-    spilled_rate, restored_rate = ("", "") if rates is None else (_rate(rates[0]), _rate(rates[1]))
     written = f"{format_bytes(totals.spilled_bytes)} as {format_bytes(totals.written_bytes)} on disk"
-    table.add_row("spilled", _with_rate(written, spilled_rate))
-    table.add_row("restored", _with_rate(format_bytes(totals.restored_bytes), restored_rate))
+    table.add_row("spilled", _with_rate(written, rates and rates.spilled_bytes))
+    table.add_row("restored", _with_rate(format_bytes(totals.restored_bytes), rates and rates.restored_bytes))
     for name, count in (
         ("no room", totals.full),
         ("damaged records", totals.corrupt_records),
@@ -179,8 +177,8 @@ def _rate(bytes_per_second: float) -> str:
     return f"{format_bytes(bytes_per_second)}/s"
 
 
-def _with_rate(text: str, rate: str) -> str:
-    return f"{rate}, {text} in all" if rate else text
+def _with_rate(text: str, bytes_per_second: float | None) -> str:
+    return text if bytes_per_second is None else f"{_rate(bytes_per_second)}, {text} in all"
 
 
 def _duration(seconds: float) -> str:

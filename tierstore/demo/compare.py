@@ -16,6 +16,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from ..base.config import SizeLike, format_bytes, parse_size
+from ..base.system_words import ending_of
 from ..errors import TierStoreError
 from .place import file_system_of, is_in_memory, store_directory
 from .settings import DEFAULT_TEXT, DemoSettings, load_text
@@ -101,7 +102,6 @@ class DemoResult:
         }
 
     def verdict(self) -> str:
-        """The one line that says whether the gradients are the same."""
         if (difference := self.difference) is None:
             return "gradients bitwise identical: yes"
         step, name = difference
@@ -109,7 +109,6 @@ class DemoResult:
         return f"gradients bitwise identical: no (first at step {step}: {what})"
 
     def table(self) -> RenderableType:
-        """The costs of both trainings, then what the store did."""
         table = Table("", title=f"{self.settings.steps} training steps on {self.plain.device}", title_justify="left")
         table.caption, table.caption_justify = _CAPTION, "left"
         for name in ("plain", "tierstore", "ratio"):
@@ -198,7 +197,7 @@ def run_training(
         return told
     except EOFError:
         process.join()
-        raise TierStoreError(f"the {variant} run {_ending(process.exitcode or 0)}") from None
+        raise TierStoreError(f"the {variant} run {ending_of(process.exitcode or 0)}") from None
     finally:
         process.kill()
         process.join()
@@ -217,9 +216,3 @@ def _train(sender: Connection, settings: DemoSettings, store_path: str | None, h
         sender.send(train(settings, store_path, host_bytes, sender.send))
     except TierStoreError as error:
         sender.send(error)
-
-
-def _ending(exit_code: int) -> str:
-    if exit_code >= 0:
-        return f"ended with exit code {exit_code}"
-    return f"was ended by {signal.Signals(-exit_code).name}" + " (out of memory?)" * (exit_code == -signal.SIGKILL)

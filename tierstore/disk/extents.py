@@ -8,7 +8,6 @@ once where their space is needed."""
 from __future__ import annotations
 
 import asyncio
-import io
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
 from typing import NamedTuple
@@ -86,9 +85,6 @@ class ExtentSpace:
 
     def descriptor(self, segment: int) -> int:
         return self._segments[segment].file.fileno()
-
-    def files(self) -> list[io.FileIO]:
-        return [segment.file for segment in self._segments.values()]
 
     async def take(self, num_bytes: int) -> Extent:
         """Take an extent of `num_bytes`, rounded up to 4096. StoreFullError: neither the budget nor the file system has

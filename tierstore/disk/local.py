@@ -116,7 +116,7 @@ class LocalDisk:
             self._mode = detect_io_mode(self._layout.directory)
             # Not where somebody has put an executor of their own before the store's: each transfer is theirs to see.
             uses_native = isinstance(executor, IoThreads) and is_native()
-            self._native = NativeTransfers(num_at_once, policy.note_speed) if uses_native else None
+            self._native = NativeTransfers(num_at_once, policy.clock.new_speeds) if uses_native else None
             try:
                 self._open_layout(disk_bytes)
             except BaseException:
@@ -126,7 +126,6 @@ class LocalDisk:
                 raise
 
     def _open_layout(self, disk_bytes: int) -> None:
-        """Take up what it has kept."""
         found = self._layout.open(disk_bytes, self._mode)
         self.session, self.leases = found.session, found.leases
         self._index, self._locations = found.index, found.locations
@@ -215,10 +214,6 @@ class LocalDisk:
 
     def codec_choices(self) -> Mapping[str, Mapping[str, int]]:
         return self._policy.choices()
-
-    def descriptors(self) -> list[int]:
-        """Every descriptor that keeps space on disk, LMDB's own included."""
-        return [file.fileno() for file in self._space.files()] + self._index.descriptors()
 
     def abandon_after_fork(self) -> None:
         self._closed_because = "it belongs to the process that this one was forked from"
@@ -358,9 +353,7 @@ class LocalDisk:
     async def _read(self, key: int, location: Location, destination: memoryview) -> Loaded:
         seed = self._seed_of(key)
         if location.offset is None:
-            receive = partial(
-                decode_small_value, location=location, seed=seed, destination=destination, pool=self._read_turns
-            )
+            receive = partial(decode_small_value, location, seed, destination, self._read_turns)
             outcome = await self._entries.submit(Fetch(key, receive))
             with translated("read", "the index", _STILL_ON_DISK, key=key):
                 if outcome.error is not None:

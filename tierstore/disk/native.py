@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-from collections.abc import Callable
+from collections import deque
 from typing import Any, NamedTuple
 
 from ..base.defaults import NUM_BESIDE_DEVICE
@@ -47,11 +47,11 @@ class _Ended(NamedTuple):
 class NativeTransfers:
     """Writes and reads unencoded records; for one loop. Its coroutines must not be cancelled: the threads use the
     buffers until a transfer has ended. `num_at_once`: how many transfers of each direction are at the drive.
-    `note_speed`: told how many bytes per second it was found to move."""
+    `new_speeds`: gets the bytes per second that it was found to move, as `TransferClock`'s."""
 
-    def __init__(self, num_at_once: int, note_speed: Callable[[Direction, float], None]) -> None:
+    def __init__(self, num_at_once: int, new_speeds: deque[tuple[Direction, float]]) -> None:
         self._pool: Any = Pool(2 * (num_at_once + NUM_BESIDE_DEVICE), num_at_once, NICE, "ts-native")
-        self._note_speed = note_speed
+        self._new_speeds = new_speeds
         self._loop = asyncio.get_running_loop()
         self._numbers = itertools.count()
         self._pending: dict[int, tuple[asyncio.Future[_Ended], memoryview, Direction]] = {}
@@ -71,9 +71,7 @@ class NativeTransfers:
     async def write(self, place: FileRange, source: memoryview, order: WriteOrder) -> Written:
         address = address_of(source)
         layout = lay_out(address, len(source), ALIGNMENT_BYTES)
-        ended = await self._submit("write", place, source, address, layout, order.seed)
-        if ended.error:
-            raise _error_of(ended, "pwritev")
+        ended = await self._transfer("write", place, source, address, layout, order.seed)
         checksum = None if order.seed is None else ended.checksum
         times = ended.cpu_seconds, ended.transfer_seconds
         return Written(NO_CODEC, len(source), layout.head_bytes, checksum, None, *times, ())
@@ -81,13 +79,11 @@ class NativeTransfers:
     async def read(self, place: FileRange, location: Location, seed: int | None, destination: memoryview) -> Loaded:
         check_head(location, place)
         layout = split_at(location.head_bytes, len(destination), ALIGNMENT_BYTES)
-        ended = await self._submit("read", place, destination, address_of(destination), layout, seed)
-        if ended.error:
-            raise _error_of(ended, "preadv")
+        ended = await self._transfer("read", place, destination, address_of(destination), layout, seed)
         verify(location, seed, ended.checksum)
         return Loaded(place.num_bytes, ended.transfer_seconds, ended.cpu_seconds)
 
-    def _submit(
+    async def _transfer(
         self,
         direction: Direction,
         place: FileRange,
@@ -95,7 +91,8 @@ class NativeTransfers:
         address: int,
         layout: RawLayout,
         seed: int | None,
-    ) -> asyncio.Future[_Ended]:
+    ) -> _Ended:
+        """Raises OSError: the device failed."""
         number = next(self._numbers)
         future: asyncio.Future[_Ended] = self._loop.create_future()
         self._pending[number] = future, memory, direction
@@ -108,14 +105,17 @@ class NativeTransfers:
         except BaseException:
             del self._pending[number]
             raise
-        return future
+        ended = await future
+        if ended.error:
+            raise OSError(ended.error, f"{'pwritev' if direction == 'write' else 'preadv'}: {os.strerror(ended.error)}")
+        return ended
 
     def _deliver(self) -> None:
         for number, *rest in self._pool.take():
             ended = _Ended(*rest)
             future, _, direction = self._pending.pop(number)
             if ended.bytes_per_second:
-                self._note_speed(direction, ended.bytes_per_second)
+                self._new_speeds.append((direction, ended.bytes_per_second))
             if not future.cancelled():
                 future.set_result(ended)
 
@@ -129,7 +129,3 @@ class NativeTransfers:
 
     def abandon_after_fork(self) -> None:
         self._pool.abandon()
-
-
-def _error_of(ended: _Ended, call: str) -> OSError:
-    return OSError(ended.error, f"{call}: {os.strerror(ended.error)}")

@@ -52,7 +52,7 @@ def write_record(place: FileRange | None, source: memoryview, order: WriteOrder,
     if place is not None:
         with pool.lend() as scratch, pool.timed(len(source)):
             started = time.perf_counter()
-            head_bytes = write_raw(place.descriptor, place.offset, source, place.alignment_bytes, scratch)
+            head_bytes = write_raw(place, source, scratch)
             write_seconds = time.perf_counter() - started
     cpu_seconds, value = time.thread_time() - cpu_started, source if place is None else None
     return Written(NO_CODEC, len(source), head_bytes, checksum, value, cpu_seconds, write_seconds, samples)
@@ -80,7 +80,7 @@ def read_record(
         populate(destination)  # before the turn, so that page faults take no time at the device
     with pool.lend() as scratch, pool.timed(len(destination)):
         started = time.perf_counter()
-        read_raw(place.descriptor, place.offset, destination, location.head_bytes, place.alignment_bytes, scratch)
+        read_raw(place, destination, location.head_bytes, scratch)
         read_seconds = time.perf_counter() - started
     os.sched_yield()  # lets the next job read meanwhile, even if it waits for this thread's core
     verify(location, seed, _checksum(destination, seed))
@@ -88,7 +88,7 @@ def read_record(
 
 
 def decode_small_value(
-    value: memoryview, location: Location, seed: int | None, destination: memoryview, pool: ScratchPool
+    location: Location, seed: int | None, destination: memoryview, pool: ScratchPool, value: memoryview
 ) -> None:
     """Verify and decode a value of the index; arguments and errors as `read_record`'s."""
     is_encoded = location.codec != NO_CODEC.family
@@ -251,35 +251,26 @@ def split_at(head_bytes: int, num_bytes: int, alignment_bytes: int) -> RawLayout
     return RawLayout(head_bytes, interior, num_bytes - head_bytes - interior)
 
 
-def write_raw(descriptor: int, offset: int, source: memoryview, alignment_bytes: int, scratch: Scratch) -> int:
+def write_raw(place: FileRange, source: memoryview, scratch: Scratch) -> int:
     """Write a record (uint8, shape [n], any address) into its extent of n rounded up to 4096; returns its head's
-    length. `alignment_bytes`: what the descriptor asks of memory: 4096 (O_DIRECT), or 1 (buffered). On OSError the
-    caller still owns the bytes."""
-    layout = lay_out(address_of(source), len(source), alignment_bytes)
-    head, interior, tail, side = _cut(source, layout, alignment_bytes, scratch)
+    length. On OSError the caller still owns the bytes."""
+    layout = lay_out(address_of(source), len(source), place.alignment_bytes)
+    head, interior, tail, side = _cut(source, layout, place.alignment_bytes, scratch)
     side[: len(head)] = head
     side[len(head) : len(head) + len(tail)] = tail
-    write_all(descriptor, [interior, side], offset)
+    write_all(place.descriptor, [interior, side], place.offset)
     return layout.head_bytes
 
 
-def read_raw(
-    descriptor: int,
-    offset: int,
-    destination: memoryview,
-    head_bytes: int,
-    alignment_bytes: int,
-    scratch: Scratch,
-) -> None:
-    """Read a record that `write_raw` wrote with this head and alignment. OSError: it is still there; `destination`
-    holds garbage."""
-    layout = split_at(head_bytes, len(destination), alignment_bytes)
-    head, interior, tail, side = _cut(destination, layout, alignment_bytes, scratch)
-    if not interior or address_of(interior) % alignment_bytes == 0:
-        read_all(descriptor, [interior, side], offset)
+def read_raw(place: FileRange, destination: memoryview, head_bytes: int, scratch: Scratch) -> None:
+    """Read a record that `write_raw` wrote with this head. OSError: it is still there; `destination` holds garbage."""
+    layout = split_at(head_bytes, len(destination), place.alignment_bytes)
+    head, interior, tail, side = _cut(destination, layout, place.alignment_bytes, scratch)
+    if not interior or address_of(interior) % place.alignment_bytes == 0:
+        read_all(place.descriptor, [interior, side], place.offset)
     else:
-        _read_through(descriptor, offset, interior, scratch)
-        read_all(descriptor, [side], offset + len(interior))
+        _read_through(place, interior, scratch)
+        read_all(place.descriptor, [side], place.offset + len(interior))
     head[:] = side[: len(head)]
     tail[:] = side[len(head) : len(head) + len(tail)]
 
@@ -291,10 +282,10 @@ def _cut(memory: memoryview, layout: RawLayout, alignment_bytes: int, scratch: S
     return memory[:begin], memory[begin:end], memory[end:], scratch.side[:side_bytes]
 
 
-def _read_through(descriptor: int, offset: int, interior: memoryview, scratch: Scratch) -> None:
+def _read_through(place: FileRange, interior: memoryview, scratch: Scratch) -> None:
     done = 0
     while done < len(interior):
         piece = scratch.chunk[: len(interior) - done]
-        read_all(descriptor, [piece], offset + done)
+        read_all(place.descriptor, [piece], place.offset + done)
         copy_memory(interior[done : done + len(piece)], piece)
         done += len(piece)

@@ -24,10 +24,9 @@ _COVERED = 0.8
 
 
 class Storages:
-    """Names for storages, and `nbytes` of each by its name."""
+    """Names for storages, but for those of the parameters and buffers of `kept_anyway`."""
 
     def __init__(self, kept_anyway: nn.Module) -> None:
-        self.nbytes: dict[int, int] = {}
         self._references: dict[int, StorageWeakRef] = {}
         self._ignored = {
             tensor.untyped_storage()._cdata
@@ -36,25 +35,14 @@ class Storages:
             if storage_of(tensor.detach()) is not None
         }
 
-    def name_of(self, tensor: torch.Tensor) -> int | None:
-        """The name of a tensor's storage; None: it has none, or is of a parameter or a buffer of the model."""
-        found = storage_of(tensor)
-        if found is None:
-            return None
-        storage = found[0]
-        name: int = storage._cdata
-        if name in self._ignored:
-            return None
-        if name not in self._references:
-            self._references[name] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
-        self.nbytes[name] = storage.nbytes()
-        return name
-
-
-def storages_among(values: Any, storages: Storages) -> dict[int, int]:
-    """Of the tensors in nested `values`, with sizes."""
-    names = [storages.name_of(leaf) for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
-    return {name: storages.nbytes[name] for name in names if name is not None}
+    def among(self, values: Any) -> dict[int, int]:
+        """The storages of the tensors in nested `values`, with sizes."""
+        tensors = [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+        storages = {found[0]._cdata: found[0] for found in map(storage_of, tensors) if found is not None}
+        named = {name: storage for name, storage in storages.items() if name not in self._ignored}
+        for name in named.keys() - self._references.keys():
+            self._references[name] = StorageWeakRef(named[name])  # type: ignore[no-untyped-call]
+        return {name: storage.nbytes() for name, storage in named.items()}
 
 
 def union(parts: Iterable[Mapping[int, int]]) -> dict[int, int]:
@@ -73,11 +61,12 @@ class Through(NamedTuple):
 
 class CallTree:
     """Watches the calls of a model's modules that go through `around`: those of modules that have members, and of the
-    members of the model itself. `num_calls`: how often the model itself was called, with gradients."""
+    members of the model itself. `num_calls`: how often the model itself was called, with gradients. `saved`: as
+    `blocks_of` takes it."""
 
     def __init__(self, model: nn.Module, storages: Storages) -> None:
         self.num_calls = 0
-        self._saved: dict[str | None, dict[int, int]] = {None: {}}
+        self.saved: dict[str | None, dict[int, int]] = {None: {}}
         self._open: list[str | None] = [None]
         self._storages = storages
         members = set(model.children())
@@ -91,15 +80,12 @@ class CallTree:
 
     def saw(self, tensor: torch.Tensor) -> bool:
         """Note a saved tensor. For the `select` of a scope: True, so that it is stored."""
-        self._saved[self._open[-1]] |= storages_among(tensor, self._storages)
+        self.saved[self._open[-1]] |= self._storages.among(tensor)
         return True
-
-    def blocks(self) -> list[str]:
-        return blocks_of(self._saved)
 
     def _run(self, name: str, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         self.num_calls += not name and len(self._open) == 1 and torch.is_grad_enabled()
-        self._saved.setdefault(name, {})
+        self.saved.setdefault(name, {})
         self._open.append(name)
         try:
             return call(*args, **kwargs)

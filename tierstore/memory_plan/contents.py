@@ -15,7 +15,7 @@ from rich.table import Table
 
 from ..base.config import format_bytes
 from ..errors import ConfigError
-from .decision import Action, BlockPlan, Kind, Option, Prices
+from .decision import Action, BlockPlan, Option, Prices
 from .prices import TriedDecision
 
 if TYPE_CHECKING:
@@ -54,12 +54,11 @@ class Contents(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def contents_of(choice: TriedDecision, prices: Prices, limit_bytes: int, reserve_bytes: int, tier: str) -> Contents:
     """The contents of the plan of a choice."""
-    singly: dict[str, Kind] = {
-        "keep everything": "keep",
-        "store everything": "store",
-        "recompute every block": "recompute",
+    strategies = {
+        "keep everything": prices.uniform(Action("keep")),
+        "store everything": prices.uniform(Action("store")),
+        "recompute every block": prices.uniform(Action("recompute")),
     }
-    strategies = {name: prices.uniform(Action(kind)) for name, kind in singly.items()}
     return Contents(
         FORMAT,
         limit_bytes,

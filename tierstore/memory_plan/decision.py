@@ -296,12 +296,10 @@ class _Program:
                 (self._column(second * (each.seconds + byte_seconds * self._own_bytes(each.stored) * dearer)), each)
                 for each in several
             ]
-        for own in self._options.values():
-            self._row({column: 1.0 for column, _ in own}, 1.0, 1.0)
-            for column, _ in own:
-                self._solver.changeColIntegrality(column, highspy.HighsVarType.kInteger)
         for name, own in self._options.items():
+            self._row({column: 1.0 for column, _ in own}, 1.0, 1.0)
             for column, option in own:
+                self._solver.changeColIntegrality(column, highspy.HighsVarType.kInteger)
                 for way, storages in (("kept", option.kept), ("stored", option.stored)):
                     for storage in storages.keys() & self._shared.keys():
                         self._holding[way, storage].setdefault(name, []).append(column)

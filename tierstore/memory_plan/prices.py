@@ -27,7 +27,7 @@ from ..hooks.module import ModuleScope
 from ..hooks.offload import PrefetchOrder, tiered_offload
 from ..store.tier_store import TierStore
 from .applied import PlannedCalls
-from .call_tree import CallTree, Storages, union
+from .call_tree import CallTree, Storages, blocks_of, union
 from .decision import NARROW_BYTES, Action, BlockPlan, Decision, Moment, Prices, StepCosts, options_of, with_margin
 from .meter import LimitReachedError, MemoryGuard, Meter
 from .recording import TOO_LARGE, BlockRecording, RecordedCall
@@ -156,7 +156,7 @@ def measure_prices(trials: Trials) -> tuple[Prices, list[TriedDecision]]:
         check_is_plain(name, module)
     tree = CallTree(model, Storages(model))
     trials.look(tree.around, tree.saw, has_backward=True)
-    names = tree.blocks()
+    names = blocks_of(tree.saved)
     if not names:
         raise ConfigError("model", type(model).__name__, "its modules save no tensors that could be moved")
     recording = BlockRecording(Storages(model), trials.tidy)

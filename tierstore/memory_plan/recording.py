@@ -24,7 +24,7 @@ from ..hooks.thread_hooks import unpack as unpack_kept
 from ..residency.layout import memory_at
 from ..residency.torch_names import TorchDispatchMode, storage_address, top_hooks, tree_leaves
 from .block_state import BlockState, TooMuchError, copied, devices_of, is_managed
-from .call_tree import Storages, Through, storages_among
+from .call_tree import Storages, Through
 from .meter import LimitReachedError
 
 TOO_LARGE = "that takes more memory than the limit"
@@ -86,7 +86,7 @@ class BlockRecording:
     def saw(self, tensor: torch.Tensor) -> bool:
         """For the `select` of a scope: True, so that it is stored."""
         if not self._is_inside:
-            self.rest |= storages_among(tensor, self._storages)
+            self.rest |= self._storages.among(tensor)
         return True
 
     def end(self) -> None:
@@ -99,7 +99,7 @@ class BlockRecording:
     def _run(self, name: str, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not torch.is_grad_enabled() or self._is_inside:
             return call(*args, **kwargs)
-        recorded = RecordedCall(name, storages_among((args, kwargs), self._storages))
+        recorded = RecordedCall(name, self._storages.among((args, kwargs)))
         self._is_inside = True
         try:
             result = self._record(recorded, call, args, kwargs)
@@ -161,7 +161,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.saved: dict[int, int] = {}
         self.communicates = False
         self._names = storages
-        self._buffers = storages_among(list(module.buffers()), storages)
+        self._buffers = storages.among(list(module.buffers()))
         self._operators: list[Operator] = []
         self._num_needed = 0  # that had been called when autograd saved the last tensor
         self._checksums: list[object] = []  # in the order of saving
@@ -183,7 +183,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """A tensor is saved. What stays alive anyway does not count, nor parameters that FSDP frees after forward."""
         if stays_alive(tensor if tensor._base is None else tensor._base):
             return
-        found = storages_among(tensor, self._names)
+        found = self._names.among(tensor)
         if found and not found.keys() & self._buffers.keys():
             self.saved |= found
             self._is_noting = True
@@ -209,10 +209,10 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return output
         _wait_for_device(output)
         seconds = time.perf_counter() - began
-        inputs = storages_among((args, kwargs), self._names)
-        outputs = storages_among(output, self._names)
+        inputs = self._names.among((args, kwargs))
+        outputs = self._names.among(output)
         if func._schema.is_mutable:
-            self._forbid(outputs.keys() | storages_among(_written(func, args, kwargs or {}), self._names).keys())
+            self._forbid(outputs.keys() | self._names.among(_written(func, args, kwargs or {})).keys())
         is_new = bool(outputs) and not outputs.keys() & inputs.keys()
         is_random = torch.Tag.nondeterministic_seeded in func.tags
         can_be_held = is_new and not (func._schema.is_mutable or is_random or str(func) == "aten._to_copy.default")
@@ -221,7 +221,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def needed(self, result: Any) -> list[Operator]:
         """The operators until autograd has saved everything. The block's results stay the caller's to change."""
-        self._forbid(storages_among(result, self._names).keys() - self.saved.keys())
+        self._forbid(self._names.among(result).keys() - self.saved.keys())
         return self._operators[: self._num_needed]
 
     def _forbid(self, changed: Set[int]) -> None:

@@ -161,7 +161,7 @@ def _loss_of(value: object) -> torch.Tensor:
     return value
 
 
-class StepTimeline:
+class StepTimeline(AbstractContextManager[Any]):
     """The most memory in each call of a block, forward and backward, by the call's number; `names` of the blocks
     called; and the `order` in which their backward began. `first_bytes`: before the first call. Entered for a step.
 
@@ -178,9 +178,6 @@ class StepTimeline:
         self._meter, self._tidy, self._not_counted = meter, tidy, not_counted
         self._now: tuple[dict[int, int], int] | None = None
         self._hooks: list[RemovableHandle] = []
-
-    def __enter__(self) -> None:
-        pass
 
     def __exit__(self, error: object, *_: object) -> None:
         for hook in self._hooks:

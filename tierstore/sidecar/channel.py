@@ -61,7 +61,7 @@ class Channel:
         self.unsent_bytes = 0  # in frames that the peer has not taken yet
         self._frame_seconds = frame_seconds
         self._frame_timer: asyncio.TimerHandle | None = None
-        self._is_open = True
+        self.is_open = True
         self._is_listening = True
         self._is_waiting = False  # for the socket to take more
         self._ends_when_sent = False
@@ -71,10 +71,6 @@ class Channel:
         self._events = select.epoll()
         self._events.register(connection, select.EPOLLIN)
         self._loop.add_reader(self._events.fileno(), self._wake)
-
-    @property
-    def is_open(self) -> bool:
-        return self._is_open
 
     def send(self, message: ClientMessage | DaemonMessage | msgspec.Raw) -> None:
         """Send a message with the others of this turn of the loop; dropped if the connection is over. Raises as
@@ -101,7 +97,7 @@ class Channel:
 
     def stop_listening(self) -> None:
         """Read nothing more from the peer. Messages can still be sent, and its end is still noticed. Idempotent."""
-        if self._is_open:
+        if self.is_open:
             self._is_listening = False
             self._watch()
 
@@ -109,17 +105,17 @@ class Channel:
         """Stop listening, send all that is to be sent, then close; idempotent. A peer that does not read delays it."""
         if self._lost is not None:
             self._end(self._lost)
-        if self._is_open:
+        if self.is_open:
             self._ends_when_sent = True
             self.stop_listening()
             self._flush()
 
     def close(self) -> None:
         """Close the socket, and every descriptor that nobody took; idempotent. Unsent messages are dropped."""
-        if not self._is_open:
+        if not self.is_open:
             return
         self._loop.remove_reader(self._events.fileno())
-        self._is_open = False
+        self.is_open = False
         if self._frame_timer is not None:
             self._frame_timer.cancel()
         self._events.close()
@@ -134,9 +130,9 @@ class Channel:
         for _, events in self._events.poll(0):
             if events & select.EPOLLOUT:
                 self._write()
-            if self._is_open and self._is_listening and events & ~select.EPOLLOUT:
+            if self.is_open and self._is_listening and events & ~select.EPOLLOUT:
                 self._receive()
-            elif self._is_open and events & (select.EPOLLHUP | select.EPOLLERR):  # reported until something is done
+            elif self.is_open and events & (select.EPOLLHUP | select.EPOLLERR):  # reported until something is done
                 self._lose(BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE)))
 
     def _watch(self) -> None:
@@ -174,7 +170,7 @@ class Channel:
         self._time_frame(has_ended=bool(frames))
         for messages in frames:
             self._on_messages(messages)
-            if not self._is_open or not self._is_listening:
+            if not self.is_open or not self._is_listening:
                 return
 
     def _time_frame(self, *, has_ended: bool) -> None:
@@ -186,7 +182,7 @@ class Channel:
             self._frame_timer = self._loop.call_later(self._frame_seconds, self._end, error)
 
     def _end(self, error: Exception | None) -> None:
-        if self._is_open:
+        if self.is_open:
             self.close()
             self._on_end(error)
 
@@ -194,7 +190,7 @@ class Channel:
 
     @property
     def _can_send(self) -> bool:
-        return self._is_open and self._lost is None
+        return self.is_open and self._lost is None
 
     def _collect(self) -> None:
         batch, self._batch = self._batch, []

@@ -165,7 +165,6 @@ class DaemonLink:
     # --- one connection -------------------------------------------------------------------------------------------
 
     async def _connect(self, message: messages.Open | messages.Resume, seconds: float) -> Any:
-        """Connect, greet, and send the message; returns its answer."""
         try:
             async with asyncio.timeout(seconds):
                 return await self._introduce(message)

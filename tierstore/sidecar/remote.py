@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
@@ -72,7 +73,7 @@ class RemoteDisk:
         self._part_bytes = min(_PART_BYTES, fitting_bytes) // _PAGE_BYTES * _PAGE_BYTES
         self._records: dict[int, list[_Part]] = {}
         self._wire_keys = itertools.count(1)
-        self._choices: dict[str, dict[str, int]] = {}
+        self._choices: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._disk_bytes = 0
         self._closed_because: str | None = None
         link.on_unavailable = self._window.refuse_waiting
@@ -197,8 +198,7 @@ class RemoteDisk:
             raise
         self._records[key] = parts
         codec, counted_as = parts[0].stored.codec, parts[0].stored.kind
-        counts = self._choices.setdefault(counted_as, {})
-        counts[codec] = counts.get(codec, 0) + 1
+        self._choices[counted_as][codec] += 1
         return Stored(sum(part.stored.stored_bytes for part in parts), codec, counted_as)
 
     def _cut(self, source: memoryview) -> Iterator[memoryview]:

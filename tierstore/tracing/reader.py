@@ -58,10 +58,7 @@ def _check_version(path: Path, lines: Sequence[bytes]) -> None:
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         what = "it is no trace, as tiered_offload(store, trace=FILE) writes one"
         raise ConfigError("trace", str(path), f"{what}: line 1 is no header ({error})") from error
-    reason = ""
     if header.format != FORMAT:
-        reason = f"line 1 is the header of something else: {header.format!r}"
-    elif header.version != VERSION:
-        reason = f"it is of version {header.version}; this program reads {VERSION}"
-    if reason:
-        raise ConfigError("trace", str(path), reason)
+        raise ConfigError("trace", str(path), f"line 1 is the header of something else: {header.format!r}")
+    if header.version != VERSION:
+        raise ConfigError("trace", str(path), f"it is of version {header.version}; this program reads {VERSION}")

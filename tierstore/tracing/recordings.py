@@ -136,22 +136,24 @@ class Recordings:
 
 def header_of(store: StoreSettings) -> Header:
     """A header whose trace begins now."""
-    return Header(FORMAT, VERSION, time.perf_counter_ns(), time.time(), os.getpid(), store, _this_machine())
+    return Header(FORMAT, VERSION, time.perf_counter_ns(), time.time(), os.getpid(), store, this_machine())
 
 
-def _this_machine() -> Machine:
+def this_machine() -> Machine:
+    """The one that this process runs on."""
     model = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     versions = {"linux": platform.release(), "python": platform.python_version()}
     return Machine(
         cpu=model[1] if model else platform.machine(),
         num_cores=len(allowed_cores()),
         memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
-        versions=versions | {name: _version_of(name) for name in ("torch", "tierstore")},
+        versions=versions | {name: version_of(name) for name in ("torch", "tierstore")},
         launches_block=os.environ.get("CUDA_LAUNCH_BLOCKING") == "1",
     )
 
 
-def _version_of(package: str) -> str:
+def version_of(package: str) -> str:
+    """Of an installed package; "not installed" if it is none."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Literal
 
 from msgspec.structs import replace
 
 from ..base.system_words import words_of
 from ..base.threads import start_thread
+from ..disk.codec.load import Direction
 from ..disk.file_layout import UnnamedFileLayout
 from ..disk.segments import IoMode, Segment, close_segments, detect_io_mode, open_segment
 from ..disk.transfer import read_all, write_all
@@ -44,8 +44,6 @@ _FREE_SHARE = 2  # half of the free space
 _LATENCY_BYTES = 4 * KIB
 _FILL_SHARE, _LATENCY_SHARE, _STEP_SHARE = 0.15, 0.03, 0.18  # of the time: 1, 2 and 4 steps
 _SCATTER = 7919  # a prime: small blocks are spread over the file, so that no drive reads ahead
-
-Direction = Literal["write", "read"]
 
 
 @dataclass
@@ -142,13 +140,15 @@ def measure_drive(directory: Path, *, seconds: float, memory_bytes: int) -> Driv
     `memory_bytes`: the most that buffers may take. Faults of the drive raise nothing: they are in `error`, beside what
     was measured before. A transfer that never comes back keeps a daemon thread, its buffer and the file until the
     process ends."""
-    known, bugs = [describe_drive(directory)], list[Exception]()
+    known, bugs = describe_drive(directory), list[Exception]()
 
     def run() -> None:
+        nonlocal known
         try:
-            measured = _measured(known[0], directory, seconds, memory_bytes)
-            while (each := _next_or_error(measured, known[-1])) is not None:
-                known.append(each)
+            for each in _measured(known, directory, seconds, memory_bytes):
+                known = each
+        except OSError as error:  # of the drive
+            known = replace(known, error=words_of(error).removeprefix(f"[Errno {error.errno}] "))
         except Exception as error:  # noqa: BLE001 - raised on the waiting thread
             bugs.append(error)
 
@@ -157,15 +157,8 @@ def measure_drive(directory: Path, *, seconds: float, memory_bytes: int) -> Driv
     for bug in bugs:
         raise bug
     if thread.is_alive():
-        return replace(known[-1], error=f"it did not answer within {SLACK_SECONDS:g} s")
-    return known[-1]
-
-
-def _next_or_error(measured: Iterator[Drive], known: Drive) -> Drive | None:
-    try:
-        return next(measured, None)
-    except OSError as error:  # of the drive; the iterator is at its end
-        return replace(known, error=words_of(error).removeprefix(f"[Errno {error.errno}] "))
+        return replace(known, error=f"it did not answer within {SLACK_SECONDS:g} s")
+    return known
 
 
 def _measured(drive: Drive, directory: Path, seconds: float, memory_bytes: int) -> Iterator[Drive]:

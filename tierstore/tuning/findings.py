@@ -37,7 +37,7 @@ _SLOW_LINK = 6e9  # PCIe 3.0 with 8 lanes
 Severity = Literal["problem", "warning", "note"]
 
 
-class Finding(Struct, frozen=True, kw_only=True):
+class Finding(Struct, frozen=True):
     """One thing to know about a machine. `code`: a stable name. `advice`: what to do; None: nothing."""
 
     severity: Severity
@@ -49,11 +49,7 @@ class Finding(Struct, frozen=True, kw_only=True):
 _Found = Iterator[Finding]
 
 
-def _finding(severity: Severity, code: str, sentence: str, advice: str | None = None) -> Finding:
-    return Finding(severity=severity, code=code, sentence=sentence, advice=advice)
-
-
-_problem, _warning, _note = partial(_finding, "problem"), partial(_finding, "warning"), partial(_finding, "note")
+_problem, _warning, _note = partial(Finding, "problem"), partial(Finding, "warning"), partial(Finding, "note")
 
 
 def findings_of(machine: Measurements) -> tuple[Finding, ...]:

@@ -7,12 +7,14 @@ import select
 import signal
 import subprocess
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from ..base.interrupts import interrupts_held_back
+from ..base.system_words import ending_of
 from ..errors import ConfigError, TierStoreError
 from ..store.trial import VARIABLE, TrialPlan
 from .settings import TrialSettings
@@ -56,11 +58,7 @@ class Program:
         place.write_bytes(msgspec.json.encode(plan))
         exit_code = self._run(os.environ | {VARIABLE: str(place)}, said)
         if exit_code:
-            ended = f"was ended by {signal.Signals(-exit_code).name}" if exit_code < 0 else ""
-            how = ended or f"ended with exit code {exit_code}"
-            if exit_code == -signal.SIGKILL:
-                how += " (out of memory?)"
-            raise TrialFailedError(f"{self.command[0]} {how}", _last_words(said))
+            raise TrialFailedError(f"{self.command[0]} {ending_of(exit_code)}", _last_words(said))
         if not any(folder.glob("*.jsonl")):
             when = f"within {self.trial_seconds:g} s" if exit_code is None else "before it ended"
             raise TrialFailedError(f"{self.command[0]} entered no scope of tiered_offload {when}", _last_words(said))
@@ -79,15 +77,12 @@ class Program:
                 )
             except OSError as error:
                 raise ConfigError("COMMAND", self.command[0], f"it cannot be run: {error.strerror}") from error
-            ended = os.pidfd_open(process.pid)
-            try:
+            with ExitStack() as undo:
+                ended = os.pidfd_open(process.pid)
+                undo.callback(os.close, ended)
+                undo.callback(_end_group, process, ended)
                 let_through()
                 is_over = _has_ended(ended, self.trial_seconds)
-            finally:
-                try:
-                    _end_group(process, ended)
-                finally:
-                    os.close(ended)
         return process.returncode if is_over else None
 
 

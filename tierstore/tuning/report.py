@@ -23,7 +23,7 @@ MIB, GIB = 2**20, 2**30
 _ROUND_BYTES = 64 * MIB
 
 
-class Setting(Struct, frozen=True, kw_only=True):
+class Setting(Struct, frozen=True):
     """One argument of `TierStore` or `TierStore.connect`."""
 
     name: str
@@ -74,19 +74,19 @@ def read_report(file: Path) -> Report:
 
 def settings_of(machine: Measurements) -> tuple[Setting, ...]:
     """Where to store, and how much memory to give. All else stays at its default."""
-    found = (*_place(machine), _host_bytes(machine))
-    return tuple(Setting(name=name, value=value, reason=reason) for name, value, reason in found)
+    return *_place(machine), _host_bytes(machine)
 
 
-def _place(machine: Measurements) -> Iterator[tuple[str, str, str]]:
+def _place(machine: Measurements) -> Iterator[Setting]:
     drive, daemon = machine.drive, machine.daemon
     if daemon.keeps_directory:
-        yield "connect", daemon.socket, f"a daemon serves {drive.path}, and has settings of its own for the rest"
+        why = f"a daemon serves {drive.path}, and has settings of its own for the rest"
+        yield Setting("connect", daemon.socket, why)
     elif unfit_because(drive) is None:
-        yield "path", drive.path, "the directory that was measured"
+        yield Setting("path", drive.path, "the directory that was measured")
 
 
-def _host_bytes(machine: Measurements) -> tuple[str, str, str]:
+def _host_bytes(machine: Measurements) -> Setting:
     """A quarter of memory, as by default: training needs the rest for itself; half, if that is on accelerators."""
     available_bytes, trainers = machine.memory.available_bytes, machine.num_trainers
     if machine.accelerators.links:
@@ -100,7 +100,8 @@ def _host_bytes(machine: Measurements) -> tuple[str, str, str]:
         outcome = "a step that saves less than this keeps all of it in memory and stores nothing on the drive"
     else:
         outcome = f"that is less than {format_bytes(_ROUND_BYTES)}, so a step stores everything on the drive"
-    return "host_bytes", value, f"{part} of the {format_bytes(available_bytes)} available{among}: {why}; {outcome}"
+    reason = f"{part} of the {format_bytes(available_bytes)} available{among}: {why}; {outcome}"
+    return Setting("host_bytes", value, reason)
 
 
 def config_text(settings: tuple[Setting, ...]) -> str:

@@ -46,9 +46,7 @@ class TrialSettings:
 
     @property
     def simulated(self) -> Settings:
-        known = asdict(self)
-        del known["inline_bytes"]
-        return Settings(**known)
+        return Settings(**{name: value for name, value in asdict(self).items() if name != "inline_bytes"})
 
 
 def working_bytes(io_depth: int) -> int:

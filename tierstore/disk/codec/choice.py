@@ -24,6 +24,8 @@ from .floats import FLOAT_BYTES
 
 SMALLEST_PROBED_BYTES = 64 * 2**10
 """Shorter records are not encoded unless space is short."""
+WORST_RATIO = 15 / 16
+"""Bytes are encoded only if less than this share of them is left."""
 
 _FAST_ZSTD, _ZSTD, _SHUFFLE_ZSTD = Codec("zstd", -3), Codec("zstd", 1), Codec("shuffle-zstd", 1)
 _CHEAPEST_FIRST = (CONSTANT, BITS, FLOATS, _FAST_ZSTD, _ZSTD, _SHUFFLE_ZSTD)
@@ -31,7 +33,6 @@ _MOST_PROBED_APART = 256  # records; at first they are closer: the first of a ki
 _PROBE_AFTER_BYTES = 64 * 2**20  # a probe costs some milliseconds at most: below 2 % of the work on these bytes
 _TRIAL_AFTER_RECORDS, _TRIAL_RECORDS = 64, 4
 _SWITCH_BELOW = 0.9  # of the cost of what is done now: a gain that is not just noise
-_WORST_RATIO = 15 / 16
 _SAME_RATIO = 1 / 64  # of the bytes: a codec that saves less than this beyond a cheaper one is not used
 _MOST_KINDS = 1024
 _LEAST_PRICE = 0.1  # of a CPU second: encoding on idle cores still takes memory bandwidth and power
@@ -50,7 +51,7 @@ class WriteOrder(NamedTuple):
     itemsize_bytes: int
     seed: int | None = None
     probe: bool = False
-    worst_ratio: float = _WORST_RATIO
+    worst_ratio: float = WORST_RATIO
 
 
 class Load(NamedTuple):
@@ -139,7 +140,7 @@ class CodecChooser:
         found.codec = self._cheapest(found, load)
         if found.codec == NO_CODEC or self._is_trial(found, load):
             return raw
-        worst_ratio = min(_WORST_RATIO, (1 + found.figures[found.codec].ratio) / 2)
+        worst_ratio = min(WORST_RATIO, (1 + found.figures[found.codec].ratio) / 2)
         return raw._replace(codec=found.codec, worst_ratio=worst_ratio)
 
     def learn_samples(self, kind: Kind, num_bytes: int, samples: Iterable[Sample]) -> None:
@@ -184,7 +185,7 @@ class CodecChooser:
         if "write" not in self._speeds:
             return NO_CODEC
         costs = {NO_CODEC: self._cost(found, None, load)}
-        least_ratio = _WORST_RATIO
+        least_ratio = WORST_RATIO
         for codec in _CHEAPEST_FIRST:
             figures = found.figures.get(codec)
             if figures is not None and figures.ratio < least_ratio:
@@ -226,7 +227,7 @@ def _smallest(found: _Class, kind: Kind) -> Codec:
     if not found.figures:
         return candidates(kind.itemsize_bytes)[-1]  # not measured yet; the encoder stops early if it is in vain
     best = min(found.figures, key=lambda codec: found.figures[codec].ratio)
-    return best if found.figures[best].ratio < _WORST_RATIO else NO_CODEC
+    return best if found.figures[best].ratio < WORST_RATIO else NO_CODEC
 
 
 def _blend(known: float, newest: float) -> float:

@@ -63,11 +63,6 @@ def parse_codec(text: str) -> Codec | None:
     raise (ConfigError if isinstance(text, str) else ConfigTypeError)("codec", text, _allowed())
 
 
-def is_shrinking(encoded_bytes: int, raw_bytes: int) -> bool:
-    """Whether encoding is worth its cost: it must save a sixteenth."""
-    return encoded_bytes * 16 < raw_bytes * 15
-
-
 def blocks_of(source: memoryview) -> Iterator[memoryview]:
     """Cut a record: uint8, shape [BLOCK_BYTES], the last one shorter."""
     for start in range(0, len(source), BLOCK_BYTES):

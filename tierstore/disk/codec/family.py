@@ -7,6 +7,7 @@ import ctypes
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..linux import address_of
 from . import floats
 
 if TYPE_CHECKING:
@@ -157,11 +158,9 @@ def _unpack_bits(payload: memoryview, block: memoryview, setting: CodecSetting) 
 
 def _find_word(block: memoryview, room: memoryview, setting: CodecSetting) -> int | None:
     """In one call of C, some microseconds long."""
-    import numpy as np
-
     if len(block) <= _WORD_BYTES:
         return None
-    address = np.frombuffer(block, np.uint8).ctypes.data
+    address = address_of(block)
     if _libc.memcmp(address, address + _WORD_BYTES, len(block) - _WORD_BYTES):
         return None
     room[:_WORD_BYTES] = block[:_WORD_BYTES]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 
 from ...base.config import available_cores
@@ -10,7 +11,7 @@ from ..location import Written
 from ..tier import Kind, Loaded
 from .choice import SMALLEST_PROBED_BYTES, UNKNOWN_LOAD, CodecChooser, WriteOrder
 from .codec import NO_CODEC, Codec
-from .load import Direction, LoadMeter, TransferClock, read_machine
+from .load import LoadMeter, TransferClock, read_machine
 from .probing import content_of
 
 OTHER_KINDS = "others"
@@ -32,11 +33,7 @@ class CodecPolicy:
         self._meter = LoadMeter(available_cores(), read_machine())
         self._metered_at = time.perf_counter()
         self._load = UNKNOWN_LOAD
-        self._counts: dict[str, dict[str, int]] = {}
-
-    def note_speed(self, direction: Direction, speed: float) -> None:
-        """A speed that somebody else has found as `clock` does."""
-        self.clock.new_speeds.append((direction, speed))
+        self._counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
     def kind_of(self, kind: Kind, source: memoryview) -> Kind:
         """The record's kind; with the result of a look at its bytes, if the codec may depend on it."""
@@ -66,9 +63,7 @@ class CodecPolicy:
             name += f", {kind.content}"
         if name not in self._counts and len(self._counts) >= _MOST_KINDS:
             name = OTHER_KINDS
-        counts = self._counts.setdefault(name, {})
-        codec = str(written.codec)
-        counts[codec] = counts.get(codec, 0) + 1
+        self._counts[name][str(written.codec)] += 1
         return name
 
     def learn_read(self, num_bytes: int, loaded: Loaded) -> None:

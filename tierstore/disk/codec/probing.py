@@ -8,8 +8,8 @@ import time
 from ..scratch import Scratch
 from ..tier import Kind
 from . import floats
-from .choice import Sample, candidates
-from .codec import ENCODED_BLOCK_BYTES, FLOATS, BlockDecoder, Codec, encode_block, is_shrinking
+from .choice import WORST_RATIO, Sample, candidates
+from .codec import ENCODED_BLOCK_BYTES, FLOATS, BlockDecoder, Codec, encode_block
 
 SAMPLE_BYTES = 256 * 2**10
 _NUM_PIECES = 8  # of a sample, spread over the record
@@ -63,6 +63,6 @@ def _try(sample: memoryview, codec: Codec, itemsize_bytes: int, scratch: Scratch
         BlockDecoder(decoded, codec, itemsize_bytes, scratch.workspace).feed(scratch.chunk[:length])
         encode_seconds = min(encode_seconds, encoded - started)
         decode_seconds = min(decode_seconds, time.thread_time() - encoded)
-        if not is_shrinking(length, len(sample)):
+        if length >= WORST_RATIO * len(sample):
             break  # it will not be used, so its time does not matter
     return Sample(codec, len(sample), length, encode_seconds, decode_seconds)
