@@ -20,12 +20,21 @@ if TYPE_CHECKING:
     from tierstore.disk.drives import Drives
     from tierstore.disk.extents import ExtentSpace
     from tierstore.disk.local import LocalDisk
+    from tierstore.ledger.eviction import EvictionOrder
     from tierstore.ledger.windows import Window
     from tierstore.residency.handle import Record
     from tierstore.residency.tracked import TrackedTensor
     from tierstore.store.engine import Engine
 
-__all__ = ["inspect", "inspect_drives", "inspect_engine", "inspect_scope", "inspect_tier", "segment_files"]
+__all__ = [
+    "inspect",
+    "inspect_drives",
+    "inspect_engine",
+    "inspect_scope",
+    "inspect_tier",
+    "keys_in",
+    "segment_files",
+]
 
 _STALL_SECONDS = 60.0
 
@@ -338,3 +347,9 @@ inspect_engine = InsideEngine
 inspect_tier = InsideTier
 inspect_drives = InsideDrives
 inspect_scope = InsideScope
+
+
+def keys_in(order: EvictionOrder[Any]) -> list[int]:
+    """The keys of its records, what leaves first first, but for what a plan has leave."""
+    queues = order._used, order._clean, order._dirty, order._asked
+    return [record.key for queue in queues for record in queue.values()]
