@@ -111,3 +111,22 @@ def test_pages_of_an_outstanding_slot_are_kept_for_the_next_read_and_given_up_fo
     assert slots.slab.cached_bytes == 0
     slots.free(slots.allocate(NBYTES))
     assert slots.slab.cached_bytes == 0, "the spare slot was given up"
+
+
+@pytest.mark.parametrize(("host_bytes", "num_on_their_way", "num_kept"), [(0, 1, 2), (0, 0, 2), (NBYTES, 1, 2)])
+def test_pages_of_an_outstanding_slot_are_kept_beside_free_ones_while_something_is_on_its_way(
+    host_bytes: int, num_on_their_way: int, num_kept: int
+) -> None:
+    """Not beyond what the host window leaves free, nor when nothing moves any more: then the windows are the limit."""
+    windows = HostWindows(host_bytes, 2 * NBYTES)
+    slots = Slots(windows, 4 * NBYTES, lambda: 0)
+    slot, *others = [slots.allocate(NBYTES) for _ in range(3)]
+    windows.staging.used_bytes += num_on_their_way * NBYTES
+    tensor = slots.hand_out(slot)
+    slots.release(slot)
+    for other in others[: 3 - num_on_their_way]:
+        slots.free(other)
+    del tensor
+    slots.take_back()
+    slots.trim(is_for_read=True)
+    assert slots.slab.cached_bytes == num_kept * NBYTES

@@ -3,9 +3,9 @@
 NOTE [A spare slot]
 In backward, the room that a tensor leaves is taken by the next read at once, while the tensor itself is still
 outstanding. When it dies, no room is free, but the read after that needs just such pages. Fresh ones would have to be
-cleared by the kernel, which takes longer than the read of a fast drive. So the pages of one outstanding slot are kept
-beyond the windows, as far as the windows leave less free and staging is not overdrawn, until something is to be
-written. A store may hold one tensor beyond its windows."""
+cleared by the kernel, which takes longer than the read of a fast drive. So the pages of one slot that was outstanding
+are kept beyond the windows while something is on its way, as far as host leaves no room for them and staging is not
+overdrawn, until something is to be written. A store may hold one tensor beyond its windows."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Slots:
         if cached_bytes:
             free_host, free_staging = self._windows.free_bytes
             free_host -= self._uncharged_bytes()
-            spare_bytes = max(0, self._spare_bytes + min(0, free_staging))
-            allowance_bytes = max(max(0, free_host) + max(0, free_staging), spare_bytes)
+            spare_bytes = min(self._spare_bytes, self._windows.staging.used_bytes) + min(0, free_staging)
+            allowance_bytes = max(0, free_host, spare_bytes) + max(0, free_staging)
             if cached_bytes > allowance_bytes:
                 self.slab.trim(allowance_bytes)
