@@ -53,11 +53,7 @@ class CtrlC:
         handler = _signal.getsignal(_SIGINT)
         if handler != self._note:
             self._handler = handler
-        try:
-            _signal.signal(_SIGINT, self._note)
-        except OSError:  # a filter of system calls refuses it
-            return
-        self.is_held = True
+        self.is_held = self._take_over()
 
     def let_through(self) -> bool:
         """Raise what was held back. Returns whether it was, until this call. Does nothing on other threads."""
@@ -84,9 +80,7 @@ class CtrlC:
         if not callable(handler):  # it is none of Python's
             return b""
         self._handler = handler  # for `_note`
-        try:
-            _signal.signal(_SIGINT, self._note)
-        except (ValueError, OSError):  # `threading` was first imported on another thread than the main one; or refused
+        if not self._take_over():
             return b""
         self._sigaction(_SIGINT, None, self._address)
         action = self._action.raw
@@ -94,6 +88,17 @@ class CtrlC:
         _signal.signal(_SIGINT, handler)
         self._sigaction(_SIGINT, before, None)
         return self._of_python
+
+    def _take_over(self) -> bool:
+        """False: a filter of system calls forbids it, or `threading` was first imported on another thread than Python's
+        main one."""
+        try:
+            _signal.signal(_SIGINT, self._note)
+        except (OSError, ValueError):
+            if _signal.getsignal(_SIGINT) == self._note:  # another signal's handler has raised it
+                raise
+            return False
+        return True
 
     def _begin_again(self) -> None:
         """In a forked child, whose main thread is the one that forked."""
