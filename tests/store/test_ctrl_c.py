@@ -240,3 +240,28 @@ assert CTRL_C.let_through()
 
 def test_child_that_another_thread_forks_meanwhile_has_the_programs_handler() -> None:
     assert run(FORKED) == "7\n"
+
+
+def test_error_of_another_handler_while_ctrl_c_begins_to_be_held_back_is_raised() -> None:
+    """Even an OSError, as TimeoutError is one: it is not taken for a refused system call."""
+
+    def out_of_time() -> None:
+        raise TimeoutError
+
+    before = signal.getsignal(signal.SIGINT)
+    num_come = 0
+    try:
+        for number in range(1, 30):
+            held_back, moment = CtrlC(), Moment(CtrlC.hold, number, out_of_time)  # its first time: it learns, too
+            try:
+                with moment:
+                    held_back.hold()
+            except TimeoutError:
+                assert moment.has_come
+            else:
+                assert not moment.has_come
+            num_come += moment.has_come
+            signal.signal(signal.SIGINT, before)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert num_come > 5

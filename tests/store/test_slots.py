@@ -130,3 +130,15 @@ def test_pages_of_an_outstanding_slot_are_kept_beside_free_ones_while_something_
     slots.take_back()
     slots.trim(is_for_read=True)
     assert slots.slab.cached_bytes == num_kept * NBYTES
+
+
+def test_pages_of_an_outstanding_slot_are_not_kept_where_staging_is_overdrawn_by_as_much() -> None:
+    windows = HostWindows(0, NBYTES)
+    slots = Slots(windows, 2 * NBYTES, lambda: 0)
+    slot = slots.allocate(NBYTES)
+    tensor = slots.hand_out(slot)
+    slots.release(slot)
+    windows.staging.used_bytes += 2 * NBYTES
+    del tensor
+    slots.take_back()
+    assert slots.slab.cached_bytes == 0

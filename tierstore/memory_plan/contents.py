@@ -144,7 +144,7 @@ def _blocks(blocks: Sequence[BlockPlan]) -> Table:
 
 
 def draw_plan(contents: Contents, prices: Prices) -> Figure:
-    """See `MemoryPlan.plot`."""
+    """Draw what `MemoryPlan.plot` describes."""
     if find_spec("matplotlib") is None:
         raise ConfigError("plot", "a figure", "matplotlib is not installed (pip install matplotlib)")
     from matplotlib.figure import Figure

@@ -53,7 +53,7 @@ class SimulatedTensor:
 
 
 class SimulatedMember(NamedTuple):
-    """See `Member`."""
+    """A member of a simulated group: where its bytes begin there."""
 
     first_byte: int
 
