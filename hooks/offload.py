@@ -86,8 +86,7 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
 
     If the trace cannot be written later (a full disk), training goes on and `TierStore.close` raises `StorageIOError`.
 
-    Inside the scope, forward may raise `StoreFullError`, `StorageIOError` or `StoreClosedError` (see
-    `Saving.save`). Backward may raise what `TierStore.get` raises."""
+    Inside the scope, forward may raise what `TierStore.put` raises, and backward what `TierStore.get` raises."""
 
     _warns_if_compiled = True
 

@@ -1,8 +1,8 @@
 """One entry of `tiered_offload`: it packs what autograd saves.
 
 What is not worth storing stays where it is, as a `Kept` (`select.py`). Otherwise a `SavedTensor` (`saved.py`) goes into
-the graph. At first the tensor is only *tracked* (`Residency.track_on_host`), which costs least; on an accelerator
-likewise (`Residency.track_on_device`). If it has to leave the accelerator soon, or lies over restored bytes, it gets
+the graph. At first the tensor is only *tracked* (`Saving.track_on_host`), which costs least; on an accelerator
+likewise (`Saving.track_on_device`). If it has to leave the accelerator soon, or lies over restored bytes, it gets
 its record at once (`OffloadScope._register`): the second may share a record that there is.
 
 NOTE [Not before the kernel]
@@ -75,7 +75,7 @@ class OffloadScope:
     def pack(self, tensor: torch.Tensor) -> SavedTensor | Kept | HeldTensor:
         """Called by autograd for each tensor that it saves: gives what the graph is to hold in its place.
 
-        Waits while the budget is full. Raises what `Residency.track_on_host` raises; the tensor is then still
+        Waits while the budget is full. Raises what `Saving.track_on_host` raises; the tensor is then still
         autograd's."""
         if HOOKS_ARE_CALLED_BELOW and not tensor.requires_grad and is_below_autograd():
             return HeldTensor(self.pack, tensor)

@@ -1,7 +1,6 @@
 """A real Chromium without a window, driven by the DevTools protocol. Where there is none, tests are skipped."""
 
 import asyncio
-import base64
 import contextlib
 import itertools
 import json
@@ -12,7 +11,6 @@ import signal
 import tempfile
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -101,11 +99,6 @@ class Tab:
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         await self.call("Emulation.setDeviceMetricsOverride", **size)
         await self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-
-    async def photograph(self, file: Path) -> None:
-        """Write a picture of the whole page."""
-        taken = await self.call("Page.captureScreenshot", captureBeyondViewport=True)
-        file.write_bytes(base64.b64decode(taken["data"]))
 
     def _note(self, method: str, said: Mapping[str, Any]) -> None:
         if method == "Network.requestWillBeSent":

@@ -190,17 +190,6 @@ class InsideStore:
         return InsideEngine(self.engine).stall()
 
     @property
-    def daemon_lost_because(self) -> str:
-        """Why its daemon is away, or was last."""
-        because: str = self.disk._link._lost_because
-        return because
-
-    @property
-    def waits_for_daemon(self) -> bool:
-        """Whether something is asked of its daemon that is not answered."""
-        return bool(self.disk._link._pending or self.disk._link._reaching)
-
-    @property
     def counters(self) -> Any:
         """Totals since it was opened."""
         return self.books.counters
@@ -310,10 +299,6 @@ class InsideDrives:
     def parts_of(self, key: int) -> list[int]:
         """The lengths of a record's parts."""
         return [part.num_bytes for part in self._tier._parts_of[key]]
-
-    def places_of(self, key: int) -> list[tuple[LocalDisk, int]]:
-        """Of each part of a record: the tier that has it, and its key there."""
-        return [(part.drive.disk, part.key) for part in self._tier._parts_of[key]]
 
     def set_clock(self, clock: Callable[[], float]) -> None:
         """Time by which the drives measure and rest."""

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -16,11 +17,12 @@ MIB = 2**20
 @pytest.fixture
 def cgroup() -> Iterator[MemoryCgroup]:
     """A real one."""
-    try:
-        with memory_cgroup() as made:
-            yield made
-    except CgroupError as error:
-        pytest.skip(str(error))
+    with ExitStack() as stack:
+        try:
+            made = stack.enter_context(memory_cgroup())
+        except CgroupError as error:
+            pytest.skip(str(error))
+        yield made
 
 
 def allocate(cgroup: MemoryCgroup, num_bytes: int) -> int:

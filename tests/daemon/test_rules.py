@@ -4,7 +4,6 @@ Rules 1 and 2 are the disk tier's: `tests/store/test_commit_order.py`.
 """
 
 import asyncio
-import time
 
 import pytest
 
@@ -13,6 +12,7 @@ from tests.daemon.clients import client_of, report_of
 from tests.daemon.conftest import DaemonProcess, StartDaemon
 from tests.daemon.peer import Peer, opened_disk
 from tests.daemon.test_write_queue import state_of, write_of
+from tests.waiting import until
 from tierstore.disk.tier import Kind
 from tierstore.errors import DaemonUnavailableError
 from tierstore.sidecar.window import SharedSlab
@@ -105,14 +105,13 @@ def test_lease_of_a_client_that_is_back_does_not_end(start_daemon: StartDaemon) 
         client.greet()  # before its lease begins, which is short
         with client_of(daemon) as lost:
             opened = lost.open()
-        while report_of(daemon).sessions[0].is_connected:  # until the daemon has noticed
-            pass
+        until(lambda: not report_of(daemon).sessions[0].is_connected)  # the daemon has noticed
         client.send(wire.Resume(opened.session, opened.token))
         client.expect(wire.Resumed)
         with client_of(daemon) as other:
             other.open()
-        while len(sessions := report_of(daemon).sessions) > 1:  # the lease ends by the daemon's own clock
-            time.sleep(0.05)
+        until(lambda: len(report_of(daemon).sessions) == 1)  # the lease ends by the daemon's own clock
+        sessions = report_of(daemon).sessions
         assert [(each.session, each.is_connected) for each in sessions] == [(opened.session, True)]
 
 

@@ -16,7 +16,6 @@ opened for it alone.
 
 import gc
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
@@ -35,6 +34,7 @@ from tests.gpu.device import make_windows_small
 from tests.hooks.late_copies import LateCopies
 from tests.hooks.random_graphs import BACKWARDS, EDITS, NO_ROOM, OPERATIONS, VIEWS, CopyAtPack, Machine, Step
 from tests.inspect_store import inspect
+from tests.waiting import until
 from tierstore import TierStore, tiered_offload
 from tierstore.ledger import windows
 from tierstore.testing import SimulatedCopies
@@ -187,14 +187,12 @@ class Bench:
 
 def _until_empty(store: TierStore) -> None:
     """A read or a write may still run; and `gc.collect` does nothing while another thread collects."""
-    for _ in range(200):
+
+    def is_empty() -> bool:
         stats = store.stats()
-        left = (stats.live_handles, stats.host_bytes, stats.device_bytes)
-        if not any(left):
-            return
-        time.sleep(0.01)
-        gc.collect()
-    raise AssertionError(left)
+        return not any((stats.live_handles, stats.host_bytes, stats.device_bytes))
+
+    until(is_empty, meanwhile=gc.collect)
 
 
 def _without_reasons(seen: list[object]) -> list[object]:

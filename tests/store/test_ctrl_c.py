@@ -179,7 +179,9 @@ async def main():
     os.kill(os.getpid(), signal.SIGINT)
     await asyncio.sleep(0)
     CTRL_C.let_through()
-    await asyncio.sleep(0.1)
+    while not seen:
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.1)  # for a second call, if there is one
     print(seen)
 asyncio.run(main())
 """

@@ -162,12 +162,13 @@ async def test_segments_empty_for_long_are_closed_but_one(open_space: OpenSpace)
     space = open_space(DiskBudget(64 * 2**20, 2**40), idle_seconds=0.01)
     staying = [await space.take(100_000) for _ in range(15)]
     await come_and_go(space, 50)
-    while len(segment_files(space)) > 3:  # the two that are in use, one that is empty
-        await asyncio.sleep(0.005)
-    for extent in staying:
-        space.give_back(extent)
-    while len(segment_files(space)) > 1:
-        await asyncio.sleep(0.005)
+    async with asyncio.timeout(60):
+        while len(segment_files(space)) > 3:  # the two that are in use, one that is empty
+            await asyncio.sleep(0.005)
+        for extent in staying:
+            space.give_back(extent)
+        while len(segment_files(space)) > 1:
+            await asyncio.sleep(0.005)
     await space.close()
     assert not space.inodes
 

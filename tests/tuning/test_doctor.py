@@ -223,9 +223,6 @@ def test_limits_of_control_groups_are_found_and_kept_to(drive: Path) -> None:
     assert not report.is_usable
 
 
-# An ordinary user who may read what is root's, since Python itself may be installed there.
-
-
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGKILL])
 def test_end_in_the_middle_leaves_nothing_behind(number: signal.Signals, drive: Path) -> None:
     before_bytes = used_bytes(drive)

@@ -117,7 +117,7 @@ class HandingOut:
                 else:
                     handle.keep_view(of, view)
                 return view
-            except BaseException as error:  # as in `Saving.note`
+            except BaseException as error:  # as in `Saving.track_on_host`
                 guard.judge(error)
                 raise
 

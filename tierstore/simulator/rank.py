@@ -144,7 +144,6 @@ class Rank:
             self.ledger.retry_blocked()
 
     def _unpack(self, saved: SimulatedTensor) -> Process:
-        """See `SavedTensor.unpack` and `PackLog.fetch`."""
         log, index, is_tracked = saved.log, saved.index, saved.handle is None
         saved.storage.is_taken = is_tracked
         if not log.started:

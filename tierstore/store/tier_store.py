@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _CLOSE_DEADLINE_SECONDS = 60.0
 
-Codec = Literal["auto", "none", "zstd", "shuffle-zstd"] | str
+Codec = Literal["auto", "none", "floats", "zstd", "shuffle-zstd"] | str
 """Both kinds of zstd may be followed by a level: "zstd:3"."""
 
 
@@ -66,7 +66,7 @@ class TierStore:
             available within the memory cgroup's limit, divided by LOCAL_WORLD_SIZE.
         disk_bytes: what may be held on disk, taken as it is needed. Default: 80 % of what is free under `path`,
             divided by LOCAL_WORLD_SIZE. More than is free is allowed. Several drives share it as their free space is.
-        codec: "auto", "none", "zstd[:LEVEL]" or "shuffle-zstd[:LEVEL]". "auto" encodes where that saves time.
+        codec: "auto", "none", "floats", "zstd[:LEVEL]" or "shuffle-zstd[:LEVEL]". "auto" encodes where that saves time.
         staging_bytes: the staging window, a fixed size for what is being moved, beside `host_bytes`. Default: 112 MiB.
             If four of the largest tensors that have to move need more, the default takes up to a quarter of
             `host_bytes` too; `stats()` counts that part as `host_bytes`. `stats().staging_bytes` adds the 16 MiB of
@@ -256,6 +256,7 @@ class TierStore:
             ConfigError: not a strided tensor.
             StoreFullError: no room in memory nor on disk; the caller still has the tensor.
             StorageIOError: an earlier write failed; all its data is in memory.
+            DaemonUnavailableError: of a daemon: it did not come back; what is not yet with it is in memory.
             StoreClosedError: the store is closed.
         """
         self._core.plans.drain()
@@ -283,6 +284,7 @@ class TierStore:
             ModifiedInPlaceError: the tensor that was put, or one that was got, was changed in place.
             CorruptDataError: the bytes on disk are damaged and lost.
             StorageIOError: they could not be read; they are still on disk.
+            DaemonUnavailableError: of a daemon: it did not come back; what is with it may be asked for again.
             StoreClosedError: the store is closed; they are gone.
         """
         record = self._record_of(handle)
@@ -309,7 +311,7 @@ class TierStore:
         If a trace is on, its file then has all events so far, unless it takes more than a minute to write.
 
         Raises:
-            StoreFullError, StorageIOError: a write failed; the bytes are in memory.
+            StoreFullError, StorageIOError, DaemonUnavailableError: a write failed; the bytes are in memory.
             StoreClosedError: the store is closed.
         """
         self._core.plans.drain()
