@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import grp
 import logging
 import os
 import socket
 import stat
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from tierstore.base.address import check_folder
@@ -21,18 +24,25 @@ from .registry import Registry
 from .report import Reporter
 
 _BACKLOG = 128
+_LOCK_SECONDS = 5.0
+_LOCK_PAUSE_SECONDS = 0.01
 
 
 def listen(path: Path, group: str | None) -> socket.socket:
     """Make a listening, non-blocking socket at `path`, of mode 0600, or 0660 for a group; its folder too, 0700 or 0750.
     A socket on which nobody listens any more is replaced. ConfigError: a living daemon or something that is no socket
-    is there, or others could replace the socket."""
+    is there, or others could replace the socket. Blocks while another daemon begins or ends in that folder."""
     try:
         gid = None if group is None else grp.getgrnam(group).gr_gid
     except KeyError:
         raise ConfigError("socket_group", group, "give a group of this system") from None
     _make_folder(path.parent, gid)
-    _clear_stale(path)
+    with _locked(path.parent):
+        _clear_stale(path)
+        return _listening(path, gid)
+
+
+def _listening(path: Path, gid: int | None) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         mask = os.umask(0o177)  # nobody gets in between bind and chmod
@@ -52,11 +62,43 @@ def listen(path: Path, group: str | None) -> socket.socket:
 
 
 def stop_listening(listener: socket.socket, path: Path) -> None:
-    """Close the socket, and remove its file unless another daemon listens there by now."""
+    """Close the socket, and remove its file unless another daemon listens there by now. Blocks as `listen`."""
     listener.close()
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ConfigError), _locked(path.parent):  # a file that stays is replaced by the next
         if stat.S_ISSOCK(path.lstat().st_mode) and not _is_listened_on(path):  # its folder may be another by now
             path.unlink()
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """One daemon at a time looks whether a socket in this folder is stale, and replaces it: else a second one removes
+    what the first has just made. ConfigError: somebody else has the lock for seconds, or the folder cannot be opened.
+    """
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise ConfigError("socket", str(folder), f"its folder cannot be locked: {words_of(error)}") from error
+    try:
+        _lock(descriptor, folder)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, folder: Path) -> None:
+    ends_at = time.monotonic() + _LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if time.monotonic() >= ends_at:
+                whose = f"another process has locked its folder for {_LOCK_SECONDS:g} s"
+                raise ConfigError("socket", str(folder), whose) from error
+            time.sleep(_LOCK_PAUSE_SECONDS)
+        except OSError as error:
+            raise ConfigError("socket", str(folder), f"its folder cannot be locked: {words_of(error)}") from error
+        else:
+            return
 
 
 def _make_folder(folder: Path, gid: int | None) -> None:

@@ -9,6 +9,7 @@ import functools
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from types import TracebackType
 from typing import Literal, ParamSpec, Self, TypedDict, TypeVar, Unpack, get_args
 
@@ -224,7 +225,10 @@ def _leave_half_entered(scopes: list[_Entry], num_before: int) -> None:
 def _log_options(
     store: TierStore, prefetch: str, device_bytes: SizeLike, lookahead_bytes: SizeLike | None
 ) -> LogOptions:
-    device_limit_bytes = None if device_bytes == "auto" else parse_size(device_bytes, "device_bytes")
+    try:
+        device_limit_bytes = None if device_bytes == "auto" else parse_size(device_bytes, "device_bytes")
+    except ConfigError as error:
+        raise replace(error, allowed=f'{error.allowed}, or "auto"') from None
     orders = store._core.learned_orders if prefetch == "learned" else None
     if device_limit_bytes is None and orders is None:
         raise ConfigError("device_bytes", device_bytes, 'give a size: "auto" needs prefetch="learned"')

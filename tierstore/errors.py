@@ -85,8 +85,8 @@ class ConfigError(TierStoreError, ValueError):
     allowed: str
 
     def _message(self) -> str:
-        is_missing = self.given is None and not self.option.isidentifier()  # an argument may be given as None
-        if is_missing:
+        is_known = not self.allowed.startswith("there is no such")
+        if self.given is None and is_known and not self.option.isidentifier():  # an argument may be given as None
             return f"{self.option} is missing: {self.allowed}"
         problem = "" if self.allowed.startswith(_CANNOT_BE) else "cannot be used: "
         return f"{self.option}={_shown(self.given)} {problem}{self.allowed}"

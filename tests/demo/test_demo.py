@@ -85,6 +85,11 @@ def test_store_directory_is_the_one_given_or_the_first_usual_one_on_a_disk(
     monkeypatch.chdir(tmp_path.parent)
     assert store_directory(None) == tmp_path.parent
     assert store_directory("/dev/shm") == Path("/dev/shm")
+    (deleted := tmp_path / "deleted").mkdir()
+    monkeypatch.chdir(deleted)
+    deleted.rmdir()
+    assert store_directory(None) == tmp_path
+    monkeypatch.chdir(tmp_path)
     assert file_system_of(Path("/proc/self")) == "proc"
     with pytest.raises(ConfigError, match=r"--device='cpu:x'.*offer: auto, cpu"):
         find_device("cpu:x")

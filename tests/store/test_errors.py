@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from torch import nn
 
 import tierstore.errors
@@ -132,6 +133,10 @@ WRONG: dict[str, Callable[[TierStore, Path], object]] = {
     "io_depth": lambda _, path: TierStore(path, io_depth="4"),  # type: ignore[arg-type]
     "codec": lambda _, path: TierStore(path, codec=None),  # type: ignore[arg-type]
     "path": lambda _, path: TierStore(3),  # type: ignore[arg-type]
+    "checksum": lambda _, path: TierStore(path, checksum=None),  # type: ignore[arg-type]
+    "address": lambda _, path: TierStore.connect(b"/socket"),  # type: ignore[arg-type]
+    "number as an address": lambda _, path: TierStore.connect(5),  # type: ignore[arg-type]
+    "name of a client": lambda _, path: TierStore.connect(path, name=5),  # type: ignore[arg-type]
     "seconds": lambda _, path: TierStore.connect(path, reconnect_seconds="3"),  # type: ignore[arg-type]
     "config": lambda _, path: TierStore.from_config(3),  # type: ignore[arg-type]
     "store": lambda _, path: tiered_offload(path),  # type: ignore[arg-type]
@@ -141,6 +146,7 @@ WRONG: dict[str, Callable[[TierStore, Path], object]] = {
     "module": lambda store, _: offload_module(print, store=store),  # type: ignore[arg-type]
     "tensor": lambda store, _: store.put([1.0]),  # type: ignore[arg-type]
     "handle": lambda store, _: store.get(3),  # type: ignore[arg-type]
+    "handles": lambda store, _: store.prefetch(store.put(torch.ones(1))),  # type: ignore[arg-type]
 }
 
 
@@ -151,8 +157,21 @@ def test_unknown_keyword_or_wrong_type_is_a_type_error_too(store: TierStore, sto
     assert isinstance(caught.value, ConfigError)
 
 
-@pytest.mark.parametrize("what", ["value", "word"])
+NOT_ALLOWED: dict[str, Callable[[TierStore, Path], object]] = {
+    "value": lambda _, path: TierStore(path, host_bytes=-1),
+    "word": lambda store, _: tiered_offload(store, prefetch="often"),  # type: ignore[arg-type]
+    "no path": lambda _, __: TierStore(""),
+    "no address": lambda _, __: TierStore.connect(""),
+    "almost a word": lambda store, _: tiered_offload(store, device_bytes="aut"),
+    "unknown key without a value": lambda _, path: TierStore.from_config({"store": {"path": str(path), "hst": None}}),
+    "zero byte": lambda _, path: TierStore.connect(f"{path}/socket\0"),
+}
+
+
+@pytest.mark.parametrize("what", NOT_ALLOWED)
 def test_value_that_is_not_allowed_is_no_type_error(store: TierStore, store_directory: Path, what: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        TierStore(store_directory, host_bytes=-1) if what == "value" else tiered_offload(store, prefetch="often")
+        NOT_ALLOWED[what](store, store_directory)
+    assert "missing" not in str(caught.value)
+    assert ('or "auto"' in str(caught.value)) == (what == "almost a word")
     assert not isinstance(caught.value, TypeError)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
@@ -123,6 +124,15 @@ def test_summary_is_one_line_of_what_was_stored(make_store: MakeStore) -> None:
     assert "held in host memory and 24 MiB on disk; training waited 0." in line
     assert "warning" not in line
     assert "staging_bytes" not in line
+
+
+def test_summary_says_that_a_disk_is_memory() -> None:
+    with TemporaryDirectory(dir="/dev/shm") as folder, TierStore(folder, host_bytes=0, staging_bytes="64KiB") as store:
+        assert "tmpfs" not in store.stats().summary()
+        handle = store.put(torch.ones(2**20))
+        store.flush()
+        assert "that disk is memory (tmpfs)" in store.stats().summary()
+        del handle
 
 
 def test_summary_warns_where_nothing_was_stored_and_says_why(make_store: MakeStore) -> None:

@@ -287,3 +287,9 @@ def test_free_pages_of_restored_tensors_are_kept_for_reuse_and_count_against_the
     look(x)
     assert max(cached) > 4 * mib, "what the host window leaves free is not used"
     assert max(held) <= 12 * mib
+
+
+def test_tensor_larger_than_the_whole_disk_budget_is_told_so(make_store: MakeStore) -> None:
+    store = make_store(host_bytes=0, disk_bytes=NBYTES // 2, codec="none")
+    _handles, error = _fill(store)
+    assert error.reason == "that is more than the whole disk budget"

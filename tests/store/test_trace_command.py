@@ -1,6 +1,7 @@
 """`tierstore trace` on a file of a real run: what it writes, prints and refuses."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -101,6 +102,7 @@ def test_bad_file_or_step_is_one_line_and_exit_code_2(
         assert "it is empty" in refused(what, tmp_path / "touched")
         assert "it is no trace" in refused(what, tmp_path / "other")
         assert "cannot be read" in refused(what, tmp_path / "missing")
+        assert "cannot be read" in refused(what, os.sep)
         assert "steps 1 to 2" in refused(what, recorded, "--step", 3)
     for option in ("--html", "--perfetto"):
         assert option in refused("view", recorded, option, tmp_path / "missing" / f"out.{option[2:]}")

@@ -65,6 +65,15 @@ def start_line(address: str) -> str:
     return f"tierstore serve --path DIRECTORY{option}"
 
 
+def why_unreached(address: str, error: OSError, words: str) -> str:
+    """Why nobody could be connected to, and what to do. `words`: the error's."""
+    if not isinstance(error, (FileNotFoundError, ConnectionRefusedError)):
+        return words
+    if os.path.exists(address) and not Path(address).is_socket():  # False where the folder cannot be read
+        return "what has that name is not a socket"
+    return f"{words}. Start one with: {start_line(address)}"
+
+
 def trusted_uid(daemon_uid: int | None) -> int | None:
     """The user whose daemon a client trusts beside its own user's and root's: `daemon_uid`, else by the environment.
     ConfigError: it is no number of a user."""
@@ -170,7 +179,7 @@ def unknown_owners() -> set[int]:
 def _way_to(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
     """Each folder and link from / on, links followed, with its own status (lstat)."""
     place = Path("/")
-    left = list((Path.cwd() / folder).parts)
+    left = list(folder.absolute().parts)
     num_links = 0
     while left:
         name = left.pop(0)

@@ -35,6 +35,7 @@ Mode = Literal["auto", "always", "never"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 
 _MOST_BYTES = 2**63 - 1
+_WHICH_DIRECTORY = "give the path of an existing directory"
 _ALLOWED_SIZE = 'give a number of bytes (0 or more) or a string such as "8GiB", "64KiB", "1.5GB"'
 
 
@@ -85,12 +86,14 @@ def format_bytes(nbytes: float) -> str:
 
 
 def check_directory(path: object) -> Path:
-    """Return `path` if a store can live there. ConfigError: it is no path, does not exist, is not a directory, or
-    cannot be written to. None is created: an unmounted drive must not fill the system disk."""
+    """Return `path`, absolute, if a store can live there. ConfigError: it is no path, or "", does not exist, is not a
+    directory, or cannot be written to. None is created: an unmounted drive must not fill the system disk."""
     if not isinstance(path, (str, os.PathLike)):
-        raise ConfigTypeError("path", path, "give the path of an existing directory")
-    directory = Path(path)
+        raise ConfigTypeError("path", path, _WHICH_DIRECTORY)
+    if not os.fspath(path):  # most likely a variable that is not set; "." is the working directory
+        raise ConfigError("path", path, _WHICH_DIRECTORY)
     try:
+        directory = Path(path).absolute()  # it stays the same if the program changes its working directory
         exists = directory.exists()
     except (OSError, ValueError) as error:  # too long, not to be looked into, or with a zero byte
         raise ConfigError("path", str(path), f"the directory cannot be examined: {words_of(error)}") from error

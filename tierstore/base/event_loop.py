@@ -6,9 +6,17 @@ import os
 
 import uvloop
 
+_LAST_STANDARD_STREAM = 2
+
 
 def new_event_loop() -> uvloop.Loop:
-    """A new loop. Raises OSError: no descriptor is left, or the system refuses a call that a loop needs."""
+    """A new loop. Raises OSError: no descriptor is left, or the system refuses a call that a loop needs.
+
+    Standard streams that are closed are /dev/null from then on: libuv aborts the process when it closes one of these
+    descriptors itself (`uv__close`, src/unix/core.c), and what C libraries print must not go to a store's file."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= _LAST_STANDARD_STREAM:
+        pass  # and stays open
+    os.close(descriptor)
     for descriptor in os.pipe2(os.O_CLOEXEC):  # libuv aborts the process where it gets no pipe (src/unix/signal.c)
         os.close(descriptor)
     return uvloop.new_event_loop()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ..base.address import SYSTEM_ADDRESS, find_address, start_line
+from ..base.address import SYSTEM_ADDRESS, find_address, why_unreached
 from ..errors import DaemonUnavailableError, ProtocolError
 from .usage import JsonOption
 
@@ -93,9 +91,6 @@ def ask_daemon(address: str | None, daemon_uid: int | None = None) -> tuple[str,
     try:
         return address, inspect_daemon(address, daemon_uid=daemon_uid)
     except DaemonUnavailableError as error:
-        if not isinstance(error.__cause__, (FileNotFoundError, ConnectionRefusedError)):
+        if not isinstance(error.__cause__, OSError):
             raise
-        reason = f"{error.reason}. Start one with: {start_line(address)}"
-        if os.path.exists(address) and not Path(address).is_socket():  # False where the folder cannot be read
-            reason = "what has that name is not a socket"
-        raise replace(error, reason=reason) from error.__cause__
+        raise replace(error, reason=why_unreached(address, error.__cause__, error.reason)) from error.__cause__

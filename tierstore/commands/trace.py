@@ -61,10 +61,10 @@ def view(
     from ..tracing.summary import summarize
     from ..tracing.timeline import trace_events
 
+    trace, steps = _read(file)
     if html is None and perfetto is None:
         html = file.with_suffix(".html")
     check_distinct({"the trace": file}, {"--html": html, "--perfetto": perfetto})
-    trace, steps = _read(file)
     chosen, names, header = choose_step(steps, step), thread_names_of(trace), trace.header
     summary = summarize(chosen, header)
     if html is not None:

@@ -17,14 +17,17 @@ def store_directory(path: str | None) -> Path:
     `path` cannot be used, or none of the usual places is writable and on a disk."""
     if path is not None:
         return check_directory(path)
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    for place in (Path.cwd(), cache, Path(tempfile.gettempdir()), Path("/var/tmp")):
+    for find in (Path.cwd, _cache, tempfile.gettempdir, lambda: "/var/tmp"):
         try:
-            if not is_in_memory(check_directory(place)):
-                return place
-        except ConfigError:
+            if not is_in_memory(directory := check_directory(find())):
+                return directory
+        except (OSError, RuntimeError, ConfigError):  # there is none, such as a working directory that was deleted
             continue
     raise ConfigError("--path", None, "no usual place is writable and on a disk; name a directory on one")
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 
 
 def is_in_memory(directory: Path) -> bool:

@@ -216,6 +216,8 @@ class ExtentSpace:
         reason = f"the longest free extent has {longest_bytes} bytes"
         if refusal is not None:
             reason = str(refusal)
+        elif num_bytes > self._budget.limit_bytes:
+            reason = "that is more than the whole disk budget"
         elif self._free_bytes < num_bytes:
             reason = "the disk budget is used up"
             if kept_bytes := self._budget.value_peak_bytes - self._budget.value_bytes:

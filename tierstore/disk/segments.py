@@ -75,8 +75,9 @@ def is_out_of_space(error: Exception) -> bool:
 def open_segment(
     files: SegmentFiles, number: int, num_bytes: int, least_bytes: int, mode: IoMode, inodes: set[Inode]
 ) -> Segment:
-    """Make a segment of `num_bytes`; if there is less space, of half as much, and so on down to `least_bytes`. Its
-    inode is added to `inodes`. OSError: no space even for that, or the device failed; nothing is left open."""
+    """Make a segment of `num_bytes`; if there is less space, or files may not be that long (`ulimit -f`), of half that,
+    and so on down to `least_bytes`. Its inode is added to `inodes`. OSError: not even that is possible, or the device
+    failed; nothing is left open."""
     while True:
         segment = Segment(number, _open_noted(lambda: files.make_segment(number), inodes), num_bytes)
         try:
@@ -85,7 +86,8 @@ def open_segment(
                 set_direct(segment.file.fileno())
         except BaseException as error:
             remove_segments(files, [segment], inodes)
-            if not (isinstance(error, OSError) and is_out_of_space(error)) or num_bytes <= least_bytes:
+            is_too_much = isinstance(error, OSError) and (is_out_of_space(error) or error.errno == errno.EFBIG)
+            if not is_too_much or num_bytes <= least_bytes:
                 raise
         else:
             return segment

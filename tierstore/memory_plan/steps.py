@@ -155,7 +155,7 @@ def check_is_plain(name: str, module: nn.Module) -> None:
 def _loss_of(value: object) -> torch.Tensor:
     what = "give a function that computes the loss: a tensor of one element that has a gradient"
     if not isinstance(value, torch.Tensor):
-        raise ConfigTypeError("run", type(value).__name__, what)
+        raise ConfigTypeError("run", value, what)
     if value.numel() != 1 or not value.requires_grad:
         raise ConfigError("run", f"a tensor of shape {list(value.shape)}", what)
     return value

@@ -15,6 +15,7 @@ from .frames import FrameReader, frame_of
 from .peer import check_daemon
 
 _RECEIVE_BYTES = 256 * 2**10
+_PAUSE_SECONDS = 0.02
 
 
 def inspect_daemon(address: str | PathLike[str], *, seconds: float = 5.0, daemon_uid: int | None = None) -> bytes:
@@ -28,8 +29,7 @@ def inspect_daemon(address: str | PathLike[str], *, seconds: float = 5.0, daemon
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             answers = _heard(connection, f"the daemon at {name}", began_at + seconds)
-            connection.settimeout(seconds)
-            connection.connect(name)
+            _connect(connection, name, began_at + seconds)
             check_daemon(connection, name, daemon_uid)
             hello = messages.Hello((messages.VERSION,), f"tierstore, process {os.getpid()}")
             with suppress(BrokenPipeError, ConnectionResetError):  # it may have refused already; the reason comes next
@@ -47,6 +47,20 @@ def inspect_daemon(address: str | PathLike[str], *, seconds: float = 5.0, daemon
     except OSError as error:
         reason = "it does not answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
         raise DaemonUnavailableError(name, time.monotonic() - began_at, reason, "") from error
+
+
+def _connect(connection: socket.socket, name: str, ends_at: float) -> None:
+    """TimeoutError: until `ends_at`, a monotonic time, too many others wait to be accepted (connect(2), EAGAIN)."""
+    connection.setblocking(False)
+    while True:
+        try:
+            connection.connect(name)
+        except BlockingIOError:
+            if time.monotonic() >= ends_at:
+                raise TimeoutError from None
+            time.sleep(_PAUSE_SECONDS)
+        else:
+            return
 
 
 def _heard(

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ..base.address import why_unreached
 from ..base.system_words import words_of
 from ..disk.forking import Inode, inode_of, not_while_forking
 from ..errors import DaemonUnavailableError, ProtocolError
@@ -102,7 +103,8 @@ class DaemonLink:
             answer = await self._connect(self._introduction, _LONGEST_HANDSHAKE_SECONDS)
         except OSError as error:
             waited = time.monotonic() - started
-            raise DaemonUnavailableError(self.address, waited, words_of(error), "nothing was stored") from error
+            reason = why_unreached(self.address, error, words_of(error))
+            raise DaemonUnavailableError(self.address, waited, reason, "nothing was stored") from error
         if not isinstance(answer, messages.Opened):
             self._drop()
             raise ProtocolError(self.address, f"{type(answer).__name__} instead of Opened")
@@ -172,14 +174,13 @@ class DaemonLink:
             raise TimeoutError(f"no answer to {type(message).__name__} within {seconds:g} s") from None
 
     async def _introduce(self, message: messages.Open | messages.Resume) -> Any:
-        loop = asyncio.get_running_loop()
         with not_while_forking:
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
             inode = inode_of(connection.fileno())
             self.inodes.add(inode)
         connection.setblocking(False)
         try:
-            await loop.sock_connect(connection, self.address)
+            await self._connect_socket(connection)
             check_daemon(connection, self.address, self._daemon_uid)
             peer = f"the daemon at {self.address}"
             channel = Channel(connection, messages.DaemonMessage, peer, self._receive, self._connection_ended)
@@ -200,6 +201,16 @@ class DaemonLink:
         self.inodes.add(inode)
         self._channel = channel
         return answer
+
+    async def _connect_socket(self, connection: socket.socket) -> None:
+        """Waits as long as too many others wait to be accepted, of which no poll tells the end (connect(2), EAGAIN)."""
+        while True:
+            try:
+                connection.connect(self.address)
+            except BlockingIOError:
+                await asyncio.sleep(_FIRST_PAUSE_SECONDS)
+            else:
+                return
 
     async def _greet(self, channel: Channel) -> None:
         try:

@@ -40,7 +40,8 @@ def check_daemon(connection: socket.socket, address: str, daemon_uid: int | None
         return
     raise PermissionError(
         f"it is a daemon of user {uid}, and this client trusts those of its own user ({os.geteuid()}) and of root (0): "
-        f"pass daemon_uid={uid} or set TIERSTORE_DAEMON_UID={uid} if that is the right one"
+        f"if that is the right one, pass daemon_uid={uid} (to a command: --daemon-uid {uid}) or set "
+        f"TIERSTORE_DAEMON_UID={uid}"
     )
 
 

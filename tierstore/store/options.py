@@ -47,6 +47,7 @@ _STAGING_BYTES = 112 * 2**20
 _CONNECTED_BYTES = 80 * 2**20
 _MOST_SECONDS = 1e9  # more is for ever, and no timer takes it
 _MOST_ADDRESS_BYTES = 107  # unix(7)
+_WHICH_SOCKET = "give the path of the daemon's socket"
 
 Place = str | PathLike[str]
 _P = ParamSpec("_P")
@@ -87,6 +88,9 @@ def local_options(path: Place | Sequence[Place], given: Mapping[str, Any]) -> St
     inline_bytes = _size_or_none(values, "inline_bytes")
     io_depth = parse_io_depth(values["io_depth"])
     day_bytes = _size_or_none(values, "max_write_bytes_per_day")
+    checksum = values["checksum"]
+    if not isinstance(checksum, bool):
+        raise ConfigTypeError("checksum", checksum, "give True or False")
 
     def open_drive(executor: Executor, number: int) -> LocalDisk:
         return LocalDisk(
@@ -94,7 +98,7 @@ def local_options(path: Place | Sequence[Place], given: Mapping[str, Any]) -> St
             disk_bytes=budgets[number],
             inline_bytes=inline_bytes,
             codec=codec,
-            checksum=values["checksum"],
+            checksum=checksum,
             executor=executor,
             num_at_once=io_depth,
             max_write_bytes_per_day=day_bytes,
@@ -106,7 +110,7 @@ def local_options(path: Place | Sequence[Place], given: Mapping[str, Any]) -> St
         openers = {str(directory): partial(open_drive, executor, n) for n, directory in enumerate(directories)}
         return await Drives.open(openers, num_jobs=io_depth + NUM_BESIDE_DEVICE, divides=True)
 
-    disk = DiskOptions(codec, inline_bytes, values["checksum"], io_depth, len(directories))
+    disk = DiskOptions(codec, inline_bytes, checksum, io_depth, len(directories))
     paths = path if isinstance(path, (list, tuple)) else [path]
     return _options(", ".join(map(str, paths)), values, _STAGING_BYTES, open_disk, disk)
 
@@ -121,6 +125,8 @@ def connected_options(address: str | PathLike[str] | None, given: Mapping[str, A
         raise ConfigTypeError("reconnect_seconds", reconnect_seconds, "give a number of seconds")
     if not reconnect_seconds >= 0:  # NaN neither
         raise ConfigError("reconnect_seconds", reconnect_seconds, "give 0 or more seconds")
+    if not (name is None or isinstance(name, str)):
+        raise ConfigTypeError("name", name, "give a string")
     daemon_uid = trusted_uid(given["daemon_uid"])
     window_bytes = parse_size(given["window_bytes"], "window_bytes")
     path = _lasting(address)
@@ -182,6 +188,10 @@ def _host_budget(host_bytes: SizeLike | None) -> int:
 
 def _lasting(address: str | PathLike[str]) -> str:
     """The absolute address, for reconnecting from another working directory, unless it is too long for a socket."""
+    if not (isinstance(address, (str, PathLike)) and isinstance(os.fspath(address), str)):
+        raise ConfigTypeError("address", address, _WHICH_SOCKET)
+    if not os.fspath(address) or "\0" in os.fspath(address):
+        raise ConfigError("address", address, _WHICH_SOCKET)
     absolute = os.path.abspath(address)
     return absolute if len(os.fsencode(absolute)) <= _MOST_ADDRESS_BYTES else str(address)
 

@@ -222,9 +222,11 @@ class StoreStats:
         away_bytes = self.disk_bytes_peak * saved_per_written  # as far as the drive's codec tells
         if self.host_bytes_peak + away_bytes < self.staging_bytes and not self.offloaded_bytes:
             parts.append(
-                f"note: the staging window of {format_bytes(self.staging_bytes)} (`staging_bytes`) is larger than what "
-                "was saved at a time, so no memory was gained"
+                f"note: the staging window of {format_bytes(self.staging_bytes)} (`staging_bytes` and working memory) "
+                "is larger than what was saved at a time, so no memory was gained"
             )
+        if self.spilled_bytes and "tmpfs" in self.io_mode:
+            parts.append("note: that disk is memory (tmpfs), so none was gained; name a directory on a drive")
         free_bytes = self.allocator_free_bytes or 0
         is_left_to_allocator = not self.returned_bytes and self.memory_return not in ("always", "never")
         if is_left_to_allocator and _LEAST_AWAY_BYTES <= away_bytes <= _MOST_TIMES_KEPT * free_bytes:

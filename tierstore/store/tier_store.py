@@ -265,7 +265,7 @@ class TierStore:
                 tensor = tensor.clone()
         what = "give a plain strided torch.Tensor (no subclass, nor a quantized, nested or meta tensor)"
         if not isinstance(tensor, torch.Tensor):
-            raise ConfigTypeError("tensor", type(tensor).__name__, what)
+            raise ConfigTypeError("tensor", tensor, what)
         if storage_of(tensor) is None:
             raise ConfigError("tensor", type(tensor).__name__, what)
         handle = self._core.residency.handles.new(self, tensor, layout_of(tensor))
@@ -302,6 +302,8 @@ class TierStore:
         Raises:
             ConfigError: not a handle of this store; nothing was done.
         """
+        if not isinstance(handles, Iterable):
+            raise ConfigTypeError("handles", handles, "give a list of them")
         self._core.residency.handing_out.prefetch([self._record_of(handle) for handle in handles])
 
     @uncompiled

@@ -21,6 +21,7 @@ from .settings import TrialSettings
 
 _END_SECONDS = 10.0
 _MOST_LAST_WORDS = 2000
+_WHOLE = "give the whole command, such as `tierstore tune -- python train.py`"
 
 
 @dataclass(eq=False)
@@ -76,7 +77,9 @@ class Program:
                     start_new_session=True,
                 )
             except OSError as error:
-                raise ConfigError("COMMAND", self.command[0], f"it cannot be run: {error.strerror}") from error
+                raise ConfigError(
+                    "COMMAND", self.command[0], f"it cannot be run: {error.strerror}; {_WHOLE}"
+                ) from error
             with ExitStack() as undo:
                 ended = os.pidfd_open(process.pid)
                 undo.callback(os.close, ended)

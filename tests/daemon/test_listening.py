@@ -1,0 +1,119 @@
+"""The daemon's socket while several daemons begin there, and while more clients come than it has accepted."""
+
+import fcntl
+import os
+import re
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.daemon.conftest import END_SECONDS, StartDaemon
+from tierstore import ConfigError, DaemonUnavailableError, TierStore
+from tierstore.daemon import acceptor
+from tierstore.daemon.acceptor import listen, stop_listening
+from tierstore.sidecar.inspection import inspect_daemon
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    descriptor = os.open(folder, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    yield
+    os.close(descriptor)
+
+
+def make_stale(address: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(address))
+
+
+def test_stale_socket_is_replaced_by_one_daemon_at_a_time(short_directory: Path) -> None:
+    """Both may see that it is stale; the second must not take away what the first has just made."""
+    address = short_directory / "s"
+    make_stale(address)
+    with ThreadPoolExecutor(1) as pool, socket.socket(socket.AF_UNIX) as first:
+        with locked(short_directory):
+            second = pool.submit(listen, address, None)
+            with pytest.raises(TimeoutError):
+                second.result(0.2)
+            address.unlink()
+            first.bind(str(address))
+            first.listen()
+        with pytest.raises(ConfigError, match="a living daemon listens there"):
+            second.result(END_SECONDS)
+
+
+def test_daemon_that_ends_leaves_the_socket_of_one_that_begins(short_directory: Path) -> None:
+    address = short_directory / "s"
+    old = listen(address, None)
+    with ThreadPoolExecutor(1) as pool, ExitStack() as stack:
+        with locked(short_directory):
+            stopping = pool.submit(stop_listening, old, address)
+            with pytest.raises(TimeoutError):
+                stopping.result(0.2)
+            address.unlink()
+            new = stack.enter_context(socket.socket(socket.AF_UNIX))
+            new.bind(str(address))
+            new.listen()
+        stopping.result(END_SECONDS)
+        assert address.is_socket()
+
+
+def test_folder_that_stays_locked_is_told(short_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acceptor, "_LOCK_SECONDS", 0.05)
+    with locked(short_directory), pytest.raises(ConfigError, match="another process has locked its folder"):
+        listen(short_directory / "s", None)
+    assert list(short_directory.iterdir()) == []
+
+
+def test_daemon_needs_no_working_directory(short_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (short_directory / "gone").mkdir()
+    monkeypatch.chdir(short_directory / "gone")
+    (short_directory / "gone").rmdir()
+    listen(short_directory / "s", None).close()
+    monkeypatch.chdir(short_directory)
+
+
+def test_client_is_told_what_is_there_instead_of_a_daemon(short_directory: Path) -> None:
+    make_stale(stale := short_directory / "stale")
+    for address, words in (
+        (short_directory, "what has that name is not a socket"),
+        (short_directory / "s", f"Start one with: tierstore serve --path DIRECTORY --socket {short_directory}/s"),
+        (stale, f"Start one with: tierstore serve --path DIRECTORY --socket {stale}"),
+    ):
+        with pytest.raises(DaemonUnavailableError, match=re.escape(words)):
+            TierStore.connect(address)
+
+
+@contextmanager
+def crowd_at(address: Path) -> Iterator[None]:
+    """As many connections as fit into the queue of those who are not accepted."""
+    with ExitStack() as crowd:
+        while True:
+            client = crowd.enter_context(socket.socket(socket.AF_UNIX))
+            client.setblocking(False)
+            try:
+                client.connect(str(address))
+            except BlockingIOError:
+                break
+        yield
+
+
+def test_clients_wait_until_the_daemon_accepts_them(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon()
+    daemon.process.send_signal(signal.SIGSTOP)
+    go_on = threading.Timer(0.3, daemon.process.send_signal, [signal.SIGCONT])
+    with crowd_at(daemon.socket), ThreadPoolExecutor(2) as pool:
+        with pytest.raises(DaemonUnavailableError, match="it does not answer"):
+            inspect_daemon(daemon.socket, seconds=0.1)
+        asked = pool.submit(inspect_daemon, daemon.socket, seconds=END_SECONDS)
+        opened = pool.submit(TierStore.connect, daemon.socket)
+        go_on.start()
+        assert asked.result(END_SECONDS)
+        opened.result(END_SECONDS).close()
