@@ -290,6 +290,6 @@ def test_free_pages_of_restored_tensors_are_kept_for_reuse_and_count_against_the
 
 
 def test_tensor_larger_than_the_whole_disk_budget_is_told_so(make_store: MakeStore) -> None:
-    store = make_store(host_bytes=0, disk_bytes=NBYTES // 2, codec="none")
+    store = make_store(host_bytes=0, staging_bytes=0, disk_bytes=NBYTES // 2, inline_bytes=0, codec="none")
     _handles, error = _fill(store)
     assert error.reason == "that is more than the whole disk budget"
