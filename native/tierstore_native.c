@@ -78,7 +78,7 @@ typedef struct {
     Clock clock;
     sem_t turns[NUM_DIRECTIONS];
     pthread_t *threads;
-    int most_threads, num_threads, num_idle, nice, event;
+    int most_threads, num_threads, num_idle, num_waiting, nice, event; /* a thread is idle until it has taken a job */
     bool is_told, is_ending;
     char name[12];
 } Pool;
@@ -252,6 +252,7 @@ static void *work(void *argument)
         if (pool->waiting.first == NULL)
             break;
         Job *job = queue_take(&pool->waiting);
+        pool->num_waiting--;
         pthread_mutex_unlock(&pool->lock);
         if (side == MAP_FAILED)
             job->error = ENOMEM;
@@ -405,10 +406,11 @@ static PyObject *pool_submit(PyObject *self, PyObject *args)
     job->seed = seed;
     int error = 0;
     pthread_mutex_lock(&pool->lock); /* held for instructions only, never across a transfer */
-    if (pool->num_idle == 0 && pool->num_threads < pool->most_threads)
+    if (pool->num_waiting >= pool->num_idle && pool->num_threads < pool->most_threads)
         error = start_thread(pool);
     if (pool->num_threads > 0) {
         queue_put(&pool->waiting, job);
+        pool->num_waiting++;
         pthread_cond_signal(&pool->has_work);
         error = 0; /* fewer threads than wanted do the same */
     }

@@ -6,6 +6,7 @@
 import contextlib
 import errno
 import os
+import select
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ import xxhash
 from tests.inspect_store import inspect_tier
 from tests.store.disk_conformance import PLAIN, DiskConformance, at_phase, gather, random_bytes, read_back
 from tests.store.disks import local_disk
+from tests.waiting import until
 from tierstore import TierStore
 from tierstore.base.threads import IoThreads
 from tierstore.disk import native
@@ -38,6 +40,10 @@ def _of_threads(file: str) -> Iterator[str]:
     for task in os.listdir("/proc/self/task"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             yield Path(f"/proc/self/task/{task}/{file}").read_text().strip()
+
+
+def _is_asleep(status: str) -> bool:
+    return "\nState:\tS" in status
 
 
 @pytest.fixture(autouse=True)
@@ -137,6 +143,31 @@ def test_parts_that_do_not_fit_together_are_refused(parts: tuple[int, int, int])
         with pytest.raises(ValueError, match="do not fit together"):
             pool.submit(1, True, 0, 0, address_of(memory), len(memory), *parts, False, 0)
         assert pool.take() == []
+    finally:
+        pool.close()
+
+
+def test_jobs_that_come_together_do_not_wait_for_one_idle_thread(tmp_path: Path) -> None:
+    """A thread that was told of a job counts as idle until it has woken up."""
+    pool = tierstore_native.Pool(8, 4, 5, "ts-native")
+    memory = torch.ones(8 * MIB)  # long jobs: none is over before the last is submitted
+    num_bytes = memory.nbytes
+
+    def write(*numbers: int) -> None:
+        for number in numbers:
+            at = file.fileno(), number * num_bytes, memory.data_ptr(), num_bytes
+            pool.submit(number, True, *at, 0, num_bytes, 0, True, 0)
+        num_ended = 0
+        while num_ended < len(numbers):
+            select.select([pool.fileno()], [], [])
+            num_ended += len(pool.take())
+
+    try:
+        with (tmp_path / "file").open("wb", buffering=0) as file:
+            write(1)
+            until(lambda: [_is_asleep(status) for status in _of_threads("status") if "ts-native" in status] == [True])
+            write(1, 2, 3, 4)
+        assert len(threads_of_pools()) >= 4
     finally:
         pool.close()
 
