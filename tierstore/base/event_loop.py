@@ -6,7 +6,7 @@ import os
 
 import uvloop
 
-_LAST_STANDARD_STREAM = 2
+_STANDARD_STREAMS = range(3)
 
 
 def new_event_loop() -> uvloop.Loop:
@@ -14,9 +14,11 @@ def new_event_loop() -> uvloop.Loop:
 
     Standard streams that are closed are /dev/null from then on: libuv aborts the process when it closes one of these
     descriptors itself (`uv__close`, src/unix/core.c), and what C libraries print must not go to a store's file."""
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= _LAST_STANDARD_STREAM:
-        pass  # and stays open
-    os.close(descriptor)
+    for stream in _STANDARD_STREAMS:
+        try:
+            os.fstat(stream)
+        except OSError:  # it is closed, and so the lowest number that is free
+            os.open(os.devnull, os.O_RDWR)
     for descriptor in os.pipe2(os.O_CLOEXEC):  # libuv aborts the process where it gets no pipe (src/unix/signal.c)
         os.close(descriptor)
     return uvloop.new_event_loop()
