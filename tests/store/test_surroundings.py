@@ -27,7 +27,7 @@ with TierStore(sys.argv[1], host_bytes=0, disk_bytes="64MiB", codec="none") as s
 """
 
 
-@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
+@pytest.mark.parametrize("closed", [(0,), (0, 1, 2)])
 def test_store_of_a_process_without_standard_streams_works_and_closes(
     store_directory: Path, closed: tuple[int, ...]
 ) -> None:
