@@ -109,9 +109,6 @@ class Plan:
         """Whether the record of pack `index` is to leave its device."""
         return index < len(self.tiers) and self.tiers[self.trace.records[index]] in _OFF_DEVICE
 
-    def planned_tier_of(self, index: int) -> PlannedTier | None:
-        return self.tiers[index] if index < len(self.tiers) else None
-
     def assign(self, record: RuledRecord, index: int, first_key: int) -> None:
         """Set eviction priority and planned tier of the record of pack `index`. A view of an earlier pack changes
         nothing.

@@ -91,7 +91,8 @@ class RegistrationRules(ABC, Generic[T, R]):
         is_small = 0 < nbytes <= grouping.largest_bytes and log.gathers
         part = self._take_if_ours(tensors, nbytes) if is_small else None
         if part is not None:
-            planned = None if log.plan is None else log.plan.planned_tier_of(first.index)
+            tiers = () if log.plan is None else log.plan.tiers
+            planned = tiers[first.index] if first.index < len(tiers) else None
             group = grouping.add(part, nbytes, (log.number, part.kind, planned, first.stream))
             if group is not None:
                 self._register_group(group)

@@ -47,9 +47,13 @@ def take_if_sole_owner(tensors: list[TrackedTensor], nbytes: int) -> Part[Tracke
     """The part of a group that these tracked tensors become; None: others hold their storage, or were handed an alias.
 
     Nobody can be handed an alias that was taken: who asks for the tensor meanwhile waits for the lock of the store."""
-    aliases = [tracked.alias for tracked in tensors if tracked.alias is not None]
+    aliases = []
+    for tracked in tensors:
+        if tracked.alias is None:
+            return None
+        aliases.append(tracked.alias)
     first = tensors[0]
-    if len(aliases) < len(tensors) or not holds_alone(aliases, first.storage_id, first.address, nbytes):
+    if not holds_alone(aliases, first.storage_id, first.address, nbytes):
         return None
     part = Part(tensors, aliases, aliases[0].dtype)
     for tracked in tensors:

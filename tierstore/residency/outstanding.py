@@ -19,20 +19,17 @@ from .torch_names import tensor_use_count
 _NUM_SCANNED_PER_CALL = 16
 
 
-def _references(tensors: Collection[torch.Tensor]) -> list[tuple[int, int]]:
-    """For each tensor: (references to its Python object, references from C++ to the tensor itself).
-
-    Autograd passes tensors on, so a reference of one kind may become one of the other kind a moment later. Hence both
-    are counted in one call of C, during which no other thread that holds Python objects runs."""
-    return list(zip(map(getrefcount, tensors), map(tensor_use_count, tensors), strict=True))
-
-
-_REFERENCES_UNUSED = _references((torch.empty(0),))[0]
+_unused = (torch.empty(0),)
+(_REFERENCES_UNUSED,) = zip(map(getrefcount, _unused), map(tensor_use_count, _unused), strict=True)
 
 
 def in_use(tensors: Collection[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """The tensors to which anybody besides this collection refers, in Python or in C++."""
-    references = _references(tensors)
+    """The tensors to which anybody besides this collection refers, in Python or in C++.
+
+    Autograd passes tensors on, so a reference of one kind may become one of the other kind a moment later. Hence the
+    references to the Python object and those from C++ to the tensor itself are counted in one call of C, during which
+    no other thread that holds Python objects runs."""
+    references = list(zip(map(getrefcount, tensors), map(tensor_use_count, tensors), strict=True))
     if references.count(_REFERENCES_UNUSED) == len(references):
         return ()
     return tuple(tensor for tensor, found in zip(tensors, references, strict=True) if found != _REFERENCES_UNUSED)
