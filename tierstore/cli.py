@@ -14,6 +14,7 @@ from . import __version__
 from .commands.demo import demo
 from .commands.doctor import doctor
 from .commands.output import OutputError, checked_output
+from .commands.run import run
 from .commands.serve import serve
 from .commands.stat import stat, top
 from .commands.trace import trace_commands
@@ -23,7 +24,8 @@ from .errors import ConfigError, TierStoreError
 
 app = typer.Typer(
     name="tierstore",
-    help="An asynchronous tiered store for the tensors that PyTorch saves for backward.",
+    help="An asynchronous tiered store for the tensors that PyTorch saves for backward.\n\n"
+    "To begin, run `tierstore demo`, and `tierstore doctor PATH` with a folder on the drive that you want to use.",
     cls=Group,
     context_settings=CONTEXT,
     no_args_is_help=True,
@@ -63,9 +65,9 @@ def _options(
     pass
 
 
-for command in (serve, stat, top, doctor, demo):
-    app.command(cls=Command)(command)
-app.command(cls=Command, context_settings={"allow_interspersed_args": False})(tune)  # COMMAND has options of its own
+for command in (demo, doctor, run, tune, serve, stat, top):
+    launches = command in (run, tune)  # their COMMAND has options of its own
+    app.command(cls=Command, context_settings={"allow_interspersed_args": not launches})(command)
 app.add_typer(trace_commands)
 
 

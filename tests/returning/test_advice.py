@@ -71,6 +71,7 @@ def test_warning_that_is_an_error_leaves_the_scope_whole(talking_store: TierStor
     assert torch.equal(value.grad, torch.ones(1000).exp())
 
 
+@pytest.mark.usefixtures("no_caching_allocator")
 def test_training_whose_buffers_take_what_it_gains_is_told_once(store_directory: Path) -> None:
     value = torch.ones(2**16, requires_grad=True)
     with TierStore(store_directory, host_bytes=0) as store, warnings.catch_warnings(record=True) as told:

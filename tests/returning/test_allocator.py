@@ -123,24 +123,50 @@ def test_heap_of_glibc_keeps_its_free_end_and_has_the_pages_that_are_preferred_a
     assert printed_by(HEAPS) == "False\nTrue\nFalse\nhg\nnh\nhg\n"
 
 
+DECIDING = [
+    ("MALLOC_TRIM_THRESHOLD_", "131072"),
+    ("MALLOC_MMAP_THRESHOLD_", "1048576"),
+    ("MALLOC_MMAP_MAX_", "0"),
+    ("MALLOC_TOP_PAD_", "0"),
+    ("GLIBC_TUNABLES", "glibc.malloc.arena_max=2:glibc.malloc.trim_threshold=131072"),
+    ("GLIBC_TUNABLES", "glibc.malloc.mmap_max=0"),
+]
+OF_SOMETHING_ELSE = [
+    ("MALLOC_ARENA_MAX", "4"),
+    ("MALLOC_ARENA_TEST", "2"),
+    ("MALLOC_PERTURB_", "0"),
+    ("MALLOC_CONF", "dirty_decay_ms:0"),  # of jemalloc, which does not run here
+    ("MALLOC_TRIM_THRESHOLD_", ""),
+    ("GLIBC_TUNABLES", "glibc.malloc.arena_max=2"),
+    ("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"),
+    ("GLIBC_TUNABLES", "glibc.rtld.optional_static_tls=512"),
+    ("PYTHONMALLOC", "malloc"),
+    ("MIMALLOC_PURGE_DELAY", "0"),
+]
+
+
 @glibc
-@pytest.mark.parametrize(
-    ("variable", "value"),
-    [
-        ("MALLOC_ARENA_MAX", "2"),
-        ("MALLOC_CONF", "narenas:2"),
-        ("GLIBC_TUNABLES", "glibc.malloc.arena_max=2"),
-        ("GLIBC_TUNABLES", "glibc.rtld.optional_static_tls=512"),
-    ],
-)
-def test_setting_of_the_user_leaves_the_allocator_alone_but_not_of_something_else(variable: str, value: str) -> None:
+@pytest.mark.parametrize(("variable", "value"), DECIDING)
+def test_setting_that_decides_when_memory_is_returned_is_told(variable: str, value: str) -> None:
     found = examine(**{variable: value})
-    if "rtld" in value:
-        assert found["can_release"]
-        return
-    assert not found["can_release"]
-    assert found["left_alone"] == f"{variable} is set, which decides how glibc returns memory"
+    assert found["left_alone"] == f"{variable} is set, which decides when glibc returns memory"
+    assert found["can_release"], "who asks for it gets it all the same"
     assert found["uses"][0] is not None  # it still tells what it holds
+
+
+@glibc
+@pytest.mark.parametrize(("variable", "value"), OF_SOMETHING_ELSE)
+def test_setting_of_something_else_changes_nothing(variable: str, value: str) -> None:
+    """Launchers of clusters set the number of arenas, for one."""
+    found = examine(**{variable: value})
+    assert (found["name"], found["left_alone"], found["can_release"]) == ("glibc", "", True)
+
+
+OWN_SETTINGS = {
+    "jemalloc": {"MALLOC_CONF": "narenas:2,dirty_decay_ms:1000"},
+    "tcmalloc": {"TCMALLOC_RELEASE_RATE": "5"},
+    "mimalloc": {"MIMALLOC_PURGE_DELAY": "10"},
+}
 
 
 @pytest.mark.parametrize(
@@ -155,3 +181,6 @@ def test_other_allocators_return_freed_blocks(name: str, library: str, python: s
     assert (found["name"], found["left_alone"], found["can_release"]) == (name, "", True)
     assert found["after"] < found["full"] - HALF * 0.5
     assert found["uses"] == [None, None, None]
+    setting, of_glibc = OWN_SETTINGS[name], {"MALLOC_TRIM_THRESHOLD_": "131072"}
+    left_alone = [examine(python, name, LD_PRELOAD=file, **each)["left_alone"] for each in (setting, of_glibc)]
+    assert left_alone == [f"{next(iter(setting))} is set, which decides when {name} returns memory", ""]

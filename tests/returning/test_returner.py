@@ -158,6 +158,8 @@ def test_allocator_keeps_what_is_freed_only_while_auto_is_in_use(monkeypatch: py
     [
         ("never", Allocator("glibc", lambda: None), "never"),
         ("auto", Allocator("musl", None, "musl offers no way"), "off: musl offers no way"),
+        ("always", Allocator("musl", None, "musl offers no way"), "off: musl offers no way"),
+        ("auto", Allocator("glibc", lambda: None, "X is set"), "off: X is set"),
         ("never", Allocator("musl", None, "musl offers no way"), "never"),
     ],
 )
@@ -167,6 +169,31 @@ def test_nothing_to_do_starts_no_thread(mode: Mode, allocator: Allocator, descri
     assert not memory_threads()
     assert returner.description == description
     returner.stop(SECONDS)
+
+
+SET = "MALLOC_TRIM_THRESHOLD_ is set, which decides when glibc returns memory"
+
+
+@pytest.mark.parametrize("is_limited", [False, True], ids=["always", "limit"])
+def test_what_was_asked_for_wins_over_the_environment(is_limited: bool) -> None:
+    """The default leaves the allocator alone where a variable decides."""
+    releases, looks = Releases(), Looks()
+    returner = Returner("auto" if is_limited else "always", looks, releases.allocator._replace(left_alone=SET))
+    returner.start()
+    try:
+        if is_limited:
+            assert (memory_threads(), returner.description) == ([], f"off: {SET}")
+            returner.limit(resident_bytes() + 80 * MIB)
+        assert returner.description == ("auto" if is_limited else "always")
+        looks.wait_for(2)
+        releases.grow()
+        assert releases.happened.wait(SECONDS / 2)
+        assert returner.why_memory_stays(2**30, 0) is None
+        if is_limited:
+            returner.limit(None)
+            assert returner.description == f"off: {SET}"
+    finally:
+        returner.stop(SECONDS)
 
 
 def test_no_descriptor_left_is_said_and_tried_again() -> None:
@@ -188,6 +215,7 @@ def test_no_descriptor_left_is_said_and_tried_again() -> None:
         assert releases.happened.wait(SECONDS)
 
 
+@pytest.mark.usefixtures("no_caching_allocator")
 def test_what_ends_the_thread_is_in_stats_and_told_once_at_the_end_of_a_scope(make_store: MakeStore) -> None:
     def fail() -> bool:
         raise RuntimeError("a bug")
@@ -207,8 +235,10 @@ def test_what_ends_the_thread_is_in_stats_and_told_once_at_the_end_of_a_scope(ma
     set_existing(inspect(store).returner, _allocator=releases.allocator)
     inspect(store).returner.limit(2**50)
     assert not releases.told_to_keep, "nobody would return what the allocator keeps"
+    store.put(torch.ones(1))  # a store to which nothing came says so
 
 
+@pytest.mark.usefixtures("no_caching_allocator")
 def test_close_waits_for_a_return_that_is_on_its_way(make_store: MakeStore) -> None:
     store, releases, began = make_store(return_memory="always"), Releases(), threading.Event()
     returner = inspect(store).returner
@@ -229,6 +259,7 @@ def test_close_waits_for_a_return_that_is_on_its_way(make_store: MakeStore) -> N
     del handle
 
 
+@pytest.mark.usefixtures("no_caching_allocator")
 def test_last_reference_ends_the_thread(store_directory: Path) -> None:
     store = TierStore(store_directory, host_bytes=0, return_memory="always")
     (thread,) = memory_threads()
@@ -241,6 +272,7 @@ def test_last_reference_ends_the_thread(store_directory: Path) -> None:
 
 PROGRAM = """
 import os, sys, threading
+os.environ["TIERSTORE_ALLOCATOR"] = "0"
 from tierstore.returning import returner as subject
 assert "torch" not in sys.modules
 import torch

@@ -6,7 +6,9 @@ import platform
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -23,17 +25,19 @@ pytestmark = [
 ]
 
 
-def start(arguments: tuple[str, ...], cgroup: Path | None = None) -> subprocess.CompletedProcess[str]:
+def start(
+    arguments: tuple[str, ...], cgroup: Path | None = None, variables: Mapping[str, str] = MappingProxyType({})
+) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
     clean["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     command = [sys.executable, str(ROOT / "tests/returning/fragmenting.py"), *arguments]
     if cgroup is not None:
         command = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(cgroup / "cgroup.procs"), *command]
-    return subprocess.run(command, env=clean, capture_output=True, text=True, check=False)
+    return subprocess.run(command, env=clean | variables, capture_output=True, text=True, check=False)
 
 
-def train(*arguments: str, cgroup: Path | None = None) -> dict[str, Any]:
-    result = start(arguments, cgroup)
+def train(*arguments: str, cgroup: Path | None = None, **variables: str) -> dict[str, Any]:
+    result = start(arguments, cgroup, variables)
     assert result.returncode == 0, result.stderr
     found: dict[str, Any] = json.loads(result.stdout)
     return found
@@ -49,6 +53,20 @@ def test_training_killed_without_returning_goes_on_with_auto_and_gradients_are_t
     assert survived["returned_bytes"] > 100 * MIB
     assert survived["told"] == []  # memory was returned: there is nothing to complain of
     assert free["peak_bytes"] > 1.2 * LIMIT_BYTES
+
+
+@pytest.mark.parametrize(
+    ("mode", "variables"),
+    [("auto", {"MALLOC_ARENA_MAX": "4"}), ("always", {"MALLOC_MMAP_THRESHOLD_": "33554432"})],
+    ids=["number of arenas", "threshold"],
+)
+def test_training_within_a_limit_goes_on_whatever_the_launcher_has_set(
+    store_directory: Path, mode: str, variables: dict[str, str]
+) -> None:
+    with made_cgroup("memory", memory__limit_in_bytes=LIMIT_BYTES) as cgroup:
+        survived = train(str(store_directory), mode, cgroup=cgroup, **variables)
+    assert survived["returned_bytes"] > 100 * MIB
+    assert survived["memory_return"] == mode
 
 
 def test_always_keeps_the_peak_low_without_any_limit_and_gradients_are_the_same(store_directory: Path) -> None:

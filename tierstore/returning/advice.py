@@ -1,9 +1,6 @@
-"""One sentence why the memory of a training did not fall, and the user's line of code that the warning names."""
+"""One sentence why the memory of a training did not fall."""
 
 from __future__ import annotations
-
-import sys
-from types import FrameType
 
 from ..base.config import Mode, format_bytes
 
@@ -49,12 +46,3 @@ def why_memory_stays(
         f"{found}. Memory is not short here, so the allocator keeps it, which is faster. "
         'TierStore(..., return_memory="always") returns it in every step. See docs/how_to/memory_on_cpu.md.'
     )
-
-
-def stacklevel_of_user() -> int:
-    """For a warning of the caller: its first frame that belongs neither to tierstore nor to torch."""
-    frame: FrameType | None = sys._getframe(1)
-    level = 1
-    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("tierstore", "torch"):
-        frame, level = frame.f_back, level + 1
-    return level

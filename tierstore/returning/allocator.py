@@ -25,7 +25,21 @@ _RELEASES: Mapping[str, tuple[str, tuple[Any, ...], tuple[Any, ...]]] = {
 }
 """How each allocator is told to return what is free: the function, the types of its arguments, and these."""
 
+_DECIDES: Mapping[str, re.Pattern[str]] = {
+    "glibc": re.compile(
+        r"MALLOC_(TRIM_THRESHOLD|MMAP_THRESHOLD|MMAP_MAX|TOP_PAD)_=."
+        r"|GLIBC_TUNABLES=.*\bglibc\.malloc\.(trim_threshold|mmap_threshold|mmap_max|top_pad)="
+    ),
+    "jemalloc": re.compile(r"(_RJEM_|JE_)?MALLOC_CONF=.*\b(dirty_decay_ms|muzzy_decay_ms|retain):"),
+    "tcmalloc": re.compile(r"TCMALLOC_(RELEASE_RATE|AGGRESSIVE_DECOMMIT|HEAP_LIMIT_MB)=."),
+    "mimalloc": re.compile(r"MIMALLOC_(PURGE|RESET)\w*=."),
+}
+"""The settings, `NAME=value`, that decide when each allocator returns memory: mallopt(3) and glibc's manual, "Memory
+Allocation Tunables"; jemalloc(3), TUNING; gperftools' and mimalloc's pages. Others, like the number of glibc's arenas,
+which launchers set, do not."""
+
 _HUGE_PAGE_BYTES = 2 * 2**20
+_LARGE_BYTES = 2**20
 _ARENA_BYTES = 64 * 2**20
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _MOST_MMAP_THRESHOLD = 32 * 2**20  # malloc.h and malloc/malloc.c, DEFAULT_MMAP_THRESHOLD_MAX, on 64 bits
@@ -46,8 +60,8 @@ class Allocator(NamedTuple):
     """The allocator of this process.
 
     Attributes:
-        release: makes it return what it keeps; blocks, without Python's lock. None: it is left alone.
-        left_alone: why, for people; "" where `release` is given.
+        release: makes it return what it keeps; blocks, without Python's lock. None: it offers no way.
+        left_alone: why it is told nothing unless the user asks for it, for people; "": nothing speaks against it.
         measure: asks what it holds; None: it does not tell.
         prefer_huge_pages: asks the kernel to fill its heaps by huge pages, or by small ones (False).
         keep_freed: has it return nothing unless it is told to, or also what is free at the end of a heap (False).
@@ -59,6 +73,17 @@ class Allocator(NamedTuple):
     measure: Callable[[], HeapUse] | None = None
     prefer_huge_pages: Callable[[bool], None] | None = None
     keep_freed: Callable[[bool], None] | None = None
+
+    def for_tensors(self, make_tensor: Callable[[int], object]) -> Allocator:
+        """The same, unless tensors come from elsewhere: torch's wheels for aarch64 have mimalloc inside, which nothing
+        here reaches. `make_tensor` makes one of so many bytes."""
+        if self.release is None or self.measure is None:
+            return self
+        before = self.measure().used_bytes
+        tensor = make_tensor(_LARGE_BYTES)
+        if self.measure().used_bytes >= before + _LARGE_BYTES or tensor is None:
+            return self
+        return Allocator(f"not {self.name}", None, "PyTorch's tensors come from an allocator of its own")
 
 
 class _DlInfo(Structure):
@@ -77,19 +102,18 @@ class _MallInfo(Structure):
 
 
 def allocator_of_process(environment: Mapping[str, str] = os.environ) -> Allocator:
-    """Which library serves `malloc` here. Variables that begin with MALLOC_, and glibc.malloc tunables, are the user's
-    decision how it treats freed memory: it is left alone then."""
+    """Which library serves `malloc` here. A variable that decides when it returns memory (`_DECIDES`) may be the user's
+    own decision: it is left alone then."""
     process = CDLL(None)
     name, library = _library_of_malloc(process)
     release = _release_of(name, library)
     measure = _glibc_measure(library) if name == "glibc" else None
     if release is None:
         return Allocator(name, None, f"{name} offers no way to return freed memory", measure)
-    variable = _setting_of_user(environment)
-    if variable is not None:
-        return Allocator(name, None, f"{variable} is set, which decides how {name} returns memory", measure)
+    settings = (variable for variable in sorted(environment) if _decides(name, variable, environment[variable]))
+    found = next((f"{variable} is set, which decides when {name} returns memory" for variable in settings), "")
     heaps = (_advise_glibc_heaps, partial(_have_glibc_keep_freed, library)) if name == "glibc" else ()
-    return Allocator(name, release, "", measure, *heaps)
+    return Allocator(name, release, found, measure, *heaps)
 
 
 def _library_of_malloc(process: CDLL) -> tuple[str, CDLL]:
@@ -151,7 +175,5 @@ def _have_glibc_keep_freed(library: CDLL, keeps: bool) -> None:
     library.mallopt(_M_TRIM_THRESHOLD, -1 if keeps else 2 * _MOST_MMAP_THRESHOLD)
 
 
-def _setting_of_user(environment: Mapping[str, str]) -> str | None:
-    if "glibc.malloc." in environment.get("GLIBC_TUNABLES", ""):
-        return "GLIBC_TUNABLES"
-    return next((name for name in sorted(environment) if name.startswith("MALLOC_")), None)
+def _decides(name: str, variable: str, value: str) -> bool:
+    return name in _DECIDES and _DECIDES[name].match(f"{variable}={value}") is not None

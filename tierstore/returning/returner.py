@@ -12,6 +12,7 @@ from functools import partial
 from typing import NamedTuple
 
 from ..base.config import Mode
+from ..base.system_words import words_of
 from ..base.threads import start_thread
 from .advice import may_be_told, why_memory_stays
 from .allocator import Allocator, allocator_of_process
@@ -59,6 +60,12 @@ class Returner:
         While there is one, memory is returned even if the store keeps nothing, and only when it is short, and heaps are
         filled by small pages: a huge page is resident as a whole. After the thread has failed there is no limit."""
         self._limit_bytes = nbytes if self._failure is None else None
+        if nbytes is not None and not self._stopped.is_set():
+            try:
+                self.start()
+            except OSError as error:
+                self._failure = f"its thread cannot be started ({words_of(error)})"  # told by `why_memory_stays`
+                self._limit_bytes = None
         self._tell_allocator()
 
     def _tell_allocator(self) -> None:
@@ -81,7 +88,7 @@ class Returner:
     def description(self) -> str:
         if self._mode == "never":
             return "never"
-        if self._allocator.release is None:
+        if not self.is_on:
             return f"off: {self._allocator.left_alone}"
         if self._failure is not None:
             return f"off: {self._failure}"
@@ -89,11 +96,14 @@ class Returner:
 
     @property
     def is_on(self) -> bool:
-        return self._mode != "never" and self._allocator.release is not None
+        """What the user asks for, "always" or a limit, wins over the environment; the default does not."""
+        if self._mode == "never" or self._allocator.release is None:
+            return False
+        return not self._allocator.left_alone or self._mode == "always" or self._limit_bytes is not None
 
     def start(self) -> None:
-        """Begin to look. Raises OSError: no more threads can be started."""
-        if self.is_on:
+        """Begin to look, unless it does. Raises OSError: no more threads can be started."""
+        if self.is_on and self._thread is None:
             self._thread = start_thread(self._run, "tierstore-memory", nice=0)  # lack of memory does not wait
 
     def request_stop(self) -> None:
@@ -128,7 +138,8 @@ class Returner:
         if self.num_returns or not may_be_told(away_bytes):
             return None
         free_bytes = self.use(mapped_bytes).allocator_free_bytes
-        reason = why_memory_stays(away_bytes, free_bytes, self._mode, self._allocator.left_alone, mapped_bytes)
+        left_alone = "" if self.is_on else self._allocator.left_alone
+        reason = why_memory_stays(away_bytes, free_bytes, self._mode, left_alone, mapped_bytes)
         self._has_told = reason is not None
         return reason
 
