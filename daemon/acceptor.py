@@ -14,10 +14,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tierstore.base.address import check_folder
+from tierstore.base.address import check_folder, unknown_owners
 from tierstore.base.system_words import words_of
 from tierstore.errors import ConfigError
-from tierstore.sidecar.peer import uid_of_peer
+from tierstore.sidecar.peer import NOT_IN_NAMESPACE, uid_of_peer
 
 from .connection import Connection
 from .registry import Registry
@@ -37,7 +37,7 @@ def listen(path: Path, group: str | None) -> socket.socket:
     except KeyError:
         raise ConfigError("socket_group", group, "give a group of this system") from None
     _make_folder(path.parent, gid)
-    with _locked(path.parent):
+    with _locked(path):
         _clear_stale(path)
         return _listening(path, gid)
 
@@ -64,41 +64,54 @@ def _listening(path: Path, gid: int | None) -> socket.socket:
 def stop_listening(listener: socket.socket, path: Path) -> None:
     """Close the socket, and remove its file unless another daemon listens there by now. Blocks as `listen`."""
     listener.close()
-    with contextlib.suppress(OSError, ConfigError), _locked(path.parent):  # a file that stays is replaced by the next
+    with contextlib.suppress(OSError, ConfigError), _locked(path):  # a file that stays is replaced by the next
         if stat.S_ISSOCK(path.lstat().st_mode) and not _is_listened_on(path):  # its folder may be another by now
             path.unlink()
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """One daemon at a time looks whether a socket in this folder is stale, and replaces it: else a second one removes
-    what the first has just made. ConfigError: somebody else has the lock for seconds, or the folder cannot be opened.
-    """
+def _locked(path: Path) -> Iterator[None]:
+    """One daemon at a time looks whether the socket at `path` is stale, and replaces it: else a second one removes what
+    the first has just made. The lock is on a file beside it that only this user can open, and that goes with it:
+    anybody who can list a folder could lock that. ConfigError: another daemon has the lock for seconds, or there can be
+    none."""
+    lock = path.with_name(f"{path.name}.lock")
+    ends_at = time.monotonic() + _LOCK_SECONDS
+    while (descriptor := _lock(lock)) is None:
+        if time.monotonic() >= ends_at:
+            raise ConfigError("socket", str(path), f"another process has locked {lock} for {_LOCK_SECONDS:g} s")
+        time.sleep(_LOCK_PAUSE_SECONDS)
     try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise ConfigError("socket", str(folder), f"its folder cannot be locked: {words_of(error)}") from error
-    try:
-        _lock(descriptor, folder)
         yield
     finally:
+        with contextlib.suppress(OSError):
+            lock.unlink()
         os.close(descriptor)
 
 
-def _lock(descriptor: int, folder: Path) -> None:
-    ends_at = time.monotonic() + _LOCK_SECONDS
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            if time.monotonic() >= ends_at:
-                whose = f"another process has locked its folder for {_LOCK_SECONDS:g} s"
-                raise ConfigError("socket", str(folder), whose) from error
-            time.sleep(_LOCK_PAUSE_SECONDS)
-        except OSError as error:
-            raise ConfigError("socket", str(folder), f"its folder cannot be locked: {words_of(error)}") from error
-        else:
-            return
+def _lock(lock: Path) -> int | None:
+    """A descriptor that has the lock; None: somebody else has it, or has just removed the file."""
+    try:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ConfigError("socket", str(lock), f"it cannot be opened, to be locked: {words_of(error)}") from error
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+            raise ConfigError("socket", str(lock), "it has to be a file of this user: remove it")
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.lexists(lock) and os.path.samestat(os.lstat(lock), status):
+            return descriptor
+    except BlockingIOError:
+        pass
+    except OSError as error:
+        os.close(descriptor)
+        raise ConfigError("socket", str(lock), f"it cannot be locked: {words_of(error)}") from error
+    except ConfigError:
+        os.close(descriptor)
+        raise
+    os.close(descriptor)
+    return None
 
 
 def _make_folder(folder: Path, gid: int | None) -> None:
@@ -153,7 +166,8 @@ class Acceptor:
     """Holds every connection until it is over."""
 
     def __init__(self, registry: Registry, reporter: Reporter) -> None:
-        self._allowed_uids = {0, os.getuid()} | registry.settings.allowed_uids
+        # Of a user namespace: one number that stands for all users outside is nobody's.
+        self._allowed_uids = ({0, os.getuid()} | registry.settings.allowed_uids) - unknown_owners()
         self._registry, self._reporter = registry, reporter
         self._connections: dict[Connection, None] = {}  # the oldest first
 
@@ -186,7 +200,12 @@ class Acceptor:
         self._make_room_in_lobby()
         self._connections[connection] = None
         if uid not in self._allowed_uids:
-            connection.refuse(f"user {uid} may not use this daemon (see --allow-uid)", is_final=False)
+            connection.refuse(self._why_not(uid), is_final=False)
+
+    def _why_not(self, uid: int) -> str:
+        if uid in unknown_owners():
+            return f"{NOT_IN_NAMESPACE.format(uid=uid)}: run the training in the namespace of the daemon"
+        return f"user {uid} may not use this daemon (see --allow-uid)"
 
     def _make_room_in_lobby(self) -> None:
         """Connections without a session may stay, but not keep others out: the oldest makes room for the newest."""

@@ -14,20 +14,18 @@ from typing import Any
 
 from tierstore.errors import ProtocolError, StorageIOError, StoreFullError
 from tierstore.sidecar import messages
-from tierstore.sidecar.channel import Channel
+from tierstore.sidecar.channel import Channel, Pace
 
+from .limits import waiting_bytes_of
 from .registry import Registry
 from .report import Reporter
 from .sessions import Session
 from .slabs import MappedSlab
+from .turns import Turn
 
 _log = logging.getLogger("tierstore.daemon")
 
-_MOST_REQUESTS = 4096  # writes and reads that are not answered; a store has some dozens
-_MOST_DISCARDS = 2**16  # that are not answered; after an outage a store may send one for each record that it dropped
-_MOST_KEYS = 2**20  # in them; a store has some thousands, and after an outage as many as it has records
 _MOST_SLABS = 16  # a store has one; each costs the daemon two descriptors, however small it is
-_MOST_UNSENT_BYTES = 8 * 2**20
 
 
 class Connection:
@@ -51,13 +49,13 @@ class Connection:
         self._phase: messages.Phase = "greeting"
         self._slabs: dict[int, MappedSlab] = {}
         self._num_named: Counter[int] = Counter()  # by slab: unanswered requests that name it
-        self._num_discards = 0  # that are not answered
-        self._num_keys = 0  # in them
         self._is_refused = False
         self._is_entering = False  # a session, which waits for a commit to the index, or for old jobs
         seconds, peer = self._settings.handshake_seconds, f"a client of user {uid}"
+        self._turn = Turn(uid, self._take_turn)
+        pace = Pace(partial(registry.turns.ask, self._turn), partial(registry.unsent.count, self, uid))
         self._channel = Channel(
-            accepted, messages.ClientMessage, peer, self._receive, self._ended, frame_seconds=seconds
+            accepted, messages.ClientMessage, peer, self._receive, self._ended, frame_seconds=seconds, pace=pace
         )
         too_late = partial(self.refuse, f"no Hello within {seconds:g} s", is_final=False)
         self._hello_timer = asyncio.get_running_loop().call_later(seconds, too_late)
@@ -82,11 +80,23 @@ class Connection:
         self._channel.end_when_sent()
         asyncio.get_running_loop().call_later(self._settings.handshake_seconds, self._ended, None)
 
-    def answer(self, message: messages.DaemonMessage) -> None:
-        """Send an answer; dropped where the connection is over."""
-        self._channel.send(message)
-        if self._channel.unsent_bytes > _MOST_UNSENT_BYTES:
-            self._ended(ProtocolError(self.peer, "it does not read its answers"))
+    def answer(self, answer: messages.DaemonMessage | bytes) -> None:
+        """Send an answer, or a frame of one; dropped where the connection is over."""
+        if isinstance(answer, bytes):
+            self._channel.send_frame(answer)
+        else:
+            self._channel.send(answer)
+        if (slowest := self._registry.unsent.slowest(self._uid)) is not None:
+            slowest.cut_off("it does not read its answers")
+
+    def cut_off(self, reason: str) -> None:
+        self._ended(ProtocolError(self.peer, reason))
+
+    def hold(self) -> None:
+        self._channel.hold()
+
+    def go_on(self) -> None:
+        self._channel.go_on()
 
     def stop_listening(self) -> None:
         self._hello_timer.cancel()
@@ -107,6 +117,8 @@ class Connection:
         self._hello_timer.cancel()
         self._slabs.clear()
         self._channel.close()
+        self._registry.waiting.forget(self)
+        self._registry.turns.forget(self._turn)
         if self.session is not None:
             self._registry.lose(self.session, self)
         self._on_end(self)
@@ -114,15 +126,15 @@ class Connection:
     def _about(self) -> dict[str, object]:
         return {"uid": self._uid} if self.session is None else self.session.about()
 
-    def _receive(self, received: list[Any]) -> None:
-        for message in received:
-            try:
-                messages.check_allowed(self._phase, message, self.peer)
-                self._handle(message)
-            except ProtocolError as error:
-                self.refuse(error.reason)
-            if self._is_refused or not self._channel.is_open:
-                return
+    def _take_turn(self, most: int, ends_at: float) -> int:
+        return self._channel.take_turn(most, ends_at)
+
+    def _receive(self, message: messages.ClientMessage) -> None:
+        try:
+            messages.check_allowed(self._phase, message, self.peer)
+            self._handle(message)
+        except ProtocolError as error:
+            self.refuse(error.reason)
 
     def _handle(self, message: messages.ClientMessage) -> None:
         match message:
@@ -139,13 +151,13 @@ class Connection:
             case messages.Write() | messages.Read() | messages.Discard():
                 self._request(message)
             case messages.Close():
+                self._channel.stop_listening()  # nothing comes after it
                 self._registry.tasks.start(self._guarded(self._close_session()))
 
     def _greet(self, hello: messages.Hello) -> None:
         self._hello_timer.cancel()
         if messages.VERSION not in hello.versions:
-            theirs = ", ".join(map(str, hello.versions)) or "none"
-            raise ProtocolError(self.peer, f"this daemon speaks version {messages.VERSION}, {hello.program} {theirs}")
+            raise ProtocolError(self.peer, messages.other_version(hello.versions, hello.program))
         self._phase = "lobby"
         program, settings = self._reporter.program, self._settings
         self.answer(messages.Welcome(messages.VERSION, program, settings.slab_bytes, settings.grace_seconds))
@@ -225,18 +237,17 @@ class Connection:
     def _request(self, message: messages.Write | messages.Read | messages.Discard) -> None:
         session = self.session
         if session is None:
-            raise ProtocolError(self.peer, "a request after Close")
+            raise ProtocolError(self.peer, "a request without a session")
         if isinstance(message, messages.Discard):
             self._request_discard(session, message)
             return
-        if session.num_jobs >= _MOST_REQUESTS:
-            raise ProtocolError(self.peer, f"more than {_MOST_REQUESTS} requests that are not answered")
         if (slab := self._slabs.get(message.slab)) is None:
             raise ProtocolError(self.peer, f"slab {message.slab}, which it has not shared")
         slab.check_range(message.offset, message.num_bytes)
         if isinstance(message, messages.Write) and message.key in session.being_written:
             raise ProtocolError(self.peer, f"record {message.key}, which is being written, once more")
         session.begin_job(message.key)
+        self._begin(session, message)
         self._num_named[message.slab] += 1
         lanes, about = self._registry.lanes, (session.lease.number, message.num_bytes)
 
@@ -250,13 +261,15 @@ class Connection:
             lanes.read(*about, job)
 
     def _request_discard(self, session: Session, message: messages.Discard) -> None:
-        if self._num_discards >= _MOST_DISCARDS:
-            raise ProtocolError(self.peer, f"more than {_MOST_DISCARDS} discards that are not answered")
-        if self._num_keys >= _MOST_KEYS:
-            raise ProtocolError(self.peer, f"more than {_MOST_KEYS} keys in discards that are not answered")
-        self._num_discards += 1
-        self._num_keys += len(message.keys)
+        if not session.has_any_of(message.keys):
+            self.answer(messages.Gone(message.request))
+            return
+        self._begin(session, message)
         self._registry.tasks.start(self._guarded(self._discard(session, message)))
+
+    def _begin(self, session: Session, message: messages.Write | messages.Read | messages.Discard) -> None:
+        if not self._registry.waiting.begin(session, waiting_bytes_of(message)):
+            self._registry.waiting.hold(self, self._uid)
 
     async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a request. A bug of the daemon's own ends this connection, with an explanation, and no other."""
@@ -277,6 +290,7 @@ class Connection:
                 session.being_written.discard(message.key)
                 session.writes.end(message.num_bytes)
             self._num_named[message.slab] -= 1
+            self._registry.waiting.end(session, waiting_bytes_of(message))
             session.end_job(message.key)
 
     async def _discard(self, session: Session, message: messages.Discard) -> None:
@@ -284,6 +298,5 @@ class Connection:
             await session.wait_for(frozenset(message.keys))  # rule 6
             await session.free(message.keys)
         finally:
-            self._num_discards -= 1
-            self._num_keys -= len(message.keys)
+            self._registry.waiting.end(session, waiting_bytes_of(message))
         self.answer(messages.Gone(message.request))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
@@ -40,9 +40,12 @@ class FairQueue(Generic[T]):
         line.items.append((cost, item))
         self._num_items += 1
 
-    def pop(self) -> T:
-        waiting = (owner for owner, line in self._lines.items() if line.items)
-        owner = min(waiting, key=lambda each: self._lines[each].starts_at)
+    def pop(self, may_have_more: Callable[[int], bool] = lambda owner: True) -> T | None:
+        """None: none of those who wait may have more."""
+        waiting = (owner for owner, line in self._lines.items() if line.items and may_have_more(owner))
+        owner = min(waiting, key=lambda each: self._lines[each].starts_at, default=None)
+        if owner is None:
+            return None
         line = self._lines.pop(owner)
         self._lines[owner] = line  # behind its equals
         cost, item = line.items.popleft()
@@ -98,26 +101,31 @@ class Histogram:
 class DriveWay:
     """The jobs of one direction, and figures of those done; their time is counted as `queued` and `at_drive`."""
 
-    def __init__(self, queued: Stay, at_drive: Stay) -> None:
+    def __init__(self, queued: Stay, at_drive: Stay, most_of_one: int) -> None:
         self.queued, self.at_drive = queued, at_drive
+        self.most_of_one = most_of_one  # jobs at once, of one session
         self.queue: FairQueue[_Queued] = FairQueue()
-        self.num_running = 0
+        self.running: Counter[int] = Counter()  # by session
         self.seconds = Histogram(_SECONDS)
         self.wait_seconds = Histogram(_SECONDS)
         self.num_bytes = Histogram(_BYTES)
 
 
 class Lanes:
-    """Starts as many jobs at once as keep the drive busy: `num_each` each way, as tasks, by `start`.
+    """Starts as many jobs at once as keep the drive busy, as tasks, by `start`: each way `num_each` of one session, and
+    one more of others, so that none waits for jobs of another that take long. `num_writes`: likewise of writes, where
+    each takes a core, as at a high level of zstd.
 
     Reads go first: backward stands still for a read, forward only for a full window. A write that begins owes the reads
     a multiple of its cost; while reads wait, no other write begins until reads worth that much have begun. So reads
     that are queued without end still leave writes a share. `seconds`: how long all requests have stayed where, added
     up."""
 
-    def __init__(self, start: Callable[[Coroutine[Any, Any, None]], None], num_each: int) -> None:
-        self.reads = DriveWay("read_queued", "read_at_drive")
-        self.writes = DriveWay("write_queued", "write_at_drive")
+    def __init__(
+        self, start: Callable[[Coroutine[Any, Any, None]], None], num_each: int, num_writes: int | None = None
+    ) -> None:
+        self.reads = DriveWay("read_queued", "read_at_drive", num_each)
+        self.writes = DriveWay("write_queued", "write_at_drive", num_each if num_writes is None else num_writes)
         self.seconds: defaultdict[Stay, float] = defaultdict(float)
         self._seconds_of: dict[int, defaultdict[Stay, float]] = {}  # by session
         self._start_task = start
@@ -149,16 +157,22 @@ class Lanes:
         self._start()
 
     def _start(self) -> None:
-        while self.reads.queue and self.reads.num_running < self._num_each:
-            self._owed_to_reads -= self._begin(self.reads)
-        while self.writes.queue and self.writes.num_running < self._num_each:
-            if self.reads.queue and self._owed_to_reads > 0:
+        while self._has_room(self.reads) and (cost_bytes := self._begin(self.reads)):
+            self._owed_to_reads -= cost_bytes
+        while self._has_room(self.writes) and not (self.reads.queue and self._owed_to_reads > 0):
+            if not (cost_bytes := self._begin(self.writes)):
                 break
-            self._owed_to_reads = _READS_PER_WRITE * self._begin(self.writes)
+            self._owed_to_reads = _READS_PER_WRITE * cost_bytes
+
+    def _has_room(self, way: DriveWay) -> bool:
+        return way.running.total() <= self._num_each
 
     def _begin(self, way: DriveWay) -> int:
-        queued = way.queue.pop()
-        way.num_running += 1
+        """The cost of the job that has begun; 0: none may."""
+        queued = way.queue.pop(lambda session: way.running[session] < way.most_of_one)
+        if queued is None:
+            return 0
+        way.running[queued.session] += 1
         self._start_task(self._run(way, queued))
         return queued.cost_bytes
 
@@ -173,7 +187,8 @@ class Lanes:
             way.seconds.observe(seconds)
             self._count(queued.session, way.at_drive, seconds)
             way.num_bytes.observe(queued.num_bytes)
-            way.num_running -= 1
+            way.running[queued.session] -= 1
+            way.running += Counter()  # without those that have none left
             self._start()
 
     def _count(self, session: int, stay: Stay, seconds: float) -> None:

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import queue
 import re
+import select
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
+from tierstore.base.threads import start_thread
 from tierstore.plain_text import plain
 
 _MOST_CAUSES = 4096  # that are remembered
 _MOST_LINES = 100
+_MOST_WAITING_LINES = 1000
+_CLOSE_SECONDS = 1.0
 _CLIENT_FIELDS = ("client", "rank", "session")
 _OWN_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _WORD = re.compile(r"[^\s\"'=\\]+")
@@ -22,10 +29,51 @@ _WORD = re.compile(r"[^\s\"'=\\]+")
 
 def set_up_logging(level: str, form: str) -> None:
     """Log to standard error from now on: everything of `level` ("info") or above, as `form` ("text" or "json") says."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = LineWriter(sys.stderr.fileno())
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     handler.addFilter(CauseFilter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+class LineWriter(logging.Handler):
+    """Writes lines to a descriptor on a thread of its own, because nobody may read there: a pipe is full, or a terminal
+    was stopped. Then lines wait, up to a limit; more are lost, and the next one says how many (`lines_lost`). `close`
+    waits for a second at most until all is written. OSError: no thread can be started."""
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__()
+        self._descriptor = descriptor
+        self._num_lost = 0
+        self._lines: queue.Queue[bytes | None] = queue.Queue(_MOST_WAITING_LINES)
+        self._thread = start_thread(self._write_all, "tierstore-log")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._num_lost:
+            record.lines_lost = self._num_lost
+        line = self.format(record).encode(errors="backslashreplace") + b"\n"
+        try:
+            self._lines.put_nowait(line)
+            self._num_lost = 0
+        except queue.Full:
+            self._num_lost += 1
+
+    def close(self) -> None:
+        with suppress(queue.Full):
+            self._lines.put(None, timeout=_CLOSE_SECONDS)
+            self._thread.join(_CLOSE_SECONDS)
+        super().close()
+
+    def _write_all(self) -> None:
+        for line in iter(self._lines.get, None):
+            with suppress(OSError):  # nobody has it open any more
+                self._write(line)
+
+    def _write(self, line: bytes) -> None:
+        while line:
+            try:
+                line = line[os.write(self._descriptor, line) :]
+            except BlockingIOError:  # whoever has it open too has made it so
+                select.select([], [self._descriptor], [])
 
 
 class CauseFilter(logging.Filter):

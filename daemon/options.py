@@ -19,6 +19,7 @@ from tierstore.errors import ConfigError
 
 _MOST_SECONDS = 1e9  # that the protocol can carry (messages.Welcome)
 _MOST_SESSIONS = 10**6
+_MOST_RECORDS = 10**9
 _MOST_UID = 2**32 - 2  # 2**32 - 1 is no user: chown(2)
 
 
@@ -34,6 +35,7 @@ class ServeSettings:
     session_queued_bytes: int | None = None
     slab_bytes: int = 16 * 2**30
     max_sessions_per_user: int = 512
+    max_records_per_user: int = 10**6
     max_write_bytes_per_day: int | None = None
     grace_seconds: float = 60.0
     handshake_seconds: float = 10.0
@@ -167,6 +169,7 @@ def _one_of(words: Sequence[str], text: str, source: str) -> str:
 # --- the options ------------------------------------------------------------------------------------------------------
 
 _count = partial(_number, 1, _MOST_SESSIONS, f"give a whole number from 1 to {_MOST_SESSIONS}")
+_records = partial(_number, 1, _MOST_RECORDS, f"give a whole number from 1 to {_MOST_RECORDS}")
 _uid = partial(_number, 0, _MOST_UID, "give user ids, numbers of 0 or more (id -u NAME prints one)")
 
 _SIZE = parse_size, "SIZE"
@@ -199,6 +202,12 @@ OPTIONS: dict[str, Option] = {
         _count,
         "NUMBER",
         "Limit of sessions that one user has at a time, those whose clients are lost included. Default: 512.",
+    ),
+    "max_records_per_user": Option(
+        _records,
+        "NUMBER",
+        "Limit of records that all sessions of one user have at a time. Each takes about 0.6 KB of the daemon's "
+        "memory. Default: 1000000.",
     ),
     "max_write_bytes_per_day": Option(
         *_SIZE,

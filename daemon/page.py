@@ -152,10 +152,10 @@ def _is_address(host: str) -> bool:
     if name.lower() == "localhost":
         return True
     try:
-        ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
+        address = ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
     except ValueError:
         return False
-    return True
+    return getattr(address, "scope_id", None) is None  # what follows a "%" may be anything
 
 
 def _page_with_policy() -> tuple[bytes, str]:

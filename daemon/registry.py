@@ -15,9 +15,11 @@ from tierstore.errors import StorageIOError
 from tierstore.sidecar import messages
 
 from .lanes import Lanes
+from .limits import Unsent, Waiting
 from .options import ServeSettings
-from .sessions import COUNTER, KEY_BITS, NUMBERS, KeptRecord, Lease, Session, kept_leases, new_lease
+from .sessions import COUNTER, KEY_BITS, NUMBERS, KeptRecord, Lease, RecordCount, Session, kept_leases, new_lease
 from .tasks import Stage, Tasks
+from .turns import Turns
 
 if TYPE_CHECKING:
     from .connection import Connection
@@ -36,11 +38,13 @@ class Registry:
         self.tasks = tasks
         self.stage = stage
         self.settings = settings
+        self.turns, self.waiting, self.unsent = Turns(), Waiting(), Unsent()
         self.sessions: dict[int, Session] = {}
         self.num_opened = 0
         self.ended_totals: Counter[str] = Counter()
         self._next_session = 1
         self._num_of_user: Counter[int] = Counter()  # sessions, those included that are being opened
+        self._records_of_user: dict[int, RecordCount] = {}
 
     def find(self, message: messages.Resume, uid: int) -> Session | None:
         session = self.sessions.get(message.session)
@@ -67,6 +71,7 @@ class Registry:
                 kept = KeptRecord(location.logical_bytes, location.taken_bytes, location.codec, "", checksum)
                 session.records[disk_key & (1 << KEY_BITS) - 1] = kept
                 session.disk_bytes += kept.stored_bytes
+                session.num_of_user.now += 1
         await self.disk.discard(nobodys)
         for session in self.sessions.values():
             self._start_grace(session)
@@ -145,7 +150,8 @@ class Registry:
         if quota_bytes is None:
             quota_bytes = self.disk.usage().budget_bytes
         most_queued_bytes = self.settings.session_queued_bytes
-        return Session(lease, quota_bytes, most_queued_bytes, self.disk, was_restored=was_restored)
+        count = self._records_of_user.setdefault(lease.uid, RecordCount(self.settings.max_records_per_user))
+        return Session(lease, quota_bytes, most_queued_bytes, count, self.disk, was_restored=was_restored)
 
     def _start_grace(self, session: Session) -> None:
         if self.stage.is_ending:  # its lease is kept; the next daemon gives it the whole grace period

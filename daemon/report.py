@@ -20,7 +20,7 @@ import msgspec
 from tierstore.disk.tier import DiskUsage, DriveUsage
 from tierstore.plain_text import plain_json, unicode_text
 from tierstore.sidecar import messages
-from tierstore.sidecar.frames import MAX_FRAME_BYTES
+from tierstore.sidecar.frames import MAX_FRAME_BYTES, frame_of
 from tierstore.sidecar.peer import program_name
 
 if TYPE_CHECKING:
@@ -227,6 +227,10 @@ class TakenReport:
         return encode_report(self.report)
 
     @cached_property
+    def frame(self) -> bytes:
+        return frame_of([messages.Report(self.encoded)])
+
+    @cached_property
     def shown(self) -> bytes:
         return plain_json(self.encoded.decode()).encode()
 
@@ -282,7 +286,7 @@ class Reporter:
             taken = await self.reports.get()
         finally:
             self._asking.discard(asker)
-        asker.answer(messages.Report(taken.encoded))
+        asker.answer(taken.frame)
 
     def _take(self) -> TakenReport:
         registry, disk, now = self._registry, self._registry.disk, asyncio.get_running_loop().time()
@@ -353,4 +357,4 @@ def _job_times(way: DriveWay) -> JobTimes:
     spreads = (
         Spread(each.bounds, tuple(each.counts), each.total) for each in (way.seconds, way.wait_seconds, way.num_bytes)
     )
-    return JobTimes(len(way.queue), way.num_running, *spreads)
+    return JobTimes(len(way.queue), way.running.total(), *spreads)

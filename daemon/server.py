@@ -2,7 +2,7 @@
 
 ::
 
-    listener ─► Acceptor ─► Connection (phases, requests) ─► Lanes (whose turn) ─► Records ─► LocalDisk ─► answers
+    listener ─► Acceptor ─► Connection (in Turns) ─► Lanes (whose turn) ─► Records ─► LocalDisk ─► answers
                                 └► Registry (sessions) ◄── Reporter ◄── page, `Inspect`
 
 One loop runs all of it; jobs of the disk tier run on its I/O threads."""
@@ -15,6 +15,7 @@ import os
 import secrets
 import signal
 import socket
+import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack, contextmanager, suppress
@@ -28,6 +29,7 @@ from tierstore.base.system_words import words_of
 from tierstore.base.threads import IoThreads, refuse_green_threads
 from tierstore.disk.boundary import translated
 from tierstore.disk.budget import divided_budget
+from tierstore.disk.codec.codec import NO_CODEC, parse_codec
 from tierstore.disk.drives import Drives, LocalTier
 from tierstore.disk.file_layout import NamedFileLayout
 from tierstore.disk.local import LocalDisk
@@ -45,8 +47,10 @@ _log = logging.getLogger("tierstore.daemon")
 
 _INLINE_BYTES = 128 * 2**10
 _DISK_SHARE = 0.8  # of the space that is free, or taken by the daemon's own files
-_NUM_JOBS = NUM_AT_ONCE + 2  # each way: while those are at the device, others take checksums
+_NUM_JOBS = NUM_AT_ONCE + 2  # of a session, each way: while those are at the device, others take checksums
+_NUM_IN_ALL = _NUM_JOBS + 1  # one is left for the others (`Lanes`)
 _DRAIN_SECONDS = 30.0
+_SWITCH_SECONDS = 0.0005  # as a turn takes (`turns.py`)
 
 
 def serve(settings: ServeSettings) -> None:
@@ -56,11 +60,15 @@ def serve(settings: ServeSettings) -> None:
     greenlets in the place of threads. StorageIOError: the drive or the system refused; or the index was found to be
     damaged, and all that was stored was cleared."""
     refuse_green_threads()
+    # A job at the drive needs the interpreter's lock a dozen times. Where one client keeps the loop busy, each time
+    # would take the default 5 ms, for the jobs of all. See also `_REST_SECONDS` in `turns.py`.
+    sys.setswitchinterval(_SWITCH_SECONDS)
     runner = asyncio.Runner(loop_factory=new_event_loop)
     try:
         runner.run(Daemon(settings).run())
     except OSError as error:
-        raise StorageIOError("serve", settings.place, words_of(error), "what was stored there still is") from error
+        reason = words_of(error, settings.place)
+        raise StorageIOError("serve", settings.place, reason, "what was stored there still is") from error
     finally:
         with suppress(RuntimeError):  # a loop that was refused a call as it began cannot be closed
             runner.close()
@@ -102,11 +110,12 @@ class Daemon:
         stage, settings = self._stage, self.settings
         num_jobs = _NUM_JOBS * len(layouts)
         with _opened_at(settings.paths[0]):
-            threads = IoThreads(2 * num_jobs + 2, "tierstore-io")
+            threads = IoThreads(2 * (num_jobs + 1) + 2, "tierstore-io")
         try:
             disk = await self._open_disk(layouts, threads)
             tasks = Tasks(after_each=lambda: self._end_if_damaged(disk))
-            registry = Registry(disk, Lanes(tasks.start, num_jobs), tasks, stage, settings)
+            lanes = Lanes(tasks.start, num_jobs, _most_writes(settings.codec, num_jobs))
+            registry = Registry(disk, lanes, tasks, stage, settings)
             reporter = Reporter(registry, None if page is None else page.address)
             acceptor = Acceptor(registry, reporter)
             if page is not None:
@@ -137,7 +146,7 @@ class Daemon:
         }
         if len(openers) == 1:
             return self._open_drive(self.settings.paths[0], layouts[0], budgets[0], threads)
-        return await Drives.open(openers, num_jobs=_NUM_JOBS, divides=False, keep=True)
+        return await Drives.open(openers, num_jobs=_NUM_IN_ALL, divides=False, keep=True)
 
     def _open_drive(self, path: Path, layout: NamedFileLayout, disk_bytes: int, threads: Executor) -> LocalDisk:
         with _opened_at(path):
@@ -148,6 +157,7 @@ class Daemon:
                 codec=self.settings.codec,
                 checksum=True,
                 executor=threads,
+                num_turns=_NUM_IN_ALL,
                 layout=layout,
                 max_write_bytes_per_day=self.settings.max_write_bytes_per_day,
             )
@@ -188,9 +198,15 @@ class Daemon:
         if quiet not in done:
             _log.warning("ended before everything was written; the clients still have it")
             quiet.cancel()
+            logging.shutdown()
             # Jobs of the disk tier cannot be stopped; what is committed is found again, as after a kill.
             os._exit(1 if disk.damaged_indexes else 0)
         acceptor.end_when_sent()
+
+
+def _most_writes(codec: str, num_jobs: int) -> int:
+    """Of one session at once: where each is encoded, cores are left for the others. "auto" encodes what is cheap."""
+    return num_jobs if parse_codec(codec) in (None, NO_CODEC) else min(num_jobs, len(os.sched_getaffinity(0)) + 1)
 
 
 @contextmanager
@@ -202,4 +218,5 @@ def _opened_at(path: Path) -> Iterator[None]:
             yield
     except (StoreFullError, StorageIOError) as error:
         free = f"{format_bytes(free_disk_bytes(path))} are free on its file system"
-        raise StorageIOError("open", str(path), f"{words_of(error.__cause__ or error)}; {free}", kept) from error
+        reason = words_of(error.__cause__ or error, str(path))
+        raise StorageIOError("open", str(path), f"{reason}; {free}", kept) from error

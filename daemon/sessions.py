@@ -137,6 +137,15 @@ class KeptRecord(msgspec.Struct, frozen=True, gc=False):
     checksum: int | None
 
 
+class RecordCount:
+    """Records that the sessions of one user have; a write counts from its beginning. Each takes memory of the daemon,
+    however small it is."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.now = 0
+
+
 class Session:
     """One client's records on the disk tier, and the jobs that run for it. It takes a message and returns the answer to
     the client. Lives on the daemon's loop; does not block it. `was_restored`: an earlier daemon opened it, and may have
@@ -144,6 +153,8 @@ class Session:
 
     Attributes:
         records, being_written: by the client's keys; the keys of writes that are queued or run.
+        num_of_user: records of all sessions of its user, which share it.
+        waiting_bytes: memory taken by requests that are not answered (`limits.py`).
         disk_bytes: bytes taken on disk by records; those being written count with their full length.
         expiry: the end of the grace period; None: it has a connection, or the next daemon gives it one.
         is_ended: the session is over; jobs that still run for it must leave nothing behind.
@@ -154,6 +165,7 @@ class Session:
         lease: Lease,
         quota_bytes: int,
         most_queued_bytes: int | None,
+        num_of_user: RecordCount,
         disk: LocalTier,
         *,
         was_restored: bool = False,
@@ -163,7 +175,9 @@ class Session:
         self._was_restored = was_restored
         self.quota_bytes = quota_bytes
         self.records: dict[int, KeptRecord] = {}
+        self.num_of_user = num_of_user
         self.being_written: set[int] = set()
+        self.waiting_bytes = 0
         self.disk_bytes = 0
         self.writes = WriteQueue(most_queued_bytes)
         self.is_ended = False
@@ -198,6 +212,10 @@ class Session:
             self._wake(key)
         if not self.num_jobs:
             self._wake(None)
+
+    def has_any_of(self, keys: tuple[int, ...]) -> bool:
+        """Whether one of them is a record, or a job for it is queued or runs."""
+        return any(key in self.records or key in self._jobs for key in keys)
 
     async def wait_for(self, keys: frozenset[int] | None) -> None:
         """Return when no job for these keys is queued or runs. None: for any key."""
@@ -242,6 +260,7 @@ class Session:
                 continue
             for key in some:
                 self.disk_bytes -= self.records.pop(key).stored_bytes
+            self.num_of_user.now -= len(some)
             await self._disk.discard([self.disk_key(key) for key in some])
             self.totals["discarded_records"] += len(some)
 
@@ -262,14 +281,19 @@ class Session:
         if held_bytes + num_bytes > most:
             reason = "the session's quota is used up"
             raise QuotaExceededError(num_bytes, held_bytes, most, reason=reason, session=self.lease.name)
+        if (count := self.num_of_user).now >= count.most:
+            reason = f"user {self.lease.uid} has {count.now} records, and --max-records-per-user is {count.most}"
+            raise QuotaExceededError(num_bytes, held_bytes, most, reason=reason, session=self.lease.name)
         self.disk_bytes += num_bytes
-        taken_bytes = 0
+        count.now += 1
+        stored = None
         try:
             kind = Kind(message.dtype, message.itemsize_bytes, message.origin)
             stored = await self._disk.write(self.disk_key(message.key), memory, kind)
-            taken_bytes = stored.stored_bytes
         finally:
-            self.disk_bytes += taken_bytes - num_bytes
+            self.disk_bytes += (stored.stored_bytes if stored is not None else 0) - num_bytes
+            count.now -= stored is None
+        taken_bytes = stored.stored_bytes
         record = KeptRecord(num_bytes, taken_bytes, stored.codec, stored.kind, stored.checksum)
         self.records[message.key] = record
         self.totals["spilled_bytes"] += num_bytes

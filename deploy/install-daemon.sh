@@ -26,7 +26,7 @@ trap 'rm -rf "$work" ${half_made:+"$half_made"}' EXIT
 
 # A copy: what former builds left in the tree would end in the wheel, and this build leaves nothing there.
 mkdir "$work/tree"
-for part in pyproject.toml README.md LICENSE tierstore hooks daemon; do
+for part in pyproject.toml setup.py README.md LICENSE tierstore hooks daemon; do
     cp -R "$root/$part" "$work/tree"
 done
 

@@ -32,7 +32,10 @@ class RawClient:
         self._received: list[wire.ClientMessage | wire.DaemonMessage] = []
 
     def send(self, *messages: wire.ClientMessage, descriptors: tuple[int, ...] = ()) -> None:
-        socket.send_fds(self.socket, [wire.frame_of(messages)], list(descriptors))
+        """In as few frames as the daemon takes; descriptors go with a message that is alone."""
+        most_bytes = wire.MAX_CLIENT_FRAME_BYTES
+        for frame in wire.frames_of([wire.encoded(each, most_bytes) for each in messages], most_bytes):
+            socket.send_fds(self.socket, [frame], list(descriptors))
 
     def receive(self) -> wire.ClientMessage | wire.DaemonMessage | None:
         """The next message; None: the daemon has closed the connection."""

@@ -55,13 +55,13 @@ class End:
     def __init__(self, connection: socket.socket, kinds: object = wire.ClientMessage) -> None:
         self.messages: list[Any] = []
         self.ends: list[Exception | None] = []
-        self.on_messages: Callable[[list[Any]], None] = self.messages.extend
+        self.on_message: Callable[[Any], None] = self.messages.append
         self._changed = asyncio.Event()
         self.channel = Channel(connection, kinds, "the peer", self._hear, self._over)
 
-    def _hear(self, messages: list[Any]) -> None:
+    def _hear(self, message: Any) -> None:
         self._changed.set()
-        self.on_messages(messages)
+        self.on_message(message)
 
     def _over(self, error: Exception | None) -> None:
         self._changed.set()
@@ -137,16 +137,15 @@ async def test_descriptors_arrive_with_their_messages_in_order(ours: Socket, the
     sender, receiver = End(ours, wire.DaemonMessage), End(theirs)
     found: list[tuple[int, int]] = []
 
-    def hear(messages: list[Any]) -> None:
-        for message in messages:
-            if isinstance(message, wire.Slab):
-                descriptor = receiver.channel.take_descriptor()
-                assert not os.get_inheritable(descriptor), "a program that this one starts would have it"
-                found.append((message.slab, _number_in(descriptor)))
-            else:
-                found.append((message.slab, message.slab))
+    def hear(message: Any) -> None:
+        if isinstance(message, wire.Slab):
+            descriptor = receiver.channel.take_descriptor()
+            assert not os.get_inheritable(descriptor), "a program that this one starts would have it"
+            found.append((message.slab, _number_in(descriptor)))
+        else:
+            found.append((message.slab, message.slab))
 
-    receiver.on_messages = hear
+    receiver.on_message = hear
     for number in range(0, 40, 2):
         memory = _memory(number)
         sender.channel.send_with(wire.Slab(number, 4), memory)
@@ -167,14 +166,14 @@ async def test_peer_that_does_not_read_gets_the_rest_when_it_does(ours: Socket, 
         sender.channel.send(report)
     sender.channel.send_with(wire.Slab(7, 4), memory)
     sender.channel.send(reports[0])
-    sender.channel.send_with(wire.Discard(1, tuple(range(8000))), memory)  # more than is sent at once
+    sender.channel.send_with(wire.Discard(1, tuple(range(wire.MAX_KEYS))), memory)  # more than is sent at once
     os.close(memory)
     await asyncio.sleep(0)  # one turn of the loop: all that the socket takes is sent
     await asyncio.sleep(0)
     assert sender.channel.unsent_bytes > 100_000
     receiver = End(theirs)
     await receiver.until(lambda: len(receiver.messages) == 3003)
-    assert receiver.messages == [*reports, wire.Slab(7, 4), reports[0], wire.Discard(1, tuple(range(8000)))]
+    assert receiver.messages == [*reports, wire.Slab(7, 4), reports[0], wire.Discard(1, tuple(range(wire.MAX_KEYS)))]
     assert [_number_in(receiver.channel.take_descriptor()) for _ in range(2)] == [7, 7]
     assert sender.channel.unsent_bytes == 0
     sender.channel.close()
@@ -226,7 +225,7 @@ async def test_descriptors_too_many_or_missing_end_the_connection_and_are_closed
 ) -> None:
     end = End(ours)
     if not num_descriptors:
-        end.on_messages = lambda messages: os.close(end.channel.take_descriptor())
+        end.on_message = lambda message: os.close(end.channel.take_descriptor())
     for _ in range(num_frames):
         _send_descriptors(theirs, frame, num_descriptors)
     error = await end.until_end()
@@ -264,14 +263,14 @@ async def test_peer_is_gone_what_it_said_last_is_heard_before_the_end(
     end = End(ours, wire.DaemonMessage)
     memory = _memory(0)
 
-    def hear(messages: list[Any]) -> None:
-        end.messages.extend(messages)
+    def hear(message: Any) -> None:
+        end.messages.append(message)
         end.channel.send_with(wire.Slab(1, 4), memory)  # fails before the rest was read
         end.channel.send(wire.Unmap(1))
-        if ends_itself and len(end.messages) > 1:
+        if ends_itself and isinstance(message, wire.Refused):
             end.channel.end_when_sent()
 
-    end.on_messages = hear
+    end.on_message = hear
     assert isinstance(await end.until_end(), BrokenPipeError) == ends_itself
     assert end.messages == [wire.Gone(1), *last, wire.Refused("no room")]
     os.close(memory)
@@ -334,10 +333,10 @@ async def test_who_is_called_raises_the_connection_ends_and_the_loop_knows(ours:
     end = End(ours)
     fault = ZeroDivisionError("a bug")
 
-    def hear(messages: list[Any]) -> None:
+    def hear(message: Any) -> None:
         raise fault
 
-    end.on_messages = hear
+    end.on_message = hear
     theirs.send(wire.frame_of([wire.Unmap(1)]))
     assert await end.until_end() is fault
     assert await _received(theirs, 1) == b""

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tierstore.daemon.lanes import JOB_BYTES, FairQueue, Job, Lanes
 from tierstore.daemon.options import ServeSettings
 from tierstore.daemon.registry import Registry
-from tierstore.daemon.sessions import Session, new_lease
+from tierstore.daemon.sessions import RecordCount, Session, new_lease
 from tierstore.daemon.tasks import Stage, Tasks
 from tierstore.disk.local import LocalDisk
 
@@ -75,7 +75,7 @@ async def test_session_that_ends_is_forgotten_by_the_lanes(tmp_path: Path) -> No
             lanes.read(7, 10, lambda: asyncio.sleep(0))
             lanes.write(7, 10, lambda: asyncio.sleep(0))
         lease, _ = new_lease(7, 0, "one", None, 1)
-        registry.sessions[7] = Session(lease, 100, None, disk)
+        registry.sessions[7] = Session(lease, 100, None, RecordCount(100), disk)
         await registry.end(registry.sessions[7], "a test")
         await disk.close()
     assert lanes.reads.queue._lines == lanes.writes.queue._lines == {}
@@ -115,6 +115,49 @@ async def test_lanes_run_so_many_at_once_and_one_write_while_a_read_waits() -> N
         doors["w2"].set()
     assert most == {"r": 2, "w": 2}
     assert begun[-1] == "w2"
+
+
+@pytest.mark.parametrize("way", ["read", "write"])
+async def test_one_place_is_left_for_others_whatever_a_session_has_queued(way: str) -> None:
+    begun: list[int] = []
+    doors = [asyncio.Event() for _ in range(4)]
+
+    async def job(session: int) -> None:
+        begun.append(session)
+        await doors[session].wait()
+
+    async with asyncio.TaskGroup() as tasks:
+        lanes = Lanes(tasks.create_task, 2)
+        for session in (1, 1, 1, 1, 2, 3):
+            getattr(lanes, way)(session, 10, lambda session=session: job(session))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert begun == [1, 1, 2], "as many of one as keep the drive busy, and one more"
+        doors[2].set()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert begun == [1, 1, 2, 3], "the place that is free again is not the first one's either"
+        doors[1].set()
+        doors[3].set()
+    assert begun == [1, 1, 2, 3, 1, 1]
+
+
+async def test_writes_that_take_a_core_each_are_fewer_than_others_may_begin() -> None:
+    begun: list[int] = []
+    door = asyncio.Event()
+
+    async def job(session: int) -> None:
+        begun.append(session)
+        await door.wait()
+
+    async with asyncio.TaskGroup() as tasks:
+        lanes = Lanes(tasks.create_task, 4, 2)
+        for session in (1, 1, 1, 1, 2, 3):
+            lanes.write(session, 10, lambda session=session: job(session))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert begun == [1, 1, 2, 3]
+        door.set()
 
 
 class _Endless:

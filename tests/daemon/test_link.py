@@ -50,7 +50,7 @@ def discard(link: DaemonLink, key: int, late: list[Answer | None] | None = None)
     ("said", "words"),
     [
         (wire.Refused("speaks versions 7, 8"), "speaks versions 7, 8"),
-        (wire.Welcome(9, "peer", 1, 1.0), "instead of a Welcome to version 1"),
+        (wire.Welcome(9, "peer", 1, 1.0), "instead of a Welcome to version 2"),
         (wire.Closed(), "instead of a Welcome"),
         (wire.Resumed(), "Resumed instead of Opened"),
     ],

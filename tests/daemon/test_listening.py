@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import socket
+import stat
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,11 +22,16 @@ from tierstore.sidecar.inspection import inspect_daemon
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    descriptor = os.open(folder, os.O_RDONLY)
+def locked(place: Path) -> Iterator[None]:
+    """Of a folder, as anybody can who may list it; or of a file, which is made."""
+    descriptor = os.open(place, os.O_RDONLY | (0 if place.is_dir() else os.O_CREAT), 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     yield
     os.close(descriptor)
+
+
+def lock_of(address: Path) -> Path:
+    return address.with_name(f"{address.name}.lock")
 
 
 def make_stale(address: Path) -> None:
@@ -38,7 +44,7 @@ def test_stale_socket_is_replaced_by_one_daemon_at_a_time(short_directory: Path)
     address = short_directory / "s"
     make_stale(address)
     with ThreadPoolExecutor(1) as pool, socket.socket(socket.AF_UNIX) as first:
-        with locked(short_directory):
+        with locked(lock_of(address)):
             second = pool.submit(listen, address, None)
             with pytest.raises(TimeoutError):
                 second.result(0.2)
@@ -53,7 +59,7 @@ def test_daemon_that_ends_leaves_the_socket_of_one_that_begins(short_directory: 
     address = short_directory / "s"
     old = listen(address, None)
     with ThreadPoolExecutor(1) as pool, ExitStack() as stack:
-        with locked(short_directory):
+        with locked(lock_of(address)):
             stopping = pool.submit(stop_listening, old, address)
             with pytest.raises(TimeoutError):
                 stopping.result(0.2)
@@ -65,10 +71,58 @@ def test_daemon_that_ends_leaves_the_socket_of_one_that_begins(short_directory: 
         assert address.is_socket()
 
 
-def test_folder_that_stays_locked_is_told(short_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lock_that_somebody_else_keeps_is_told(short_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(acceptor, "_LOCK_SECONDS", 0.05)
-    with locked(short_directory), pytest.raises(ConfigError, match="another process has locked its folder"):
+    lock = lock_of(short_directory / "s")
+    with locked(lock), pytest.raises(ConfigError, match=f"another process has locked {lock}"):
         listen(short_directory / "s", None)
+    assert list(short_directory.iterdir()) == [lock]
+
+
+def test_whoever_can_list_the_folder_keeps_no_daemon_from_starting_or_ending(short_directory: Path) -> None:
+    with locked(short_directory):
+        listener = listen(short_directory / "s", None)
+        assert list(short_directory.iterdir()) == [short_directory / "s"], "the lock goes with its file"
+        stop_listening(listener, short_directory / "s")
+    assert list(short_directory.iterdir()) == []
+
+
+def test_lock_is_for_the_user_alone(short_directory: Path) -> None:
+    address, seen = short_directory / "s", []
+    lock = lock_of(address)
+    with acceptor._locked(address):
+        seen.append(stat.S_IMODE(lock.stat().st_mode))
+    assert seen == [0o600]
+    assert not lock.exists()
+    lock.symlink_to(short_directory / "elsewhere")
+    with pytest.raises(ConfigError, match="cannot be opened, to be locked"):
+        listen(address, None)
+    assert not (short_directory / "elsewhere").exists()
+    if os.geteuid() == 0:
+        lock.unlink()
+        lock.touch()
+        os.chown(lock, 64_988, -1)
+        with pytest.raises(ConfigError, match="has to be a file of this user"):
+            listen(address, None)
+
+
+def test_many_daemons_that_begin_and_end_at_one_address_do_not_meet(short_directory: Path) -> None:
+    """The lock's file is removed each time, so one may be locked that has no name any more."""
+    address, num_inside, most_inside = short_directory / "s", 0, 0
+
+    def begin_and_end() -> None:
+        nonlocal num_inside, most_inside
+        for _ in range(50):
+            with acceptor._locked(address):
+                num_inside += 1
+                most_inside = max(most_inside, num_inside)
+                os.sched_yield()
+                num_inside -= 1
+
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(begin_and_end) for _ in range(4)]:
+            done.result(END_SECONDS)
+    assert most_inside == 1
     assert list(short_directory.iterdir()) == []
 
 

@@ -81,7 +81,14 @@ async def test_page_names_nothing_elsewhere_and_its_policy_allows_its_own_script
 
 async def test_site_whose_name_was_made_to_point_here_is_refused(watched: str) -> None:
     for path in ("/", "/status.json", "/metrics", "/healthz", "/readyz", "/nothing"):
-        for host in ("evil.example", "localhost.evil.example:9464", "127.0.0.1.evil.example", ""):
+        for host in (
+            "evil.example",
+            "localhost.evil.example:9464",
+            "127.0.0.1.evil.example",
+            "[::1%evil]",
+            "::1%e",
+            "",
+        ):
             assert (await asyncio.to_thread(ask, watched, path, host)).status == 403, (path, host)
         for host in ("127.0.0.1:9464", "localhost:9464", "[::1]:9464", "LOCALHOST"):
             expected = 404 if path == "/nothing" else 200

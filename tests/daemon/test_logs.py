@@ -3,15 +3,20 @@
 import base64
 import json
 import logging
+import os
+import re
+import subprocess
 import sys
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.daemon import wire
 from tests.daemon.clients import client_of, report_of
-from tests.daemon.conftest import StartDaemon
-from tierstore.daemon.logs import CauseFilter, JsonFormatter, TextFormatter
+from tests.daemon.conftest import DaemonProcess, StartDaemon, environment_of_tests, words_of
+from tierstore.daemon.logs import CauseFilter, JsonFormatter, LineWriter, TextFormatter
 
 
 def record_of(
@@ -131,3 +136,57 @@ def test_secrets_are_never_logged_nor_reported(start_daemon: StartDaemon) -> Non
         as_base64 = base64.b64encode(secret).decode().rstrip("=")
         for shown in (secret.hex(), repr(secret)[2:-1], as_base64, str(list(secret))):
             assert shown not in said
+
+
+def test_log_that_nobody_reads_keeps_nobody_waiting_and_what_is_lost_is_counted() -> None:
+    reading, writing = os.pipe()
+    writer = LineWriter(writing)
+    writer.setFormatter(TextFormatter())
+    for number in range(5000):
+        writer.emit(record_of("event %d", number, text="x" * 200))
+    with open(reading, encoding="utf-8") as lines:  # somebody reads again
+        found = [next(lines) for _ in range(1000)]
+        assert [f"event {number} " in line for number, line in enumerate(found)] == [True] * 1000
+        writer.emit(record_of("the last"))
+        rest = [next(lines)]
+        while "the last" not in rest[-1]:
+            rest.append(next(lines))
+        writer.close()
+        os.close(writing)
+    # The thread that writes may have fallen behind while there was room in the pipe: then more than one line tells.
+    num_lost = [int(number) for line in rest for number in re.findall(r" lines_lost=(\d+)$", line.strip())]
+    assert sum(num_lost) == 5000 - 1000 - (len(rest) - 1) > 3000
+
+
+def test_log_whose_reader_is_gone_is_no_matter() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    writer = LineWriter(writing)
+    writer.emit(record_of("lost"))
+    writer.close()
+    os.close(writing)
+
+
+def test_daemon_whose_standard_error_nobody_reads_goes_on_and_ends(tmp_path: Path, short_directory: Path) -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(writing, bytes(4096))
+    os.set_blocking(writing, True)
+    (tmp_path / "drive").mkdir()
+    options = words_of({"path": tmp_path / "drive", "socket": short_directory / "s"})
+    command = [sys.executable, "-m", "tierstore.cli", "serve", *options]
+    process = subprocess.Popen(command, stderr=writing, env=environment_of_tests())
+    os.close(writing)
+    daemon = DaemonProcess(process, tmp_path / "drive", short_directory / "s", tmp_path / "log")
+    daemon.log_file.touch()
+    try:
+        daemon.wait_until_ready()
+        with client_of(daemon) as client:
+            client.open()
+            client.end()
+        assert daemon.stop() == 0
+    finally:
+        daemon.kill()
+        os.close(reading)

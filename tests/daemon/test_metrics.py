@@ -124,6 +124,7 @@ async def free(*_):
     raise ZeroDivisionError("alas")
 
 Session.free = free
+Session.has_any_of = lambda self, keys: True
 path, socket = sys.argv[1:]
 options = {"path": path, "socket": socket, "metrics": "127.0.0.1:0", "grace_seconds": "0"}
 uvloop.run(Daemon(settings_of(options, {})).run())

@@ -224,51 +224,6 @@ def test_range_outside_the_slab_is_refused(connect: Connect, slab: SharedSlab) -
             assert client.is_refused("slab")
 
 
-def test_flood_of_requests_is_cut_off(connect: Connect, slab: SharedSlab, daemon: DaemonProcess) -> None:
-    client = connect()
-    client.open(slab)
-    try:
-        for start in range(0, 20_000, 1000):
-            client.send(*(wire.Write(n, n, 1, 0, MIB, "", 1, "") for n in range(start, start + 1000)))
-    except (BrokenPipeError, ConnectionResetError):
-        pass
-    while isinstance(message := client.receive(), (wire.Stored, wire.Full)):
-        pass
-    assert message is None or isinstance(message, wire.Refused)
-    assert _resident_bytes(daemon) < 100 * MIB
-
-
-def test_flood_of_questions_is_answered_once(connect: Connect, daemon: DaemonProcess) -> None:
-    client = connect()
-    client.greet()
-    client.socket.sendall(wire.frame_of([wire.Inspect()] * 100_000))
-    client.expect(wire.Report)
-    client.send(wire.Close())
-    assert client.is_refused("Close", "lobby"), "and not one report for each"
-    assert _resident_bytes(daemon) < 80 * MIB
-
-
-def test_flood_of_discards_that_wait_is_cut_off(start_daemon: StartDaemon, slab: SharedSlab) -> None:
-    daemon = start_daemon(codec="zstd:19")
-    slab.memory[:] = bytes(each & 15 for each in random.Random(0).randbytes(MIB))
-    client, other = RawClient(daemon), RawClient(daemon)
-    client.open(), other.open()
-    client.share(slab)
-    last = 100
-    client.send(*(wire.Write(number, number, 1, 0, MIB, "", 1, "") for number in range(1, last + 1)))
-    with suppress(BrokenPipeError, ConnectionResetError):
-        for first in range(0, 80_000, 20_000):
-            discards = [wire.Discard(1000 + number, (last,)) for number in range(first, first + 20_000)]
-            client.socket.sendall(wire.frame_of(discards))
-    while isinstance(message := client.receive(), wire.Stored):
-        pass
-    assert isinstance(message, wire.Refused)
-    assert "more than 65536 discards" in message.reason
-    other.send(wire.Inspect())
-    other.expect(wire.Report)
-    client.socket.close(), other.socket.close()
-
-
 @in_short_time
 def test_running_out_of_descriptors_passes(connect: Connect, daemon: DaemonProcess) -> None:
     limit = len(descriptors_of(daemon.process.pid)) + 20

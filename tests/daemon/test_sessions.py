@@ -12,7 +12,7 @@ from tests.daemon import wire
 from tests.daemon.clients import RawClient, client_of, report_of, sessions_of
 from tests.daemon.conftest import DaemonProcess, StartDaemon
 from tierstore import DaemonUnavailableError, TierStore
-from tierstore.daemon.sessions import COUNTER, KEY_BITS, Session, new_lease
+from tierstore.daemon.sessions import COUNTER, KEY_BITS, RecordCount, Session, new_lease
 from tierstore.disk.budget import map_bytes_for
 from tierstore.disk.file_layout import FOLDER_NAME
 from tierstore.disk.index import Index, PutLease
@@ -67,7 +67,7 @@ def test_numbers_begin_again_when_no_session_is_left(start_daemon: StartDaemon) 
 
 
 async def test_wait_for_keys_ends_when_none_of_them_has_a_job() -> None:
-    session, woken = Session(LEASE, 0, None, None), list[str]()  # type: ignore[arg-type]
+    session, woken = Session(LEASE, 0, None, RecordCount(1), None), list[str]()  # type: ignore[arg-type]
 
     async def wait(name: str, keys: frozenset[int] | None) -> None:
         await session.wait_for(keys)

@@ -2,15 +2,21 @@
 
 import ctypes
 import os
+import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from tests.daemon.clients import client_of
+from tests.daemon.conftest import DaemonProcess, environment_of_tests
 from tierstore.base.address import unknown_owners, who_could_replace
 from tierstore.daemon.acceptor import listen, stop_listening
 from tierstore.errors import ConfigError
+from tierstore.sidecar.peer import check_daemon
 
 OWN, OTHER = 64_987, 64_988
 """Ordinary users whom no machine has."""
@@ -68,13 +74,13 @@ def make(layout: Layout, base: Path, user: int) -> None:
         os.chown(base / name, user if owner is None else owner, user, follow_symlinks=False)
 
 
-def verdict(socket: Path) -> str:
+def verdict(address: Path) -> str:
     """What the daemon would say that is told to listen there; "" if it listens."""
     try:
-        listener = listen(socket, None)
+        listener = listen(address, None)
     except ConfigError as error:
         return str(error)
-    stop_listening(listener, socket)
+    stop_listening(listener, address)
     return ""
 
 
@@ -129,3 +135,64 @@ def test_in_a_user_namespace_the_root_of_the_host_is_trusted() -> None:
         pytest.skip("this kernel lets no ordinary user make a user namespace")
     assert said == "True, ''"
     assert not unknown_owners()
+
+
+def test_user_outside_the_namespace_is_never_trusted_nor_advised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One number stands for all of them, so whoever trusts it trusts every user of the host."""
+    monkeypatch.setenv("TIERSTORE_DAEMON_UID", "")
+
+    def connect() -> str:
+        ours, theirs = socket.socketpair()
+        if ctypes.CDLL(None).unshare(0x10000000):  # CLONE_NEWUSER
+            return "refused"
+        (outside,) = unknown_owners()
+        for daemon_uid in (None, outside):
+            try:
+                check_daemon(ours, "/a/socket", daemon_uid)
+            except PermissionError as error:
+                said = str(error)
+                if "every user outside" not in said or "daemon_uid" in said or "DAEMON_UID" in said:
+                    return said
+            else:
+                return f"{daemon_uid} is trusted"
+        theirs.close()
+        return "never"
+
+    said = as_user(OWN, connect)
+    if said == "refused":
+        pytest.skip("this kernel lets no ordinary user make a user namespace")
+    assert said == "never"
+
+
+SERVE_UNMAPPED = """
+import ctypes, os, sys
+from pathlib import Path
+from tierstore.daemon.options import ServeSettings
+from tierstore.daemon.server import serve
+
+if ctypes.CDLL(None).unshare(0x10000000):  # CLONE_NEWUSER
+    sys.exit("refused by the kernel")
+folder, uid = Path(sys.argv[1]), os.getuid()
+serve(ServeSettings((folder,), socket=folder / "s", allowed_uids=frozenset({uid})))
+"""
+
+
+def test_client_outside_the_daemon_s_namespace_is_refused_though_it_has_the_daemon_s_number(
+    short_directory: Path,
+) -> None:
+    """No user is mapped there: the daemon, the client and every other user are one number, which is even allowed."""
+    log_file = short_directory / "log"
+    command = [sys.executable, "-c", SERVE_UNMAPPED, str(short_directory)]
+    with log_file.open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment_of_tests())
+    daemon = DaemonProcess(process, short_directory, short_directory / "s", log_file)
+    try:
+        daemon.wait_until_ready()
+        with client_of(daemon) as client:
+            assert client.is_refused("stands for every user outside", "run the training in the namespace")
+    except AssertionError:
+        if "refused by the kernel" in daemon.log:
+            pytest.skip("this kernel lets nobody make a user namespace")
+        raise
+    finally:
+        daemon.kill()

@@ -23,6 +23,7 @@ from tests.daemon.clients import report_of
 from tests.daemon.conftest import DaemonProcess, StartDaemon, environment_of_tests, tierstore
 from tierstore import TierStore
 from tierstore.commands.views import decode_report, rates_between
+from tierstore.commands.watch import watch_daemon
 from tierstore.daemon.report import DaemonReport, Totals, encode_report
 from tierstore.errors import DaemonUnavailableError, ProtocolError
 from tierstore.sidecar.inspection import inspect_daemon
@@ -235,6 +236,17 @@ def test_top_as_json_is_written_at_once(daemon: DaemonProcess) -> None:
     assert process.returncode == 0
 
 
+def test_top_that_is_interrupted_without_a_terminal_ends_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(_seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(time, "sleep", interrupted)
+    assert watch_daemon(str(tmp_path / "s"), 1.0, None)
+    assert capsys.readouterr().out.endswith("press Ctrl-C to end\n")
+
+
 class Terminal:
     def __init__(self, address: Path) -> None:
         self._master, slave = pty.openpty()
@@ -271,8 +283,16 @@ class Terminal:
         os.close(self._master)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_top_follows_the_daemon_until_it_is_told_to_leave(start_daemon: StartDaemon, number: int) -> None:
+def _leave(terminal: Terminal, number: signal.Signals) -> None:
+    terminal.process.send_signal(number)
+    assert terminal.process.wait(SECONDS) == 0
+    shown = terminal.drain()
+    assert "Traceback" not in shown
+    assert "\x1b[?1049l" in shown, "it gives the screen back"
+    assert "\x1b[?25h" in shown, "and the cursor"
+
+
+def test_top_follows_the_daemon_until_it_is_interrupted(start_daemon: StartDaemon) -> None:
     daemon = start_daemon()
     terminal = Terminal(daemon.socket)
     try:
@@ -285,12 +305,16 @@ def test_top_follows_the_daemon_until_it_is_told_to_leave(start_daemon: StartDae
         terminal.wait_for("trying again")
         again = start_daemon(daemon.path, daemon.socket)
         terminal.wait_for(f"process {again.process.pid}")
-        terminal.process.send_signal(number)
-        assert terminal.process.wait(SECONDS) == 0
-        shown = terminal.drain()
-        assert "Traceback" not in shown
-        assert "\x1b[?1049l" in shown, "it gives the screen back"
-        assert "\x1b[?25h" in shown, "and the cursor"
+        _leave(terminal, signal.SIGINT)
+    finally:
+        terminal.close()
+
+
+def test_top_leaves_when_it_is_told_to(daemon: DaemonProcess) -> None:
+    terminal = Terminal(daemon.socket)
+    try:
+        terminal.wait_for(f"process {daemon.process.pid}")
+        _leave(terminal, signal.SIGTERM)
     finally:
         terminal.close()
 

@@ -92,6 +92,16 @@ def test_longest_discard_fits_into_a_frame() -> None:
     assert _read(wire.frame_of([longest])[4:]) == [[longest]]
 
 
+def test_longest_words_of_a_client_fit_into_its_frame() -> None:
+    word, most = "\U0001f600" * wire.MOST_WORD, 2**63 - 1
+    for message in (
+        wire.Write(most, 2**40 - 1, most, most, most, word, 1024, word),
+        wire.Open(word, most, most),
+        wire.Hello((most,) * 64, word),
+    ):
+        assert _read(wire.frame_of([message])[4:]) == [[message]]
+
+
 def _array(num_items: int) -> bytes:
     return b"\xdd" + struct.pack(">I", num_items)
 
@@ -122,12 +132,15 @@ def test_bombs_are_refused_in_bounded_memory(bomb: str) -> None:
     assert peak_bytes < 16 * wire.MAX_FRAME_BYTES
 
 
-def test_giant_frame_is_refused_by_its_length_alone() -> None:
-    reader = wire.FrameReader(wire.ClientMessage, "the peer")
-    assert reader.feed(struct.pack("<I", wire.MAX_FRAME_BYTES)) == []
-    for num_bytes in (wire.MAX_FRAME_BYTES + 1, 2**32 - 1):
-        reader = wire.FrameReader(wire.ClientMessage, "the peer")
-        with pytest.raises(ProtocolError, match=f"{num_bytes} bytes; at most {wire.MAX_FRAME_BYTES}"):
+@pytest.mark.parametrize(
+    ("kinds", "most"),
+    [(wire.ClientMessage, wire.MAX_CLIENT_FRAME_BYTES), (wire.DaemonMessage, wire.MAX_FRAME_BYTES)],
+)
+def test_giant_frame_is_refused_by_its_length_alone(kinds: object, most: int) -> None:
+    assert wire.FrameReader(kinds, "the peer").feed(struct.pack("<I", most)) == []
+    for num_bytes in (most + 1, 2**32 - 1):
+        reader = wire.FrameReader(kinds, "the peer")
+        with pytest.raises(ProtocolError, match=f"{num_bytes} bytes; at most {most}"):
             reader.feed(struct.pack("<I", num_bytes))
 
 
@@ -179,6 +192,7 @@ def test_document_states_version_and_limits() -> None:
     text = DOCUMENT.read_text()
     assert f"version {wire.VERSION}" in text
     assert f"{wire.MAX_FRAME_BYTES:,}" in text
+    assert f"{wire.MAX_CLIENT_FRAME_BYTES:,}" in text
     assert f"{wire.MAX_KEYS:,}" in text
     for phase in wire.ALLOWED:
         assert f"`{phase}`" in text

@@ -29,7 +29,6 @@ from torch.distributed.fsdp import fully_shard
 
 from tierstore import TierStore, tiered_offload
 from tierstore.base.address import default_address
-from tierstore.ledger import windows
 
 LIMIT_SECONDS = 200
 """A rank that lives longer is ended by SIGALRM, whatever has become of those that started it."""
@@ -160,7 +159,6 @@ def main() -> None:
     out = Path(sys.argv[1])
     signal.alarm(LIMIT_SECONDS)
     torch.set_num_threads(1)
-    windows.MOST_TRACKED_BYTES = 0  # what is packed has to leave, however small
     dist.init_process_group("gloo", timeout=timedelta(seconds=LIMIT_SECONDS))
     rank, is_on_second_host = dist.get_rank(), os.environ["GROUP_RANK"] == "1"
     resumed = Training(RESUMED)

@@ -5,22 +5,35 @@ from __future__ import annotations
 import array
 import asyncio
 import errno
+import math
 import os
 import select
 import socket
+import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import msgspec
 
 from ..errors import ProtocolError
-from .frames import FrameReader, encoded, frame_of
+from .frames import MAX_CLIENT_FRAME_BYTES, MAX_FRAME_BYTES, FrameReader, encoded, frame_of, frames_of
 from .messages import ClientMessage, DaemonMessage
 
 _RECEIVE_BYTES = 256 * 2**10
+_RECEIVE_AT_ONE_GO_BYTES = MAX_CLIENT_FRAME_BYTES
+_MOST_UNSENT_BYTES = 64 * 2**10
 _MOST_DESCRIPTORS = 8  # that have arrived and no message has claimed; more are an attack, or a bug
+
+
+class Pace(NamedTuple):
+    """How a peer that is not trusted is heard: in turns. What it says waits in the socket meanwhile, at its expense.
+
+    `ask`: called when something has come; somebody then calls `Channel.take_turn`. `count_unsent`: called with how many
+    bytes more, or fewer, wait for the peer to take them. While they are many, it is not heard."""
+
+    ask: Callable[[], None]
+    count_unsent: Callable[[int], None]
 
 
 class Channel:
@@ -31,11 +44,12 @@ class Channel:
 
     Args:
         kinds: the messages that the peer may send, as `FrameReader`'s.
-        on_messages: called with each frame's messages, in order. If it raises, the connection ends; a ProtocolError
-            goes to `on_end` only, everything else on to the loop's exception handler as well.
+        on_message: called with each message, in order. If it raises, the connection ends; a ProtocolError goes to
+            `on_end` only, everything else on to whoever called this as well.
         on_end: called once, when the connection is over, with the reason; with None if the peer closed it, or if all is
             sent (`end_when_sent` may call it before it returns). Not called after `close`.
         frame_seconds: the longest that a frame may take to arrive once it has begun; None: no limit.
+        pace: None: everything is heard as soon as it has come.
     """
 
     def __init__(
@@ -43,26 +57,33 @@ class Channel:
         connection: socket.socket,
         kinds: object,
         peer: str,
-        on_messages: Callable[[list[Any]], None],
+        on_message: Callable[[Any], None],
         on_end: Callable[[Exception | None], None],
         *,
         frame_seconds: float | None = None,
+        pace: Pace | None = None,
     ) -> None:
         connection.setblocking(False)
         self.peer = peer
         self._connection = connection
         self._loop = asyncio.get_running_loop()
         self._reader = FrameReader(kinds, peer)
-        self._on_messages = on_messages
+        self._arrived: deque[Any] = deque()  # messages of the frame that is being handled
+        self._on_message = on_message
         self._on_end = on_end
         self._descriptors: deque[int] = deque()
         self._batch: list[msgspec.Raw] = []
         self._outgoing: deque[tuple[memoryview, int | None]] = deque()  # each with a descriptor to go along
+        self._most_bytes = MAX_FRAME_BYTES if kinds == ClientMessage else MAX_CLIENT_FRAME_BYTES  # of a frame to it
         self.unsent_bytes = 0  # in frames that the peer has not taken yet
+        self._pace = pace
+        self._is_due = False  # it has asked for a turn
+        self._is_held = False
         self._frame_seconds = frame_seconds
         self._frame_timer: asyncio.TimerHandle | None = None
         self.is_open = True
         self._is_listening = True
+        self._watched: int | None = select.EPOLLIN  # events of the socket; None: not even its end
         self._is_waiting = False  # for the socket to take more
         self._ends_when_sent = False
         self._lost: OSError | None = None  # why nothing can be sent any more
@@ -75,7 +96,7 @@ class Channel:
     def send(self, message: ClientMessage | DaemonMessage | msgspec.Raw) -> None:
         """Send a message with the others of this turn of the loop; dropped if the connection is over. Raises as
         `encoded`."""
-        raw = message if isinstance(message, msgspec.Raw) else encoded(message)
+        raw = message if isinstance(message, msgspec.Raw) else encoded(message, self._most_bytes)
         if self._can_send:
             if not self._batch:
                 self._loop.call_soon(self._flush)
@@ -84,10 +105,17 @@ class Channel:
     def send_with(self, message: ClientMessage | DaemonMessage, descriptor: int) -> None:
         """Send a message in a frame of its own, with a copy of the descriptor; dropped if the connection is over."""
         self._collect()
-        if not self._can_send:
-            return
-        self._put_out(frame_of([message]), os.dup(descriptor))
-        self._loop.call_soon(self._flush)
+        if self._can_send:
+            self._put_out(frame_of([message]), os.dup(descriptor))
+            self._loop.call_soon(self._flush)
+
+    def send_frame(self, frame: bytes) -> None:
+        """Send what `frame_of` has made, perhaps for several peers, at once as far as the socket takes it; dropped if
+        the connection is over. `on_end` may be called before it returns."""
+        self._collect()
+        if self._can_send:
+            self._put_out(frame, None)
+            self._flush()
 
     def take_descriptor(self) -> int:
         """The oldest descriptor that nobody has taken, else ProtocolError; the caller closes it."""
@@ -100,6 +128,14 @@ class Channel:
         if self.is_open:
             self._is_listening = False
             self._watch()
+
+    def hold(self) -> None:
+        """Hear nothing more until `go_on`; what has come by then, the peer's end too, is kept for it. Idempotent."""
+        self._is_held = True
+
+    def go_on(self) -> None:
+        self._is_held = False
+        self._hear()
 
     def end_when_sent(self) -> None:
         """Stop listening, send all that is to be sent, then close; idempotent. A peer that does not read delays it."""
@@ -130,54 +166,107 @@ class Channel:
         for _, events in self._events.poll(0):
             if events & select.EPOLLOUT:
                 self._write()
-            if self.is_open and self._is_listening and events & ~select.EPOLLOUT:
-                self._receive()
+            if self.is_open and self._can_hear and not self._is_due and events & ~select.EPOLLOUT:
+                self._take_or_ask()
             elif self.is_open and events & (select.EPOLLHUP | select.EPOLLERR):  # reported until something is done
                 self._lose(BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE)))
 
     def _watch(self) -> None:
-        events = (select.EPOLLIN if self._is_listening else 0) | (select.EPOLLOUT if self._is_waiting else 0)
-        self._events.modify(self._connection, events)
+        """A peer that is not heard for now is not watched: its end comes after what it has said."""
+        hears = self._can_hear and not self._is_due
+        events = (select.EPOLLIN if hears else 0) | (select.EPOLLOUT if self._is_waiting else 0)
+        watched = events if events or not self._is_listening else None
+        if watched == self._watched:
+            return
+        if watched is None:
+            self._events.unregister(self._connection)
+        elif self._watched is None:
+            self._events.register(self._connection, watched)
+        else:
+            self._events.modify(self._connection, watched)
+        self._watched = watched
 
     # --- in -------------------------------------------------------------------------------------------------------
 
-    def _receive(self) -> None:
+    @property
+    def _can_hear(self) -> bool:
+        is_read = self._pace is None or self.unsent_bytes <= _MOST_UNSENT_BYTES  # else its answers pile up
+        return self.is_open and self._is_listening and not self._is_held and is_read
+
+    @property
+    def _has_more(self) -> bool:
+        return bool(self._arrived) or self._reader.has_frame
+
+    def _hear(self) -> None:
+        """Go on with what has come, if there is any and nothing prevents it; else wait for more."""
+        if self._can_hear and not self._is_due and self._has_more:
+            self._take_or_ask()
+        elif self.is_open:
+            self._watch()
+
+    def _take_or_ask(self) -> None:
+        if self._pace is None:
+            self.take_turn()
+            return
+        self._is_due = True
+        self._watch()
+        self._pace.ask()
+
+    def take_turn(self, most: float = math.inf, ends_at: float = math.inf) -> int:
+        """Handle what has come, at most so much, and until `ends_at` (`time.perf_counter`); then ask for another turn
+        if there is more. Returns how much it was: each frame and each message counts as one, and so does a look for
+        more."""
+        self._is_due = False
+        done = 0
         try:
-            data, descriptors, flags = _received(self._connection)
+            has_looked = has_ended = False
+            while self._can_hear and done < most and time.perf_counter() < ends_at:
+                done += 1
+                if self._arrived:
+                    self._on_message(self._arrived.popleft())
+                elif self._reader.has_frame:
+                    self._arrived.extend(self._reader.take())
+                    has_ended = True
+                elif has_looked:
+                    break
+                else:
+                    self._receive()
+                    has_looked = True
+            if self.is_open:
+                self._time_frame(has_ended=has_ended)
+        except ProtocolError as error:
+            self._end(error)
+        except BaseException as error:
+            self._end(error if isinstance(error, Exception) else None)
+            raise
+        self._hear()
+        return done
+
+    def _receive(self) -> None:
+        most_bytes = _RECEIVE_BYTES if self._pace is None else _RECEIVE_AT_ONE_GO_BYTES
+        try:
+            data, descriptors, flags = _received(self._connection, most_bytes)
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
             self._end(error)
             return
         self._descriptors.extend(descriptors)
-        try:
-            self._hand_over(data, flags)
-        except ProtocolError as error:
-            self._end(error)
-        except BaseException as error:
-            self._end(error if isinstance(error, Exception) else None)
-            raise
-
-    def _hand_over(self, data: bytes, flags: int) -> None:
         if flags & socket.MSG_CTRUNC or len(self._descriptors) > _MOST_DESCRIPTORS:
             raise ProtocolError(
                 self.peer, "more descriptors than messages that need one, or than this process can open"
             )
-        if not data:
+        if data:
+            self._reader.add(data)
+        else:
             self._end(ProtocolError(self.peer, "it left inside a frame") if self._reader.is_inside_frame else None)
-            return
-        frames = self._reader.feed(data)
-        self._time_frame(has_ended=bool(frames))
-        for messages in frames:
-            self._on_messages(messages)
-            if not self.is_open or not self._is_listening:
-                return
 
     def _time_frame(self, *, has_ended: bool) -> None:
-        if self._frame_timer is not None and (has_ended or not self._reader.is_inside_frame):
+        is_due = self._can_hear and self._reader.is_inside_frame and not self._has_more
+        if self._frame_timer is not None and (has_ended or not is_due):
             self._frame_timer.cancel()
             self._frame_timer = None
-        if self._frame_timer is None and self._frame_seconds is not None and self._reader.is_inside_frame:
+        if self._frame_timer is None and self._frame_seconds is not None and is_due:
             error = ProtocolError(self.peer, f"a frame that did not end within {self._frame_seconds:g} s")
             self._frame_timer = self._loop.call_later(self._frame_seconds, self._end, error)
 
@@ -195,12 +284,17 @@ class Channel:
     def _collect(self) -> None:
         batch, self._batch = self._batch, []
         if batch and self._can_send:
-            for frame in _frames_of(batch):
+            for frame in frames_of(batch, self._most_bytes):
                 self._put_out(frame, None)
 
     def _put_out(self, frame: bytes, descriptor: int | None) -> None:
         self._outgoing.append((memoryview(frame), descriptor))
-        self.unsent_bytes += len(frame)
+        self._count_unsent(len(frame))
+
+    def _count_unsent(self, num_bytes: int) -> None:
+        self.unsent_bytes += num_bytes
+        if self._pace is not None:
+            self._pace.count_unsent(num_bytes)
 
     def _flush(self) -> None:
         self._collect()
@@ -213,13 +307,12 @@ class Channel:
                 self._write_some()
         except (BlockingIOError, InterruptedError):
             self._wait_until_writable(True)
-            return
         except OSError as error:
             self._lose(error)
-            return
-        self._wait_until_writable(False)
-        if self._ends_when_sent:
-            self._end(None)
+        else:
+            self._wait_until_writable(False)
+            if self._ends_when_sent:
+                self._end(None)
 
     def _write_some(self) -> None:
         frame, descriptor = self._outgoing[0]
@@ -227,7 +320,7 @@ class Channel:
         # A peer that is gone must not kill this process, however SIGPIPE is handled here.
         sent = self._connection.sendmsg([frame], rights, socket.MSG_NOSIGNAL)
         self._outgoing[0] = frame[sent:], None
-        self.unsent_bytes -= sent
+        self._count_unsent(-sent)
         if descriptor is not None:
             os.close(descriptor)
         if sent == len(frame):
@@ -244,31 +337,27 @@ class Channel:
         self._wait_until_writable(False)
 
     def _drop_outgoing(self) -> None:
-        self._batch, self.unsent_bytes = [], 0
+        self._batch = []
+        self._count_unsent(-self.unsent_bytes)
         while self._outgoing:
             _, descriptor = self._outgoing.popleft()
             if descriptor is not None:
                 os.close(descriptor)
 
     def _wait_until_writable(self, is_waiting: bool) -> None:
-        if is_waiting != self._is_waiting:
-            self._is_waiting = is_waiting
+        self._is_waiting = is_waiting
+        if self._pace is None:
             self._watch()
+        else:
+            self._hear()  # perhaps it was not heard because of the answers
 
 
-def _received(connection: socket.socket) -> tuple[bytes, list[int], int]:
+def _received(connection: socket.socket, most_bytes: int) -> tuple[bytes, list[int], int]:
     # socket.recv_fds and send_fds ignore their flags (CPython up to 3.12 at least).
     room = socket.CMSG_LEN(_MOST_DESCRIPTORS * array.array("i").itemsize)
-    data, ancillary, flags, _ = connection.recvmsg(_RECEIVE_BYTES, room, socket.MSG_CMSG_CLOEXEC)
+    data, ancillary, flags, _ = connection.recvmsg(most_bytes, room, socket.MSG_CMSG_CLOEXEC)
     descriptors = array.array("i")
     for level, kind, content in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             descriptors.frombytes(content[: len(content) // descriptors.itemsize * descriptors.itemsize])
     return data, list(descriptors), flags
-
-
-def _frames_of(messages: Sequence[msgspec.Raw]) -> list[bytes]:
-    with suppress(ValueError):
-        return [frame_of(messages)]
-    half = len(messages) // 2
-    return _frames_of(messages[:half]) + _frames_of(messages[half:])

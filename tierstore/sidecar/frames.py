@@ -13,21 +13,38 @@ from ..errors import ProtocolError
 from .messages import ClientMessage, DaemonMessage, fitting
 
 MAX_FRAME_BYTES = 2**20
-"""A longer frame is refused before any of it is kept."""
+"""Limit of a frame of the daemon's. A longer one is refused by its length alone."""
+
+MAX_CLIENT_FRAME_BYTES = 2**14
+"""Limit of a frame of a client's: the daemon reads a frame at one go, and holds one from each of its clients."""
 
 _LENGTH = struct.Struct("<I")
+_HEADER_BYTES = 5  # of an array, at most
 _MOST_COMPLAINT = 300  # it quotes the peer, who may have sent a frame full
 
 _encoder = msgspec.msgpack.Encoder()
 
 
-def encoded(message: ClientMessage | DaemonMessage) -> msgspec.Raw:
+def most_bytes_of(kinds: object) -> int:
+    """The limit of a frame from a peer that may send these messages, a union of types."""
+    return MAX_CLIENT_FRAME_BYTES if kinds == ClientMessage else MAX_FRAME_BYTES
+
+
+def encoded(message: ClientMessage | DaemonMessage, most_bytes: int = MAX_FRAME_BYTES) -> msgspec.Raw:
     """The message as msgpack, which `frame_of` takes too. ValueError: no frame can carry it, because it is too long or
     a text is not Unicode. OverflowError: an integer has more than 64 bits."""
     found = _encoder.encode(message)
-    if len(found) >= MAX_FRAME_BYTES:
-        raise ValueError(f"a message of {len(found)} bytes; a frame has at most {MAX_FRAME_BYTES}")
+    if len(found) >= most_bytes:
+        raise ValueError(f"a message of {len(found)} bytes; a frame has at most {most_bytes}")
     return msgspec.Raw(found)
+
+
+def frames_of(messages: Sequence[msgspec.Raw], most_bytes: int = MAX_FRAME_BYTES) -> list[bytes]:
+    """As few frames as the peer accepts, by halves. The messages are from `encoded`, with the same limit."""
+    if len(messages) < 2 or sum(map(len, messages)) + _HEADER_BYTES <= most_bytes:
+        return [frame_of(messages)]
+    half = len(messages) // 2
+    return frames_of(messages[:half], most_bytes) + frames_of(messages[half:], most_bytes)
 
 
 def frame_of(messages: Sequence[ClientMessage | DaemonMessage | msgspec.Raw]) -> bytes:
@@ -47,6 +64,7 @@ class FrameReader:
 
     def __init__(self, kinds: object, peer: str) -> None:
         self._decoder = msgspec.msgpack.Decoder(list[kinds])  # type: ignore[valid-type]
+        self._most_bytes = most_bytes_of(kinds)
         self._peer = peer
         self._buffer = bytearray()
 
@@ -54,27 +72,37 @@ class FrameReader:
     def is_inside_frame(self) -> bool:
         return bool(self._buffer)
 
+    @property
+    def has_frame(self) -> bool:
+        """Whether a whole frame is there, or the length of one that is refused."""
+        if len(self._buffer) < _LENGTH.size:
+            return False
+        num_bytes: int = _LENGTH.unpack_from(self._buffer)[0]
+        return num_bytes > self._most_bytes or len(self._buffer) >= _LENGTH.size + num_bytes
+
     def feed(self, data: bytes | memoryview) -> list[list[ClientMessage | DaemonMessage]]:
-        """Take in the next bytes; returns the frames that are complete now, each as its messages. ProtocolError: a
-        frame is too long, or is not an array of messages that the peer may send; the connection is over."""
-        buffer, self._buffer = self._buffer, bytearray()  # nothing is held of what is refused
-        buffer += data
-        frames, start = [], 0
-        while len(buffer) - start >= _LENGTH.size:
-            (num_bytes,) = _LENGTH.unpack_from(buffer, start)
-            if num_bytes > MAX_FRAME_BYTES:
-                raise ProtocolError(self._peer, f"a frame of {num_bytes} bytes; at most {MAX_FRAME_BYTES} are allowed")
-            end = start + _LENGTH.size + num_bytes
-            if len(buffer) < end:
-                break
-            frames.append(self._messages_of(bytes(buffer[start + _LENGTH.size : end])))
-            start = end
-        del buffer[:start]
-        self._buffer = buffer
+        """Take in the next bytes; returns the frames that are complete now, as `take`, which may raise."""
+        self.add(data)
+        frames = []
+        while self.has_frame:
+            frames.append(self.take())
         return frames
 
-    def _messages_of(self, body: bytes) -> list[ClientMessage | DaemonMessage]:
+    def add(self, data: bytes | memoryview) -> None:
+        self._buffer += data
+
+    def take(self) -> list[ClientMessage | DaemonMessage]:
+        """The messages of the next frame, which is there. ProtocolError: it is too long, or is not an array of messages
+        that the peer may send; the connection is over, and nothing is held any more."""
+        buffer, self._buffer = self._buffer, bytearray()  # nothing is held of what is refused
+        (num_bytes,) = _LENGTH.unpack_from(buffer)
+        if num_bytes > self._most_bytes:
+            raise ProtocolError(self._peer, f"a frame of {num_bytes} bytes; at most {self._most_bytes} are allowed")
+        end = _LENGTH.size + num_bytes
         try:
-            return self._decoder.decode(body)
+            messages: list[ClientMessage | DaemonMessage] = self._decoder.decode(buffer[_LENGTH.size : end])
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:  # the last one: deep nesting
             raise ProtocolError(self._peer, f"not a message: {fitting(str(error), _MOST_COMPLAINT)}") from error
+        del buffer[:end]
+        self._buffer = buffer
+        return messages

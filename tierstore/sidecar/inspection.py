@@ -40,7 +40,8 @@ def inspect_daemon(address: str | PathLike[str], *, seconds: float = 5.0, daemon
                 elif isinstance(message, messages.Report):
                     return message.state
                 elif isinstance(message, messages.Refused):
-                    raise PermissionError(f"it refuses: {message.reason}")
+                    why = messages.with_advice(message.reason) if message.is_final else message.reason
+                    raise PermissionError(f"it refuses: {why}")
                 else:
                     raise ProtocolError(f"the daemon at {name}", f"{type(message).__name__} that nobody asked for")
             raise ConnectionResetError("it has closed the connection")

@@ -218,7 +218,7 @@ class DaemonLink:
         except _RefusedError as error:
             if not error.is_final:
                 raise
-            raise ProtocolError(self.address, str(error)) from error
+            raise ProtocolError(self.address, messages.with_advice(str(error))) from error
         if not isinstance(welcome, messages.Welcome) or welcome.version != messages.VERSION:
             raise ProtocolError(self.address, f"{welcome!r} instead of a Welcome to version {messages.VERSION}")
         self.max_slab_bytes = welcome.max_slab_bytes
@@ -231,21 +231,20 @@ class DaemonLink:
         finally:
             self._greeting = None
 
-    def _receive(self, received: list[Any]) -> None:
+    def _receive(self, message: Any) -> None:
         self._was_heard = True
-        for message in received:
-            if isinstance(message, messages.Refused):
-                if self._greeting is None or self._greeting.done():
-                    raise ProtocolError(self.address, f"it refuses to go on: {message.reason}")
-                self._greeting.set_exception(_RefusedError(message.reason, message.is_final))
-            elif isinstance(message, Answer):
-                self._answered(message)
-            elif isinstance(message, messages.Report):
-                pass  # it lives
-            elif self._greeting is not None and not self._greeting.done():
-                self._greeting.set_result(message)
-            else:
-                raise ProtocolError(self.address, f"{type(message).__name__} that nobody asked for")
+        if isinstance(message, messages.Refused):
+            if self._greeting is None or self._greeting.done():
+                raise ProtocolError(self.address, f"it refuses to go on: {message.reason}")
+            self._greeting.set_exception(_RefusedError(message.reason, message.is_final))
+        elif isinstance(message, Answer):
+            self._answered(message)
+        elif isinstance(message, messages.Report):
+            pass  # it lives
+        elif self._greeting is not None and not self._greeting.done():
+            self._greeting.set_result(message)
+        else:
+            raise ProtocolError(self.address, f"{type(message).__name__} that nobody asked for")
 
     def _answered(self, answer: Answer) -> None:
         self._lost_since = None

@@ -27,10 +27,10 @@ import msgspec
 from ..errors import ProtocolError
 from ..plain_text import unicode_text
 
-VERSION = 1
+VERSION = 2
 """The version of the protocol. Raised with every change that an older peer would misunderstand."""
 
-MAX_KEYS = 8192
+MAX_KEYS = 1024
 """Limit of keys in one `Discard`."""
 
 _Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -243,3 +243,17 @@ def check_allowed(phase: Phase, message: ClientMessage, peer: str) -> None:
 def fitting(text: str, most: int = _MOST_TEXT) -> str:
     """The text as a field can carry it: cut, and with escapes for bytes that are not Unicode (a path may hold some)."""
     return unicode_text(text)[:most]
+
+
+_ADVICE = "install the same tierstore for the daemon and for its clients, then start both anew"
+
+
+def other_version(versions: tuple[int, ...], program: str) -> str:
+    """Why a client with these versions is refused, and what to do."""
+    theirs = ", ".join(map(str, versions)) or "none"
+    return f"this daemon speaks version {VERSION} of the protocol, {program} {theirs}: {_ADVICE}"
+
+
+def with_advice(reason: str) -> str:
+    """Why a daemon has refused `Hello`, and what to do: one of an earlier version does not say it."""
+    return reason if _ADVICE in reason else f"{reason}: {_ADVICE}"

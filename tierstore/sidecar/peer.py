@@ -10,6 +10,9 @@ from pathlib import Path
 
 from ..base.address import SYSTEM_ADDRESS, is_of_root_alone, trusted_uid, unknown_owners
 
+NOT_IN_NAMESPACE = "its user is not in this user namespace: {uid} stands for every user outside, whoever it is"
+"""Of a peer, for people. Such a number is never compared with one that is trusted, nor advised."""
+
 _CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid (unix(7))
 
 
@@ -32,11 +35,14 @@ def check_daemon(connection: socket.socket, address: str, daemon_uid: int | None
 
     A client trusts the daemons of its own user and of root; also that of the user who has the folder of
     `SYSTEM_ADDRESS` if it connects there: root alone can have made that folder. `daemon_uid`: another that is trusted;
-    None: the one that `TIERSTORE_DAEMON_UID` names, if any. PermissionError: a user who is not trusted."""
-    uid = uid_of_peer(connection)
-    if uid == trusted_uid(daemon_uid):
-        return
-    if uid not in unknown_owners() and uid in (0, os.geteuid(), _uid_of_system_folder(address)):
+    None: the one that `TIERSTORE_DAEMON_UID` names, if any. PermissionError: a user who is not trusted, or who is not
+    known in this user namespace."""
+    uid, trusted = uid_of_peer(connection), trusted_uid(daemon_uid)
+    if uid in unknown_owners():
+        raise PermissionError(
+            f"{NOT_IN_NAMESPACE.format(uid=uid)}. Map the daemon's user into the namespace, or run the daemon in it"
+        )
+    if uid in (trusted, 0, os.geteuid(), _uid_of_system_folder(address)):
         return
     raise PermissionError(
         f"it is a daemon of user {uid}, and this client trusts those of its own user ({os.geteuid()}) and of root (0): "
