@@ -15,9 +15,11 @@ import warnings
 from collections.abc import Iterable
 from typing import Any
 
+from tierstore.base.caller import stacklevel_of_user
 from tierstore.errors import ConfigError, TierStoreWarning
 from tierstore.residency.torch_names import current_autograd_node
 from tierstore.residency.uncompiled import uncompiled
+from tierstore.store.use import Use
 
 _COMPILED_NODE = "CompiledFunctionBackward"  # AOTAutograd's name of the backward of a region
 _COMPILE_INSIDE = "compile the blocks and offload around them: offload_module(torch.compile(block), store=store)"
@@ -57,6 +59,20 @@ def warn_if_region(nbytes: int | None, budget_bytes: int) -> None:
             f"memory is saved between compiled regions, not within one; {_COMPILE_INSIDE}",
             TierStoreWarning,
             stacklevel=2,
+        )
+
+
+def warn_if_replayed(use: Use) -> None:
+    """What a graph has saved on an accelerator lies over memory from a pointer. Warn, once, if Inductor has CUDA
+    graphs: it gives out their outputs like this (torch/_inductor/cudagraph_trees.py)."""
+    if "torch._inductor.cudagraph_trees" in sys.modules and not use.has_replays:
+        use.has_replays = True
+        warnings.warn(
+            "what is saved here lies in the memory of a CUDA graph, which each replay writes anew, so it stays where "
+            'it is: nothing of a region that is compiled with mode="reduce-overhead" leaves the device. Compile it '
+            'with mode="default" or "max-autotune-no-cudagraphs", or leave it out of the scope',
+            TierStoreWarning,
+            stacklevel=stacklevel_of_user(),
         )
 
 

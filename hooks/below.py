@@ -59,7 +59,7 @@ def version_counter_of(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor without elements that has the version of another one, now and later. Also below autograd.
 
     Where torch does not exchange the elements (a sparse tensor), it has those of the other one."""
-    with sharing_versions(), outside_of_modes():
+    with outside_of_modes():
         alias = tensor.detach()
         with suppress(RuntimeError):
             alias.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)

@@ -19,7 +19,7 @@ import torch
 from tierstore.residency.layout import outside_of_modes
 from tierstore.residency.torch_names import SavedVariable, current_autograd_node, top_hooks
 
-from .select import Kept, attributes_of
+from .select import KEPT_CLASSES, attributes_of
 from .thread_hooks import RemovedHooks, put_back, take_off_all, unpack
 
 _MODULE = "torch.utils.checkpoint"
@@ -28,9 +28,10 @@ _ARE_PACKED = "_tierstore_has_packed_inputs"
 
 
 def is_in_checkpoint() -> bool:
-    """Whether this thread is inside a checkpointed region: of a reentrant one, only while it is computed again.
+    """Whether this thread runs a checkpointed region.
 
-    A non-reentrant one is not seen from within other hooks, which are then the innermost."""
+    A reentrant region counts only while it is recomputed. A non-reentrant one is found by its hooks, so it is missed
+    where other hooks were set inside it."""
     hooks = top_hooks(False)
     return (hooks is not None and _is_of_checkpoint(hooks[0])) or _computes_again()
 
@@ -38,8 +39,8 @@ def is_in_checkpoint() -> bool:
 def pack_inputs(pack: Callable[[Any], object]) -> None:
     """Pack the inputs of the outermost region around the caller, if that runs forward and its inputs are not packed.
 
-    Nothing is to be done inside of hooks of others: those have seen the inputs. Nor where regions are nested: the outer
-    one drops the inputs of the inner one.
+    Does nothing inside another library's hooks, which have seen the inputs, nor in a nested region, whose inputs the
+    outer one drops.
 
     Raises what `pack` raises; the tensor that it was called with is then still autograd's."""
     frame = None if _computes_again() else _outermost_frame()
@@ -51,7 +52,7 @@ def pack_inputs(pack: Callable[[Any], object]) -> None:
         if type(tensor) is torch.Tensor and attributes_of(tensor) is None:
             with outside_of_modes(), torch.no_grad():  # modes of the region must see the same in forward and backward
                 packed = pack(tensor)
-                if not isinstance(packed, Kept):
+                if not isinstance(packed, KEPT_CLASSES):
                     saved.register_hooks(partial(_given, packed), unpack)
 
 

@@ -61,7 +61,9 @@ def keep_layouts(_: object) -> None:
         let_errors_through()
         GraphLog.keeps_layouts = True  # first: a pack that has not seen it yet is found below
         for enlisted in list(_living.values()):
-            log = enlisted()
+            log: Any = enlisted()
+            if log is not None:
+                log.residency.saving.settle()  # from now on no pack is without an index: NOTE [Grants] in `grants.py`
             for tracked in () if log is None else log.unregistered():
                 alias = tracked.alias
                 if alias is not None:

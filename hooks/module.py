@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack
 
 from torch import nn
 
@@ -17,6 +17,8 @@ from .below import Packed
 from .checkpoints import is_in_checkpoint, pack_inputs
 from .in_place import call_plainly, check_callable, put_around_calls
 from .offload import OffloadOptions, tiered_offload
+
+M = TypeVar("M", bound=nn.Module)
 
 
 class ModuleScope(tiered_offload):
@@ -52,7 +54,7 @@ class ModuleScope(tiered_offload):
         return True
 
 
-def offload_module(module: nn.Module, store: TierStore, **options: Unpack[OffloadOptions]) -> nn.Module:
+def offload_module(module: M, store: TierStore, **options: Unpack[OffloadOptions]) -> M:
     """Store what the module's calls save for backward. Acts in place, as `torch.distributed.fsdp.fully_shard` does.
 
     The scope is entered around each call of the module, on the thread that makes it. So it also works for single blocks
@@ -82,7 +84,7 @@ def offload_module(module: nn.Module, store: TierStore, **options: Unpack[Offloa
     return module
 
 
-def remove_offload(module: nn.Module) -> nn.Module:
+def remove_offload(module: M) -> M:
     """Undo `offload_module` for this module, not for modules inside it; returns it. What it has stored stays stored."""
     call_plainly(module)
     return module

@@ -15,7 +15,7 @@ from typing import Literal, ParamSpec, Self, TypedDict, TypeVar, Unpack, get_arg
 
 import torch
 
-from tierstore.base.config import SizeLike, parse_size
+from tierstore.base.config import SizeLike, parse_budget, parse_size
 from tierstore.base.config_file import ConfigSource, offload_options
 from tierstore.errors import ConfigError, ConfigTypeError
 from tierstore.residency.torch_names import pop_hooks, push_hooks
@@ -123,6 +123,7 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
         self._trace = None if trace is None else store._core.traces.begin(trace).place
         self._options = _options_for_trace(store, self._small.min_bytes, select, prefetch, self._log_options)
         self._entered = threading.local()
+        store._core.use.has_scope = True
 
     @classmethod
     def from_config(cls, store: TierStore, config: ConfigSource, **changes: Unpack[OffloadOptions]) -> Self:
@@ -226,13 +227,13 @@ def _log_options(
     store: TierStore, prefetch: str, device_bytes: SizeLike, lookahead_bytes: SizeLike | None
 ) -> LogOptions:
     try:
-        device_limit_bytes = None if device_bytes == "auto" else parse_size(device_bytes, "device_bytes")
+        device_limit_bytes = None if device_bytes == "auto" else parse_budget(device_bytes, "device_bytes")
     except ConfigError as error:
         raise replace(error, allowed=f'{error.allowed}, or "auto"') from None
     orders = store._core.learned_orders if prefetch == "learned" else None
     if device_limit_bytes is None and orders is None:
         raise ConfigError("device_bytes", device_bytes, 'give a size: "auto" needs prefetch="learned"')
-    ahead_bytes = None if lookahead_bytes is None else parse_size(lookahead_bytes, "lookahead_bytes")
+    ahead_bytes = None if lookahead_bytes is None else parse_budget(lookahead_bytes, "lookahead_bytes")
     return LogOptions(0 if prefetch == "none" else ahead_bytes, orders, device_limit_bytes)
 
 

@@ -21,6 +21,7 @@ from tierstore.residency.graph_times import GraphTimes
 from tierstore.residency.handle import Record
 from tierstore.residency.layout import Layout, alias_of, describe
 from tierstore.residency.residency import Residency
+from tierstore.residency.torch_names import name_of_node
 from tierstore.residency.tracked import TrackedLog
 from tierstore.store.tier_store import TierStore
 
@@ -47,6 +48,7 @@ class PackLog(TrackedLog):
     """The log of one graph: what one thread packed between two backwards, in one scope or in several.
 
     Attributes:
+        large_nodes: bytes of the nodes that one region may not ask for unnoticed, once backward has begun.
         small_bytes: how much has stayed in its place for being small, counted once for each tensor.
     """
 
@@ -66,12 +68,13 @@ class PackLog(TrackedLog):
         super().__init__(residency, order, residency.begin_log)
         self.store = store
         enlist(self)
+        store._core.use.note_graph(self)
         self.small_bytes = 0
         self._coverage = orders.coverage if orders is not None and options.device_bytes is None else None
         self.tracks_on_device = options.device_bytes != 0
         self._num_passed = 0  # tracked tensors that backward has asked for
         self._region_bytes = store.host_bytes or store.staging_bytes  # one node may save that much unnoticed
-        self._large_nodes: dict[int, int] = {}  # bytes of the nodes that have saved more than that
+        self.large_nodes: dict[int, int] = {}
 
     # --- forward ------------------------------------------------------------------------------------------------
 
@@ -81,7 +84,8 @@ class PackLog(TrackedLog):
         coverage = self._coverage
         if coverage is None:
             return
-        self.residency.keep_on_device(0 if plan is None else coverage.staying_bytes(plan.trace.signatures[-1]))
+        staying_bytes = 0 if plan is None else coverage.staying_bytes(plan.trace.measurable, plan.scale or 1)
+        self.residency.keep_on_device(staying_bytes)
         if plan is not None and device is not None:
             self.times = self.residency.time_graph(device)
 
@@ -91,8 +95,8 @@ class PackLog(TrackedLog):
         if not self.started:
             self.start(index)
         self.asked[index] = None
-        if self._large_nodes:
-            warn_if_region(self._large_nodes.pop(self.packs[index][0], None), self._region_bytes)
+        if self.large_nodes:
+            warn_if_region(self.large_nodes.pop(self.packs[index][0], None), self._region_bytes)
 
     def pass_by(self, index: int, device: torch.device) -> None:
         """Backward gets tracked tensor `index`: see NOTE [Tracked on a device] in `ledger/on_device.py`."""
@@ -107,7 +111,7 @@ class PackLog(TrackedLog):
         """Saved tensor `index`, which has a record, in that geometry. Waits only if its bytes are not in memory.
 
         Raises what `TierStore.get` raises."""
-        if self.started and not self._large_nodes:
+        if self.started and not self.large_nodes:
             self.asked[index] = None  # as `asked_for`, without its call
         else:
             self.asked_for(index)
@@ -118,7 +122,7 @@ class PackLog(TrackedLog):
         if index in self.members:
             member = self.members[index]
             if member.counter._version != member.version:
-                raise ModifiedInPlaceError(describe(layout), member.version, member.counter._version)
+                raise ModifiedInPlaceError(describe(layout), member.version, member.counter._version, name_of_node())
             if order.is_followed:
                 view = self.residency.handing_out.next_member(record, member, layout, order.lookahead, index)
                 if view is not None:
@@ -137,7 +141,7 @@ class PackLog(TrackedLog):
     def start(self, index: int) -> None:
         super().start(index)
         packs = self.copied_packs()
-        self._large_nodes = large_nodes(zip(packs.nodes, packs.storages, packs.sizes, strict=True), self._region_bytes)
+        self.large_nodes = large_nodes(zip(packs.nodes, packs.storages, packs.sizes, strict=True), self._region_bytes)
 
 
 def open_log(store: TierStore, options: LogOptions) -> PackLog:

@@ -25,7 +25,7 @@ from .order import PackLog
 from .owners import OwnerWatch
 from .saved import SavedTensor
 from .scope import OffloadScope
-from .select import Kept
+from .select import KEPT_CLASSES, Kept, KeptTensor
 
 _now = time.perf_counter_ns
 _numbers = itertools.count(1)
@@ -55,6 +55,7 @@ class RecordedScope:
     ) -> None:
         self.scope = scope
         scope.tracks_on_device = False  # a trace has the record of each tensor on an accelerator, and its times
+        scope.takes_grants = False  # it has the index of each tensor
         self._pack = scope.pack
         self._traces = traces
         self._recorder = recorder
@@ -66,14 +67,14 @@ class RecordedScope:
         recorder.append((Scope, _now(), self._thread, threading.current_thread().name, self._number, *options))
 
     @uncompiled
-    def pack(self, tensor: torch.Tensor) -> RecordedTensor | SavedTensor | Kept | HeldTensor:
+    def pack(self, tensor: torch.Tensor) -> RecordedTensor | SavedTensor | KeptTensor | Kept | HeldTensor:
         if HOOKS_ARE_CALLED_BELOW and not tensor.requires_grad and is_below_autograd():
             return HeldTensor(self.pack, tensor)
         if self._owners is not None:
             self._owners.look()
         began = _now()
         saved = self._pack(tensor)
-        if isinstance(saved, (Kept, HeldTensor)):
+        if isinstance(saved, (*KEPT_CLASSES, HeldTensor)):
             return saved
         ended = _now()
         log, index, recorder = saved.log, saved.index, self._recorder

@@ -13,7 +13,7 @@ from tierstore.residency.torch_names import pop_hooks, push_hooks, top_hooks
 from tierstore.residency.uncompiled import is_compiled_call, uncompiled, uncompiled_itself
 
 from .advice import warn_of_compiled_caller
-from .select import Kept
+from .select import Kept, KeptTensor, keep
 from .thread_hooks import RemovedHooks, enclosing_scope, put_back, take_off_all, unpack
 
 
@@ -49,13 +49,13 @@ class keep_resident:  # noqa: N801 - a context manager, named like those of torc
             raise
 
     @uncompiled
-    def _new_pack(self) -> Callable[[torch.Tensor], Kept]:
+    def _new_pack(self) -> Callable[[torch.Tensor], KeptTensor | Kept]:
         """A pack hook for this entry alone, so that it can be told from those of other entries."""
         scope = enclosing_scope()
-        return functools.partial(Kept) if scope is None else functools.partial(scope.keep, reason="selected out")
+        return functools.partial(keep) if scope is None else functools.partial(scope.keep, reason="selected out")
 
     @uncompiled
-    def _enter(self, entered: list[RemovedHooks], pack: Callable[[torch.Tensor], Kept]) -> None:
+    def _enter(self, entered: list[RemovedHooks], pack: Callable[[torch.Tensor], KeptTensor | Kept]) -> None:
         removed: RemovedHooks = []
         entered.append(removed)
         if self._hooks:

@@ -19,7 +19,7 @@ import torch
 
 from tierstore.errors import ModifiedInPlaceError
 from tierstore.residency.layout import Layout, alias_of, describe, is_same_view, outside_of_modes
-from tierstore.residency.torch_names import while_tracing
+from tierstore.residency.torch_names import name_of_node, while_tracing
 from tierstore.residency.tracked import TrackedTensor
 from tierstore.residency.uncompiled import uncompiled
 
@@ -46,8 +46,15 @@ class SavedTensor(TrackedTensor):
                 log.residency.saving.register(self)
             alias = log.fetch(self.index, self.layout)
         else:
-            check_unchanged(alias, self.version)
-            log.asked_for(self.index)
+            if alias._version != self.version:
+                check_unchanged(alias, self.version)
+            index = self.index
+            if index < 0:
+                index = log.residency.saving.index_of(self)
+            if log.started and not log.large_nodes:
+                log.asked[index] = None  # as `asked_for`, without its call
+            else:
+                log.asked_for(index)
             if self.device is not None:
                 log.pass_by(self.index, self.device)
         itself = None if self.itself is None else self.itself()  # NOTE [Stolen gradients] in `handing_out.py`
@@ -87,7 +94,7 @@ class RejoinedTensor(SavedTensor):
     def unpack(self) -> torch.Tensor:
         version = self._guard._version
         if version != self.version:
-            raise ModifiedInPlaceError(describe(self.layout), self.version, version)
+            raise ModifiedInPlaceError(describe(self.layout), self.version, version, name_of_node())
         return super().unpack()
 
     def _own_counter(self) -> tuple[torch.Tensor | None, int]:

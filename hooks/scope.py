@@ -1,9 +1,9 @@
 """One entry of `tiered_offload`: it packs what autograd saves.
 
-What is not worth storing stays where it is, as a `Kept` (`select.py`). Otherwise a `SavedTensor` (`saved.py`) goes into
-the graph. At first the tensor is only *tracked* (`Saving.track_on_host`), which costs least; on an accelerator
-likewise (`Saving.track_on_device`). If it has to leave the accelerator soon, or lies over restored bytes, it gets
-its record at once (`OffloadScope._register`): the second may share a record that there is.
+What is not worth storing stays where it is, as a `KeptTensor` or a `Kept` (`select.py`). Otherwise a `SavedTensor`
+(`saved.py`) goes into the graph. At first the tensor is only *tracked* (`Saving.track_on_host`), which costs least; on
+an accelerator likewise (`Saving.track_on_device`). If it has to leave the accelerator soon, or lies over restored
+bytes, it gets its record at once (`OffloadScope._register`): the second may share a record that there is.
 
 NOTE [Not before the kernel]
 Autograd saves some tensors *before* the kernel that fills them has run (the noise of `rrelu`), and it saves every
@@ -32,25 +32,30 @@ from torch.nn import Parameter
 
 from tierstore.residency.capture import is_capturing
 from tierstore.residency.handle import Handle, Record
-from tierstore.residency.layout import Layout, is_foreign, layout_of, storage_of
+from tierstore.residency.layout import ACCELERATORS, Layout, detached, is_foreign, layout_of
 from tierstore.residency.ownership import CLAIMS_ATTRIBUTE, records_over
 from tierstore.residency.residency import Residency
-from tierstore.residency.torch_names import sequence_nr
+from tierstore.residency.torch_names import is_function_mode_on, num_dispatch_modes, sequence_nr, storage_address
+from tierstore.residency.tracked import NOT_ENTERED
 from tierstore.residency.uncompiled import uncompiled
 from tierstore.store.tier_store import TierStore
 
+from .advice import warn_if_replayed
 from .below import HOOKS_ARE_CALLED_BELOW, HeldTensor, is_below_autograd
 from .order import LogOptions, PackLog, open_log
 from .saved import RejoinedTensor, SavedTensor
-from .select import Kept, SmallLimits, attributes_of, bytes_of
+from .select import Kept, KeptTensor, SmallLimits, attributes_of, bytes_of, keep
 
 Select = Callable[[torch.Tensor], bool]
+_MOST_UNCOUNTED = 4096
+"""Tensors that stay before their bytes are counted: a scope may be around a whole training."""
 
 
 class OffloadScope:
     """One entry of `tiered_offload`. Only the thread that has entered calls it.
 
-    `tracks_on_device`: whether tensors on accelerators may be tracked."""
+    `tracks_on_device`: whether tensors on accelerators may be tracked. `takes_grants`: whether packs may do without the
+    lock."""
 
     def __init__(self, store: TierStore, limits: SmallLimits, select: Select | None, options: LogOptions) -> None:
         self._store = store
@@ -62,6 +67,7 @@ class OffloadScope:
         self._fresh: list[Record] = []  # registered, saved by the newest node: see NOTE [Not before the kernel]
         self._fresh_node = -1
         self.tracks_on_device = True
+        self.takes_grants = True
         self._residency = residency = store._core.residency
         self._saving = saving = residency.saving
         self._track_on_host = saving.track_on_host  # bound once, like those that follow: each pack needs them
@@ -69,32 +75,67 @@ class OffloadScope:
         self._fits_on_device = saving.fits_on_device
         self._may_gather = residency.ledger.may_gather
         self._device_of = residency.device_of
-        self._keys = residency.handles.keys
+        self._cpu_is_host = residency.cpu_is_host
+        self._newly_kept = residency.books.newly_kept
+        self._count_parameter = self._newly_kept.adder("parameter")
+        self._count_small = self._newly_kept.adder("small")
+        self._num_uncounted = 0
 
     @uncompiled
-    def pack(self, tensor: torch.Tensor) -> SavedTensor | Kept | HeldTensor:
+    def pack(self, tensor: torch.Tensor) -> SavedTensor | KeptTensor | Kept | HeldTensor:
         """Called by autograd for each tensor that it saves: gives what the graph is to hold in its place.
 
         Waits while the budget is full. Raises what `Saving.track_on_host` raises; the tensor is then still
         autograd's."""
         if HOOKS_ARE_CALLED_BELOW and not tensor.requires_grad and is_below_autograd():
             return HeldTensor(self.pack, tensor)
-        found = storage_of(tensor)
-        if found is None:
+        kind = type(tensor)
+        if kind is not torch.Tensor and kind is not Parameter:
             return self.keep(tensor, "unsupported")
-        storage, address, version = found
-        nbytes = storage.nbytes()
-        if (nbytes < self._min_bytes and self._stays_as_small(nbytes)) or not tensor.numel():
-            return self.keep(tensor, "small")
-        base = tensor._base
+        base, count = tensor._base, None
         root = tensor if base is None else base
-        if (root.requires_grad and root.is_leaf) or (type(root) is not torch.Tensor and isinstance(root, Parameter)):
-            # as `stays_alive`, without its call
-            return self.keep(tensor, "parameter")
+        kind_of_root = type(root)
+        if (
+            kind_of_root is Parameter
+            or (root.requires_grad and root.is_leaf)
+            or (kind_of_root is not torch.Tensor and isinstance(root, Parameter))
+        ):  # as `stays_alive`, without its call
+            if tensor.layout is not torch.strided:
+                return self.keep(tensor, "parameter")
+            count = self._count_parameter
+        else:
+            try:
+                version, storage = tensor._version, tensor.untyped_storage()
+                nbytes = storage.nbytes()
+            except RuntimeError:
+                return self.keep(tensor, "unsupported")
+            if nbytes < self._min_bytes and (nbytes < self._least_bytes or self._stays_as_small(nbytes)):
+                count = self._count_small
+        if count is not None:  # half of what a decoder saves; as `keep`, without its calls
+            count(tensor.nbytes)
+            self._num_uncounted += 1
+            if self._num_uncounted >= _MOST_UNCOUNTED:
+                self._count_kept()
+            if not tensor.requires_grad:
+                return keep(tensor)
+            if not tensor.is_leaf:
+                is_seen = is_function_mode_on() or num_dispatch_modes()
+                tensor = detached(tensor) if is_seen else tensor.detach()
+            return KeptTensor((tensor, tensor._version))
+        is_on_cpu = tensor.is_cpu
+        if tensor.is_nested or tensor.is_quantized or not (is_on_cpu or tensor.device.type in ACCELERATORS):
+            return self.keep(tensor, "unsupported")  # as `storage_of`, without its calls
+        address = storage_address(tensor)
+        if nbytes and not address:
+            return self.keep(tensor, "unsupported")
+        if not tensor.nbytes:
+            return self.keep(tensor, "small")
         is_plain = storage.resizable() and not storage.is_shared()
+        device = None if is_on_cpu and self._cpu_is_host else self._device_of(tensor)
         if not is_plain and is_foreign(storage):
+            if device is not None:
+                warn_if_replayed(self._store._core.use)
             return self.keep(tensor, "alive elsewhere")
-        device = self._device_of(tensor)
         if device is not None and is_capturing(tensor.device):
             return self.keep(tensor, "unsupported")
         if not tensor.requires_grad and attributes_of(tensor) is not None:  # NOTE [The same object] in saved.py
@@ -107,6 +148,14 @@ class OffloadScope:
             log = self._begin_log(node)
         reference = weakref.ref(root)
         itself = reference if base is None else None if tensor.requires_grad else weakref.ref(tensor)
+        grant = log.grant if self.takes_grants and device is None and is_plain else None
+        if grant is not None:
+            grant.num_left -= 1
+            grant.room_bytes -= nbytes
+            if grant.num_left < 0 or grant.room_bytes < 0:
+                grant = None
+        if grant is None and log.is_behind:
+            self._saving.catch_up(log)
         # Then the plan is asked before the tensor is packed.
         is_foreseen = (
             device is not None
@@ -118,9 +167,19 @@ class OffloadScope:
             return self._register(tensor, reference, itself, node, follows_plan=not is_foreseen)
         if self._fresh and node != self._fresh_node:
             self._settle_fresh()
-        alias, key = tensor.detach(), next(self._keys)
-        saved = SavedTensor(alias, version, reference, address, storage._cdata, key, log, itself)
-        if device is None:
+        is_seen = is_function_mode_on() or num_dispatch_modes()
+        saved = SavedTensor()  # as `begin`, without its call
+        saved.alias = detached(tensor) if is_seen else tensor.detach()
+        saved.version, saved.root, saved.address = version, reference, address
+        saved.storage_id, saved.log, saved.itself = storage._cdata, log, itself
+        saved.index, saved.key, saved.joined = NOT_ENTERED, 0, False
+        saved.device = saved.stream = saved.handle = None
+        if grant is not None:
+            grant.append((weakref.ref(saved), (node, nbytes)))
+            # Asked only now: NOTE [Grants] in `ledger/grants.py`.
+            if log.grant is not grant and self._saving.index_of(saved) == NOT_ENTERED:
+                return self.pack(tensor)
+        elif device is None:
             self._track_on_host(saved, node, nbytes)
         else:
             self._track_on_device(saved, node, nbytes, device, leaves=leaves is True)
@@ -153,16 +212,21 @@ class OffloadScope:
         return False if self._saving.find_room_to_track(log, node, nbytes) else None
 
     def _stays_as_small(self, nbytes: int) -> bool:
-        """Whether a storage of fewer than `min_bytes` stays. Counts it, for those that follow in the same graph."""
-        if nbytes < self._least_bytes:
-            return True
+        """Whether one of `least_bytes` to `min_bytes` stays. Counts it, for those that follow in the same graph."""
         self._log.small_bytes += nbytes
         return self._log.small_bytes <= self._most_small_bytes
 
     @uncompiled
-    def keep(self, tensor: torch.Tensor, reason: str) -> Kept:
-        self._residency.count_kept(reason, bytes_of(tensor))
-        return Kept(tensor)
+    def keep(self, tensor: torch.Tensor, reason: str) -> KeptTensor | Kept:
+        self._newly_kept.adder(reason)(bytes_of(tensor))
+        self._num_uncounted += 1
+        if self._num_uncounted >= _MOST_UNCOUNTED:
+            self._count_kept()
+        return keep(tensor)
+
+    def _count_kept(self) -> None:
+        self._num_uncounted = 0
+        self._saving.settle()
 
     def settle(self, *, failed: bool) -> None:
         """The scope ends, so every kernel has run. `failed`: by an exception, which only a trace tells."""
@@ -176,6 +240,8 @@ class OffloadScope:
         self._fresh = []
 
     def _begin_log(self, node: int) -> PackLog:
+        if self._log.is_behind:
+            self._saving.catch_up(self._log)  # the newest node may not be known yet
         if self._log.newest_node == node:
             self._unsettled_logs.append(self._log)
         else:
@@ -206,7 +272,9 @@ class OffloadScope:
             record = handle.record
             index = residency.saving.save(record, log, node, fresh, is_new=False)
         kind = RejoinedTensor if joined is not None and joined.is_restored else SavedTensor
-        saved = kind(None, tensor._version, root, 0, 0, record.key, log, itself)
+        saved = kind()
+        saved.begin(None, tensor._version, root, 0, 0, log, itself)
+        saved.key = record.key
         if isinstance(saved, RejoinedTensor):
             saved.guard(tensor, layout)
         if follows_plan and (log.plan is not None or index == 0):

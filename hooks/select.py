@@ -1,4 +1,4 @@
-"""Which saved tensors are worth storing, and what the graph holds of those that are not.
+"""Which saved tensors are worth storing, and what the graph holds of those that are not: a `KeptTensor` or a `Kept`.
 
 To store what stays alive anyway gains nothing: leaves that require gradients, and modules' parameters. Buffers, the
 input batch or a cache have other owners too, but that shows only in the owners of their storage, which the store looks
@@ -13,10 +13,11 @@ from typing import NamedTuple
 import torch
 from torch.nn import Parameter
 
+from tierstore.residency.layout import detached
 from tierstore.residency.torch_names import DisableTorchFunction
 from tierstore.residency.uncompiled import uncompiled
 
-from .below import may_become_an_output, sharing_versions
+from .below import may_become_an_output
 from .traced import check_unchanged, traced_kept
 
 _MIB = 2**20
@@ -65,37 +66,50 @@ def small_limits(min_bytes: int | None, host_bytes: int) -> SmallLimits:
     return SmallLimits(_MIB, _ALWAYS_SMALL_BYTES, max(host_bytes, _LEAST_HELD_SMALL_BYTES))
 
 
-class Kept:
-    """A saved tensor that stays where it is. Changes in place are found, as PyTorch finds them.
+class KeptTensor(tuple[torch.Tensor, int]):
+    """A saved tensor that stays where it is, and its version. Changes in place are found, as PyTorch finds them.
 
     Backward gets what hooks that do nothing would give it: see NOTE [The same object] in `saved.py`.
 
-    A tensor without a `grad_fn` is kept itself: no reference cycle can go through it. So its class and its attributes
-    come back, and so does memory that `param.data = new` has exchanged between forward and backward (as ZeRO-3 does).
+    A tensor without a `grad_fn` is kept itself: no reference cycle can go through it. So memory that `param.data = new`
+    has exchanged between forward and backward (as ZeRO-3 does) comes back. Any other tensor may be the result of the
+    node that saves it. That node holds this object, so to keep the tensor itself would be a cycle. A detached alias is
+    kept instead: autograd detaches what it gets of such a tensor in any case.
 
-    Any other tensor may be the result of the node that saves it. That node holds this object, so to keep the tensor
-    itself would be a cycle. A detached alias is kept instead. Autograd detaches what it gets here in any case, so class
-    and attributes are what the `__torch_dispatch__` of a subclass makes of them. That may depend on what has happened
+    A tuple, because it is made without a call of Python's."""
+
+    __slots__ = ()
+
+    @uncompiled
+    def unpack(self) -> torch.Tensor:
+        tensor, version = self
+        if tensor._version != version:
+            check_unchanged(tensor, version)
+        return tensor
+
+    def traced(self) -> torch.Tensor:
+        """An operator gives a copy. Where that is not the same, `unpack` answers now."""
+        tensor, version = self
+        if tensor.layout is not torch.strided or tensor.is_complex():
+            return self.unpack()
+        return traced_kept(tensor, version)
+
+
+class Kept:
+    """A kept tensor of a subclass, or with attributes: what a `KeptTensor` would lose of it comes back too.
+
+    Without a `grad_fn` it is kept itself, with class and attributes. Any other is kept as a detached alias, whose class
+    and attributes are what the `__torch_dispatch__` of the subclass makes of them. That may depend on what has happened
     since, so autograd is given the tensor itself as long as that lives."""
 
-    __slots__ = ("_is_plain", "_itself", "_tensor", "_version")
+    __slots__ = ("_itself", "_tensor", "_version")
 
     @uncompiled
     def __init__(self, tensor: torch.Tensor) -> None:
         self._itself: weakref.ref[torch.Tensor] | None = None
-        if type(tensor) in PLAIN_CLASSES:
-            self._version: int = tensor._version
-            self._is_plain = attributes_of(tensor) is None or tensor.requires_grad
-            if may_become_an_output(tensor):
-                with sharing_versions():
-                    self._tensor = tensor.detach()
-            else:
-                self._tensor = tensor if tensor.is_leaf else tensor.detach()
-            return
-        self._is_plain = False
         with DisableTorchFunction():  # a subclass need not see what the hooks do
             self._tensor = tensor
-            self._version = tensor._version
+            self._version: int = tensor._version
             if not tensor.is_leaf or may_become_an_output(tensor):
                 self._tensor = torch.Tensor.detach(tensor)
                 self._itself = weakref.ref(tensor)
@@ -103,17 +117,30 @@ class Kept:
     @uncompiled
     def unpack(self) -> torch.Tensor:
         tensor = self._tensor
-        if self._is_plain:
-            check_unchanged(tensor, self._version)
-            return tensor
         with DisableTorchFunction():
             check_unchanged(tensor, self._version)
         itself = None if self._itself is None else self._itself()
         return tensor if itself is None else itself
 
     def traced(self) -> torch.Tensor:
-        """An operator gives a copy without class and attributes. Where that is not the same, `unpack` answers now."""
-        tensor = self._tensor
-        if not self._is_plain or tensor.layout is not torch.strided or tensor.is_complex():
-            return self.unpack()
-        return traced_kept(tensor, self._version)
+        """An operator would give a copy without class and attributes."""
+        return self.unpack()
+
+
+KEPT_CLASSES = (KeptTensor, Kept)
+
+
+@uncompiled
+def keep(tensor: torch.Tensor) -> KeptTensor | Kept:
+    """What the graph holds of a tensor that stays where it is. `OffloadScope.pack` does the same for most of them."""
+    if type(tensor) not in PLAIN_CLASSES:
+        return Kept(tensor)
+    if tensor.requires_grad:
+        held = tensor if tensor.is_leaf else detached(tensor)
+    elif may_become_an_output(tensor):
+        held = detached(tensor)
+    elif attributes_of(tensor) is None:
+        held = tensor
+    else:
+        return Kept(tensor)
+    return KeptTensor((held, held._version))

@@ -48,7 +48,7 @@ def put_back(removed: RemovedHooks) -> None:
 
 
 def enclosing_scope() -> OffloadScope | None:
-    """The scope of ours whose hooks are in force on this thread; None: those of somebody else are, or none."""
+    """The scope whose hooks are the innermost on this thread; None: there are no hooks, or they are not a scope's."""
     scope = owner_of_hooks()
     if isinstance(scope, RecordedScope):
         return scope.scope
@@ -56,6 +56,6 @@ def enclosing_scope() -> OffloadScope | None:
 
 
 def owner_of_hooks() -> object:
-    """The object whose method is the pack hook in force on this thread; None: none is, or a function."""
+    """The object whose method is the innermost pack hook on this thread; None: no hook is set, or it is a function."""
     hooks: tuple[Any, Any] | None = top_hooks(False)
     return getattr(hooks[0], "__self__", None) if hooks else None

@@ -17,7 +17,7 @@ import torch
 
 from tierstore.errors import ModifiedInPlaceError
 from tierstore.residency.layout import Layout, describe
-from tierstore.residency.torch_names import neg_view
+from tierstore.residency.torch_names import name_of_node, neg_view
 from tierstore.residency.uncompiled import uncompiled
 
 from .living import living_log
@@ -39,7 +39,7 @@ traced_kept: Callable[..., torch.Tensor] = _operators.kept.default
 def check_unchanged(tensor: torch.Tensor, version: int) -> None:
     """Raise ModifiedInPlaceError if the tensor was changed in place since it had that version."""
     if tensor._version != version:
-        raise ModifiedInPlaceError(_in_words(tensor), version, tensor._version)
+        raise ModifiedInPlaceError(_in_words(tensor), version, tensor._version, name_of_node())
 
 
 def _in_words(tensor: torch.Tensor) -> str:

@@ -37,8 +37,8 @@ class LateCopies(SimulatedCopies):
         return _LateCopy(self, _Block(source), target)
 
     def _copy(self, source: torch.Tensor, target: torch.Tensor) -> Marker:  # type: ignore[override]
-        """Called by `copy_in`. (Which is not written anew here: the store takes an error for one of an accelerator only
-        if no function outside of its package and torch's has part in it.)"""
+        """Called by `copy_in_many`. (Which is not written anew here: the store takes an error for one of an accelerator
+        only if no function outside of its package and torch's has part in it.)"""
         return _LateCopy(self, source, _Block(target))
 
     def synchronize(self) -> None:

@@ -3,13 +3,17 @@
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F  # noqa: N812 - the name that everybody uses
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from tierstore import TierStore, tiered_offload
+from tests.inspect_store import inspect
+from tierstore import ModifiedInPlaceError, TierStore, tiered_offload
 
 Bits = tuple[torch.dtype, tuple[int, ...], bytes] | None
 Around = Callable[[], AbstractContextManager[object]]
@@ -20,6 +24,8 @@ Program = Callable[[Around, Settle], Iterable[torch.Tensor | None]]
 
 SIDE = 64
 """Of the square matrices: one of float32 takes 16 KiB."""
+LARGE_SIDE = 520
+"""Of square matrices that leave one by one: one of float32 takes more than 1 MiB, the most that a group takes in."""
 
 
 def bits(tensor: torch.Tensor | None) -> Bits:
@@ -104,13 +110,54 @@ def _in_fake_mode(ask: Callable[[], object]) -> None:
         ask()
 
 
+def _below_autograd(ask: Callable[[], object]) -> None:
+    """As a mode that watches memory, or a profiler's."""
+
+    asks = [ask]
+
+    class Asks(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            while asks:
+                asks.pop()()
+            return function(*args, **(kwargs or {}))
+
+    with Asks():
+        torch.ones(3).neg()
+
+
+_asked: list[Callable[[], object]] = []
+
+
+@torch.library.custom_op("tierstore_tests::asks", mutates_args=())
+def _asks(values: torch.Tensor) -> torch.Tensor:
+    _asked[-1]()
+    return values.clone()
+
+
+def _in_custom_operator(ask: Callable[[], object]) -> None:
+    _asked.append(ask)
+    try:
+        _asks(torch.ones(3))
+    finally:
+        _asked.pop()
+
+
+def _in_function_of_vmap(ask: Callable[[], object]) -> None:
+    """Below autograd and inside a transform, both at once."""
+    torch.vmap(lambda values: (_below_autograd(ask), values.sum())[1])(torch.ones(2, 3))
+
+
 IN_MODES: dict[str, Callable[[Callable[[], object]], None]] = {
     "fake": _in_fake_mode,
     "grad": _in_grad,
     "vmap": _in_vmap,
     "inference": lambda ask: torch.inference_mode()(ask)(),
+    "below autograd": _below_autograd,
+    "below autograd in vmap": _in_function_of_vmap,
+    "below autograd in inference mode": lambda ask: torch.inference_mode()(_below_autograd)(ask),
+    "custom operator": _in_custom_operator,
 }
-"""Call a function where modes of torch would see what it does."""
+"""Call a function where modes of torch would see what it does, or would change what a detached tensor shares."""
 
 
 def in_threads(*functions: Callable[[], object]) -> None:
@@ -147,6 +194,25 @@ def sine_chain(leaf: torch.Tensor, num: int) -> torch.Tensor:
 def gradient_of(loss: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
     """May be asked for again."""
     return torch.autograd.grad(loss, leaf, retain_graph=True)[0]
+
+
+def assert_a_change_in_place_is_found(leaf: torch.Tensor, number: int, store: TierStore) -> None:
+    """Of so many tensors that leave together, as one of the tensor that was changed."""
+    with tiered_offload(store, min_bytes=0):
+        values = [leaf * each for each in range(number)]
+        losses = [value.sin().sum() for value in values]
+        changed = values[3]
+        values.clear()
+        changed.add_(1)
+        del changed
+    assert max(record.num_members for record in inspect(store).records) > 1
+    for each, loss in enumerate(losses):
+        if each == 3:
+            with pytest.raises(ModifiedInPlaceError):
+                gradient_of(loss, leaf)
+        else:
+            assert torch.equal(gradient_of(loss, leaf), gradient_of((leaf * each).sin().sum(), leaf))
+    forget_after_error()
 
 
 def half_leaf(num_numbers: int = 2**10) -> torch.Tensor:

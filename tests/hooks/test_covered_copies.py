@@ -1,17 +1,16 @@
 """How long steps take, in virtual time, where some of what they save leaves an accelerator."""
 
-from functools import partial
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 
 from tests.conftest import MakeStore
-from tests.hooks.virtual_accelerator import VirtualAccelerator, forward_through
+from tests.hooks.virtual_accelerator import VirtualAccelerator, forward_through, narrow_windows
 from tests.inspect_store import inspect
 from tierstore import ConfigError, TierStore, tiered_offload
-from tierstore.residency import graph_times, residency
-from tierstore.residency.device import DeviceTier
+from tierstore.residency.copies import Marker
 
 NUM_LAYERS = 128
 LAYER_BYTES = 256 * 1024
@@ -33,10 +32,7 @@ FORWARD_SECONDS, BACKWARD_SECONDS = NUM_LAYERS * LAYER_SECONDS, 2 * NUM_LAYERS *
 
 @pytest.fixture(autouse=True)
 def _small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Windows of the size that they have beside a real model's saved tensors, without its gigabytes."""
-    small = partial(DeviceTier, flight_bytes=FLIGHT_BYTES, reload_bytes=FLIGHT_BYTES)
-    monkeypatch.setattr(residency, "DeviceTier", small)
-    monkeypatch.setattr(graph_times, "perf_counter", lambda: 0.0)  # the host takes no time
+    narrow_windows(monkeypatch, FLIGHT_BYTES)
 
 
 def _step(
@@ -45,7 +41,8 @@ def _step(
     start = torch.zeros(layer_bytes // 4, requires_grad=True)
     began, out_bytes = engine.synchronize(), engine.out_bytes
     with tiered_offload(store, min_bytes=0, device_bytes=device_bytes):
-        loss = forward_through(engine, [LAYER_SECONDS] * NUM_LAYERS, start).sum()
+        seconds = LAYER_SECONDS * layer_bytes / LAYER_BYTES
+        loss = forward_through(engine, [seconds] * NUM_LAYERS, start).sum()
     forward = engine.compute.seconds
     loss.backward()
     return Step(forward - began, engine.compute.seconds - forward, engine.out_bytes - out_bytes)
@@ -96,9 +93,9 @@ def test_auto_what_stays_has_no_record(make_store: MakeStore) -> None:
     with tiered_offload(store, min_bytes=0, device_bytes="auto"):
         start = torch.zeros(LAYER_BYTES // 4, requires_grad=True)
         loss = forward_through(engine, [LAYER_SECONDS] * NUM_LAYERS, start).sum()
-    num_records = len(inspect(store).records)  # before `stats`, which makes one of each tensor
+    num_registered = sum(record.num_members for record in inspect(store).records)  # before `stats`, which registers all
     num_left = (store.stats().offloaded_bytes - offloaded_bytes) // LAYER_BYTES
-    assert 0 < num_records == num_left < NUM_LAYERS
+    assert 0 < num_registered == num_left < NUM_LAYERS
     loss.backward()
 
 
@@ -113,6 +110,42 @@ def test_auto_link_that_is_slow_on_the_way_back_finds_what_backward_covers(make_
         assert 0.5 * SAVED_BYTES <= step.out_bytes < SAVED_BYTES
 
 
+class _FullDevice(VirtualAccelerator):
+    """Has memory for `room_bytes` of what stays, is on its way out, or was copied back."""
+
+    store: TierStore | None = None
+    room_bytes = 0
+    num_refused = 0
+
+    def copy_in_many(
+        self, sources: Sequence[torch.Tensor], device: torch.device, stream: Any, ready: Marker | None
+    ) -> tuple[Sequence[torch.Tensor], Marker]:
+        if self.store is not None:
+            devices = inspect(self.store).devices
+            held_bytes = devices.held_bytes + devices.window.reloaded.used_bytes
+            if held_bytes + sum(source.numel() for source in sources) > self.room_bytes:
+                self.num_refused += 1
+                raise torch.OutOfMemoryError(f"{held_bytes} of {self.room_bytes} bytes are taken")
+        return super().copy_in_many(sources, device, stream, ready)
+
+
+def test_auto_device_that_refuses_copies_back_keeps_less_from_then_on(make_store: MakeStore) -> None:
+    """The link covers a fifth, so four fifths would stay; the device has memory for two."""
+    engine = _FullDevice(0.2 * SAVED_BYTES / FORWARD_SECONDS)
+    engine.store = store = make_store(host_bytes="1GiB", copies=engine)
+    engine.room_bytes = SAVED_BYTES * 2 // 5
+    limits, refused = [], []
+    for _ in range(12):
+        before = engine.num_refused
+        _step(store, engine, "auto")
+        limits.append(store.stats().device_limit_bytes)
+        refused.append(engine.num_refused - before)
+    assert max(refused) > 0, "nothing to find"
+    assert not any(refused[-4:])
+    assert 0 < limits[-1] < engine.room_bytes
+    assert limits[-4:] == [limits[-1]] * 4
+
+
 def test_auto_another_graph_nothing_stays_until_it_is_known(make_store: MakeStore) -> None:
     engine = _engine(0.5)
     store = make_store(host_bytes="1GiB", copies=engine)
@@ -120,11 +153,37 @@ def test_auto_another_graph_nothing_stays_until_it_is_known(make_store: MakeStor
         _step(store, engine, "auto")
     found = store.stats().device_limit_bytes
     assert found > 0
-    other = _step(store, engine, "auto", layer_bytes=LAYER_BYTES // 2)
+    out_bytes = engine.out_bytes
+    with tiered_offload(store, min_bytes=0, device_bytes="auto"):
+        hidden = forward_through(engine, [LAYER_SECONDS], torch.zeros(LAYER_BYTES // 8, requires_grad=True))
+        for _ in range(1, NUM_LAYERS):
+            hidden = forward_through(engine, [LAYER_SECONDS], hidden + 1)
     assert store.stats().device_limit_bytes == 0
-    assert other.out_bytes == SAVED_BYTES // 2
+    hidden.sum().backward()
+    del hidden
+    left_bytes = engine.out_bytes - out_bytes
+    assert left_bytes >= (SAVED_BYTES - LAYER_BYTES) // 2, "the first node alone tells no graph from another"
     _step(store, engine, "auto")
     assert store.stats().device_limit_bytes == found
+
+
+@pytest.mark.parametrize(("covered", "most"), [(0.2, 1.1), (0.5, 1.02)])
+def test_auto_each_step_of_new_sizes_the_share_that_was_found_stays(
+    make_store: MakeStore, covered: float, most: float
+) -> None:
+    """The nodes are the same, as with sequences of other lengths; compute takes longer as there is more to save."""
+    engine = _engine(covered)
+    store = make_store(host_bytes="1GiB", copies=engine)
+    for _ in range(6):
+        known = _step(store, engine, "auto")
+    steps = []
+    for number in range(12):
+        layer_bytes = LAYER_BYTES * (4 + 5 * number % 12) // 16 + 64 * number
+        steps.append((layer_bytes / LAYER_BYTES, _step(store, engine, "auto", layer_bytes)))
+    for scale, step in steps:
+        seconds = scale * (FORWARD_SECONDS + BACKWARD_SECONDS)
+        assert step.forward + step.backward <= most * seconds
+        assert step.out_bytes >= 0.8 * scale * known.out_bytes, "more stays than of the known one"
 
 
 @pytest.mark.parametrize("when", ["forward", "backward"])

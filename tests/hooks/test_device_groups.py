@@ -11,18 +11,18 @@ import torch
 from tests.conftest import MakeStore
 from tests.existing import set_existing
 from tests.hooks.late_copies import LateCopies
-from tests.hooks.programs import forget_after_error, gradient_of, half_leaf, sine_chain
+from tests.hooks.programs import (
+    assert_a_change_in_place_is_found,
+    forget_after_error,
+    gradient_of,
+    half_leaf,
+    sine_chain,
+)
 from tests.inspect_store import inspect
-from tierstore import ModifiedInPlaceError, TierStore, tiered_offload
-from tierstore.ledger import windows
+from tierstore import TierStore, tiered_offload
 
 _KIB = 2**10
 _NUM = 40
-
-
-@pytest.fixture(autouse=True)
-def _as_outside_of_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(windows, "MOST_TRACKED_BYTES", 4 * 2**20)
 
 
 class _Streams(LateCopies):
@@ -110,22 +110,7 @@ def test_what_others_hold_waits_once_or_while_there_is_room_and_leaves_alone(
 
 
 def test_change_in_place_is_found_as_one_of_the_tensor_that_was_changed(store: TierStore) -> None:
-    leaf = half_leaf()
-    with tiered_offload(store, min_bytes=0):
-        values = [leaf * number for number in range(24)]
-        losses = [value.sin().sum() for value in values]
-        changed = values[3]
-        values.clear()
-        changed.add_(1)
-        del changed
-    assert max(_group_sizes(store)) > 1
-    for number, loss in enumerate(losses):
-        if number == 3:
-            with pytest.raises(ModifiedInPlaceError):
-                gradient_of(loss, leaf)
-        else:
-            assert torch.equal(gradient_of(loss, leaf), gradient_of((leaf * number).sin().sum(), leaf))
-    forget_after_error()
+    assert_a_change_in_place_is_found(half_leaf(), 24, store)
 
 
 def test_views_lazy_bits_and_dtypes_come_back(store: TierStore) -> None:

@@ -75,7 +75,7 @@ def test_store_full_of_graphs_in_cycles_collected_instead_of_raised(make_store: 
 @pytest.mark.parametrize("host_bytes", [0, "1GiB"])
 @pytest.mark.parametrize("flushed", [True, False])
 def test_closed_store_live_graph_raises_each_time(make_store: MakeStore, host_bytes: object, flushed: bool) -> None:
-    store = make_store(host_bytes=host_bytes)
+    store = make_store(host_bytes=host_bytes, staging_bytes="64KiB")
     weight = torch.randn(SIDE, SIDE, requires_grad=True)
     with tiered_offload(store, min_bytes=0):
         loss = (weight * 2).exp().sum()

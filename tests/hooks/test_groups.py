@@ -15,16 +15,10 @@ from tests.conftest import MakeStore
 from tests.hooks.programs import forget_after_error, gradient_of, half_leaf, sine_chain
 from tests.inspect_store import inspect
 from tierstore import ModifiedInPlaceError, TierStore, tiered_offload
-from tierstore.ledger import windows
 from tierstore.residency.slots import Slots
 
 _KIB = 2**10
 _NUM = 40
-
-
-@pytest.fixture(autouse=True)
-def _as_outside_of_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(windows, "MOST_TRACKED_BYTES", 4 * 2**20)
 
 
 @pytest.fixture

@@ -1,12 +1,15 @@
 """What somebody else holds stays where it is, and is counted by reason."""
 
+import threading
 import weakref
 
+import pytest
 import torch
 from torch import nn
 
 from tests.conftest import MakeStore
 from tests.hooks.programs import (
+    LARGE_SIDE,
     SIDE,
     Around,
     Settle,
@@ -73,7 +76,7 @@ def _until_gone(reference: weakref.ref[torch.UntypedStorage], store: TierStore) 
 
 
 def test_input_let_go_later_taken_by_later_packs(store: TierStore) -> None:
-    weight, batch = torch.randn(SIDE, SIDE, requires_grad=True), torch.randn(SIDE, SIDE)
+    weight, batch = torch.randn(LARGE_SIDE, LARGE_SIDE, requires_grad=True), torch.randn(LARGE_SIDE, LARGE_SIDE)
     storage = weakref.ref(batch.untyped_storage())
     with tiered_offload(store, min_bytes=0):
         output = (weight * batch).exp()
@@ -84,7 +87,7 @@ def test_input_let_go_later_taken_by_later_packs(store: TierStore) -> None:
 
 
 def test_let_go_before_the_scope_ends_taken_then(store: TierStore) -> None:
-    weight, batch = torch.randn(SIDE, SIDE, requires_grad=True), torch.randn(SIDE, SIDE)
+    weight, batch = torch.randn(LARGE_SIDE, LARGE_SIDE, requires_grad=True), torch.randn(LARGE_SIDE, LARGE_SIDE)
     storage = weakref.ref(batch.untyped_storage())
     with tiered_offload(store, min_bytes=0):
         output = (weight * batch).exp()
@@ -138,10 +141,58 @@ def test_small_storages_kept_by_the_size_of_the_storage_not_of_the_view(store: T
     loss.backward()
 
 
+@pytest.mark.parametrize("min_bytes", [1, "1MiB"])
+def test_parameters_count_as_such_however_small(store: TierStore, min_bytes: int | str) -> None:
+    layer, frozen = nn.Linear(SIDE, SIDE), nn.Parameter(torch.randn(SIDE), requires_grad=False)
+    with tiered_offload(store, min_bytes=min_bytes):
+        loss = (layer.bias.sin() * frozen * layer.weight.t()).sum()
+    kept_bytes = store.stats().kept_bytes
+    assert kept_bytes["parameter"] == NBYTES + 2 * SIDE * 4
+    assert kept_bytes["small"] == (0 if min_bytes == 1 else SIDE * 4)  # bias times frozen
+    loss.backward()
+
+
+def test_kept_result_of_the_node_that_saves_it_dies_with_the_graph(store: TierStore) -> None:
+    with tiered_offload(store):
+        output = torch.ones(SIDE, requires_grad=True).exp()
+    storage = weakref.ref(output.untyped_storage())
+    del output
+    assert storage() is None
+
+
+def test_kept_bytes_exact_whoever_keeps_and_reads_meanwhile(store: TierStore) -> None:
+    num_saves, seen = 5000, [0]
+    leaf = torch.ones(SIDE, requires_grad=True)
+
+    def keep_many() -> None:
+        with tiered_offload(store):
+            for _ in range(num_saves):
+                leaf.sin()
+
+    threads = [threading.Thread(target=keep_many) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        seen.append(store.stats().kept_bytes["parameter"])
+    assert seen == sorted(seen)
+    assert store.stats().kept_bytes["parameter"] == 3 * num_saves * SIDE * 4
+
+
+def test_scope_around_a_whole_training_does_not_pile_up_what_it_has_to_count(store: TierStore) -> None:
+    leaf, residency = torch.ones(1, requires_grad=True), inspect(store).residency
+    with tiered_offload(store):
+        for _ in range(10_000):
+            leaf.sin()
+        assert residency.books.counters.kept_bytes["parameter"] >= 4 * 4096
+    assert residency.books.counters.kept_bytes["parameter"] == 4 * 10_000
+
+
 def _train_small(store: TierStore, num_tensors: int, **options: object) -> float:
-    """How many of so many saved tensors of 512 KiB each in one graph stay for being small; gradients are checked."""
+    """How many of so many saved tensors of 512 KiB each in one graph stay for being small; gradients are checked.
+
+    The first that is saved is the leaf, which stays anyway."""
     before = store.stats().kept_bytes["small"]
-    program = program_of(lambda leaf: sine_chain(leaf, num_tensors), [2**17])
+    program = program_of(lambda leaf: sine_chain(leaf, num_tensors + 1), [2**17])
     assert_same_bits(run_offloaded(program, store, **options), run_plain(program))
     return (store.stats().kept_bytes["small"] - before) / 2**19
 

@@ -52,7 +52,7 @@ def test_callers_checkpoint_its_inputs_are_stored_and_nothing_else(
     torch.manual_seed(0)
     model = Block()
     expected = run(model, region)
-    store = make_store(host_bytes=0)
+    store = make_store(host_bytes=0, staging_bytes="64KiB")
     offload_module(model, store=store, min_bytes=0)
     assert run(model, region) == expected
     stats = store.stats()

@@ -97,7 +97,7 @@ def test_one_graph_and_the_same_bits(make_store: MakeStore, forward: str, where:
     model = nn.Sequential(*(layer for _ in range(3) for layer in (nn.Linear(64, 64), nn.Tanh())))
     run = torch.compile(model, backend="aot_eager") if forward == "compiled" else model
     leaves: Tensors = list(model.parameters())
-    store, graphs = make_store(host_bytes=host_bytes), Graphs()
+    store, graphs = make_store(host_bytes=host_bytes, staging_bytes="64KiB"), Graphs()
 
     def loss_of(step: int) -> torch.Tensor:
         return run(_batch(step)).square().mean()  # type: ignore[no-any-return]
@@ -123,11 +123,27 @@ def test_one_graph_and_the_same_bits(make_store: MakeStore, forward: str, where:
 def test_not_traced_again_where_other_tensors_have_left_memory(make_store: MakeStore) -> None:
     weights, graphs = _weights(4), Graphs()
     for step, host_bytes in enumerate([0, "64MiB", "96KiB", "160KiB", 0]):
-        with tiered_offload(make_store(host_bytes=host_bytes), min_bytes=0):
+        with tiered_offload(make_store(host_bytes=host_bytes, staging_bytes="64KiB"), min_bytes=0):
             loss = _chain(_batch(step), weights)
         with graphs.backward():
             loss.backward()  # type: ignore[no-untyped-call]
         _assert_plain(lambda step: _chain(_batch(step), weights), step, weights)
+    graphs.check()
+
+
+@pytest.mark.parametrize("min_bytes", [0, "1MiB"], ids=["stored", "small"])
+def test_not_traced_again_where_kept_tensors_have_other_versions(make_store: MakeStore, min_bytes: int | str) -> None:
+    """As after each step of an optimizer."""
+    weights, graphs, store = _weights(3), Graphs(), make_store(host_bytes="64MiB")
+    for step in range(5):
+        with tiered_offload(store, min_bytes=min_bytes):
+            loss = _chain(_batch(step), weights)
+        with graphs.backward():
+            loss.backward()  # type: ignore[no-untyped-call]
+        _assert_plain(lambda step: _chain(_batch(step), weights), step, weights)
+        with torch.no_grad():
+            for weight in weights:
+                weight.mul_(0.5)
     graphs.check()
 
 
@@ -178,7 +194,7 @@ def _strided(leaf: torch.Tensor) -> torch.Tensor:
 def test_one_graph_with_lazy_bits_and_views(
     make_store: MakeStore, function: Callable[[torch.Tensor], torch.Tensor], host_bytes: int | str
 ) -> None:
-    graphs, store = Graphs(), make_store(host_bytes=host_bytes)
+    graphs, store = Graphs(), make_store(host_bytes=host_bytes, staging_bytes="64KiB")
     leaf = torch.randn(31, 48, generator=torch.Generator().manual_seed(0), requires_grad=True)
     for step in range(2):
         with tiered_offload(store, min_bytes=0):
@@ -244,7 +260,7 @@ def _case(kind: str, store: TierStore) -> tuple[torch.Tensor, torch.Tensor]:
 )
 def test_changes_in_place_are_found(make_store: MakeStore, kind: str, host_bytes: int | str) -> None:
     """Whether the graph is traced now, or was before."""
-    store, graphs = make_store(host_bytes=host_bytes), Graphs()
+    store, graphs = make_store(host_bytes=host_bytes, staging_bytes="64KiB"), Graphs()
     for is_changed in (True, False, True):
         loss, saved = _case(kind, store)
         if not is_changed:

@@ -42,7 +42,7 @@ def moving(make_store: MakeStore, request: pytest.FixtureRequest) -> Iterator[Mo
         yield Moving(store, lambda: store.stats().spilled_bytes)
     else:
         with SimulatedCopies() as copies:
-            store = make_store(host_bytes="1GiB", copies=copies)
+            store = make_store(host_bytes="1GiB", staging_bytes="64KiB", copies=copies)  # a group takes in no matrix
             yield Moving(store, lambda: store.stats().offloaded_bytes)
 
 
@@ -88,7 +88,8 @@ def test_what_the_newest_node_saved_is_not_read_when_it_saves_more(moving: Movin
 
 
 @pytest.mark.parametrize("prefetch", ["learned", "reverse", "none"])
-def test_chain_prefetched_few_misses(store: TierStore, prefetch: str) -> None:
+def test_chain_prefetched_few_misses(make_store: MakeStore, prefetch: str) -> None:
+    store = make_store(staging_bytes="3MiB")  # a group takes in no matrix: they are asked for one by one
     weights, batch = [torch.randn(256, 256, requires_grad=True) for _ in range(6)], torch.randn(256, 256)
     for _ in range(4):
         with tiered_offload(store, min_bytes=0, prefetch=prefetch):

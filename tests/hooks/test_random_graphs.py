@@ -36,7 +36,6 @@ from tests.hooks.random_graphs import BACKWARDS, EDITS, NO_ROOM, OPERATIONS, VIE
 from tests.inspect_store import inspect
 from tests.waiting import until
 from tierstore import TierStore, tiered_offload
-from tierstore.ledger import windows
 from tierstore.testing import SimulatedCopies
 
 KIB = 2**10
@@ -90,17 +89,17 @@ _ON_HOST: list[dict[str, Any]] = [
     {"host_bytes": 500, "staging_bytes": 300, "codec": "zstd"},
     {"host_bytes": 100 * KIB, "staging_bytes": 150 * KIB},
     {"host_bytes": "64MiB"},
-    {"host_bytes": 0, "staging_bytes": 80 * KIB, "codec": "none", "most_tracked_bytes": 8 * KIB},
-    {"host_bytes": 10 * KIB, "staging_bytes": 320 * KIB, "most_tracked_bytes": 80 * KIB},
-    {"host_bytes": 100 * KIB, "staging_bytes": 80 * KIB, "codec": "none", "most_tracked_bytes": 20 * KIB},
+    {"host_bytes": 0, "staging_bytes": 32 * KIB, "codec": "none"},
+    {"host_bytes": 10 * KIB, "staging_bytes": 320 * KIB},
+    {"host_bytes": 100 * KIB, "staging_bytes": 80 * KIB, "codec": "none"},
 ]
 _ON_ACCELERATOR: list[dict[str, Any]] = [
     {"host_bytes": 0, "codec": "none", "copies": LateCopies},
     {"host_bytes": 500, "staging_bytes": 300, "copies": LateCopies, "window_bytes": 10 * KIB},
     {"host_bytes": "64MiB", "copies": partial(LateCopies, room_bytes=100 * KIB)},
     {"host_bytes": 100 * KIB, "copies": SimulatedCopies},
-    {"host_bytes": "64MiB", "copies": LateCopies, "most_tracked_bytes": 8 * KIB},
-    {"host_bytes": 0, "staging_bytes": 320 * KIB, "copies": LateCopies, "most_tracked_bytes": 20 * KIB},
+    {"host_bytes": "64MiB", "staging_bytes": 128 * KIB, "copies": LateCopies},
+    {"host_bytes": 0, "staging_bytes": 320 * KIB, "copies": LateCopies},
     {"host_bytes": 10 * KIB, "copies": partial(LateCopies, room_bytes=200 * KIB)},
 ]
 _SCOPES: dict[str, list[dict[str, Any]]] = {
@@ -112,8 +111,7 @@ _SCOPES: dict[str, list[dict[str, Any]]] = {
 class Bench:
     """Stores that are opened once, as hypothesis runs hundreds of programs over them; anew after one that failed.
 
-    "most_tracked_bytes": so many bytes of small tensors may stay, as outside of the tests. "window_bytes": may be on
-    the way from the device at once, and back.
+    "window_bytes": may be on the way from the device at once, and back.
     """
 
     def __init__(self, directory: Path, place: str) -> None:
@@ -126,9 +124,7 @@ class Bench:
     def open(self, which: int) -> tuple[TierStore, SimulatedCopies | None]:
         options = {"disk_bytes": "64MiB", "copies": lambda: None, **self._options[which]}
         copies, window_bytes = options.pop("copies")(), options.pop("window_bytes", None)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(windows, "MOST_TRACKED_BYTES", options.pop("most_tracked_bytes", 0))
-            store = TierStore(self._directory, copies=copies, **options)
+        store = TierStore(self._directory, copies=copies, **options)
         if window_bytes is not None:
             make_windows_small(store, window_bytes)
         return store, copies

@@ -1,8 +1,10 @@
 """One graph used more than once, several graphs at once, backward in odd places."""
 
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -109,6 +111,53 @@ def test_what_double_backward_saves_again_is_not_written_again(store: TierStore)
     assert second.spilled_bytes - first.spilled_bytes < first.spilled_bytes / 2
     gradient.square().sum().backward()
     assert weight.grad is not None
+
+
+def _num_calls(step: Callable[[], object]) -> int:
+    """Calls of functions in Python that this thread makes in it."""
+    num_calls = 0
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal num_calls
+        num_calls += event == "call"
+
+    sys.setprofile(note)
+    try:
+        step()
+    finally:
+        sys.setprofile(None)
+    return num_calls
+
+
+@pytest.mark.parametrize("host_bytes", [0, "64MiB"])
+def test_bookkeeping_of_a_tensor_costs_no_more_among_many_nested_graphs(
+    make_store: MakeStore, host_bytes: object
+) -> None:
+    """Each Hessian-vector product goes through the first graph again, and saves once more what that has saved."""
+
+    def products(num_products: int) -> None:
+        weights = [torch.randn(8, 8, requires_grad=True) for _ in range(3)]
+        hidden = torch.randn(8, 8)
+        with tiered_offload(store, min_bytes=0):
+            for weight in weights:
+                hidden = torch.tanh(hidden @ weight)
+            gradients = torch.autograd.grad(hidden.square().sum(), weights, create_graph=True)
+            total = torch.zeros(())
+            for _ in range(num_products):
+                direction = torch.stack([(part * torch.randn(8, 8)).sum() for part in gradients]).sum()
+                for part in torch.autograd.grad(direction, weights, create_graph=True):
+                    total = total + part.square().sum()
+        torch.autograd.grad(total, weights)
+
+    store = make_store(host_bytes=host_bytes)
+
+    def calls_for_each(num_products: int) -> float:
+        products(num_products)  # what is done in the first step only
+        num_before = store.stats().packed_tensors
+        num_calls = _num_calls(lambda: products(num_products))
+        return num_calls / (store.stats().packed_tensors - num_before)
+
+    assert calls_for_each(16) < 1.3 * calls_for_each(4)
 
 
 OTHER_COUNTERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

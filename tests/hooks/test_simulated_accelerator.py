@@ -7,7 +7,7 @@ tests/store/test_device.py.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -17,7 +17,8 @@ from torch import nn
 from tests.conftest import MakeStore
 from tests.hooks.programs import forget_after_error
 from tests.inspect_store import inspect
-from tierstore import TierStore, tiered_offload
+from tierstore import StorageIOError, StoreClosedError, TierStore, tiered_offload
+from tierstore.base.threads import is_thread_of_store
 from tierstore.ledger.device import DeviceRules
 from tierstore.residency.copies import Marker
 from tierstore.residency.handle import Handle
@@ -195,9 +196,11 @@ def test_copies_to_and_from_memory_that_is_not_pinned_are_counted(
 
 
 class LostDevice(SimulatedCopies):
-    """Whose events can be asked no more once it is lost, as after an error that a device does not recover from."""
+    """Whose events can be asked no more once it is lost, as after an error that a device does not recover from.
 
-    is_lost = False
+    `is_lost`: whether it is, for the thread that asks; who asks first would be chance."""
+
+    is_lost: Callable[[], bool] = staticmethod(lambda: False)
 
     def copy_out(self, source: torch.Tensor, target: torch.Tensor, stream: Any) -> Marker:
         return LostMarker(self)
@@ -208,7 +211,7 @@ class LostMarker:
         self._copies = copies
 
     def query(self) -> bool:
-        if self._copies.is_lost:
+        if self._copies.is_lost():
             raise RuntimeError("the device is lost")
         return False
 
@@ -221,9 +224,27 @@ def test_device_lost_next_call_raises_and_close_frees(make_store: MakeStore) -> 
         store = make_store(copies=copies, host_bytes="1GiB")
         with tiered_offload(store, min_bytes=0):
             loss = _model()(torch.randn(32, 64)).sum()
-        copies.is_lost = True
+        copies.is_lost = lambda: not is_thread_of_store()
         with pytest.raises(RuntimeError, match="the device is lost"):
             loss.backward()
+        store.close()
+        assert store.stats().host_bytes == 0
+        forget_after_error()
+
+
+def test_device_lost_while_only_the_stores_own_thread_asks_backward_and_close_say_so(make_store: MakeStore) -> None:
+    with LostDevice() as copies:
+        store = make_store(copies=copies, host_bytes="1GiB")
+        with tiered_offload(store, min_bytes=0):
+            loss = _model()(torch.randn(32, 64)).sum()
+        copies.is_lost = is_thread_of_store
+        inspect(store).engine.wake()
+        assert inspect(store).wait_until_closed(20)
+        with pytest.raises(StoreClosedError, match="the device is lost") as raised:
+            loss.backward()
+        assert str(raised.value.__cause__) == "the device is lost"
+        with pytest.raises(StorageIOError, match="the device is lost"):
+            store.close()
         store.close()
         assert store.stats().host_bytes == 0
         forget_after_error()

@@ -10,15 +10,9 @@ from tests.conftest import MakeStore
 from tests.hooks.programs import half_leaf, sine_chain
 from tests.inspect_store import inspect
 from tierstore import TierStore, tiered_offload
-from tierstore.ledger import windows as host
 
 _KIB = 2**10
 _MOST_BYTES = 512 * _KIB
-
-
-@pytest.fixture(autouse=True)
-def _as_outside_of_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "MOST_TRACKED_BYTES", _MOST_BYTES)
 
 
 class Watch:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.conftest import MakeStore
-from tests.hooks.programs import SIDE, bits, in_threads
+from tests.hooks.programs import LARGE_SIDE, SIDE, bits, in_threads
 from tests.inspect_store import inspect
 from tierstore import ConfigError, StorageIOError, TierStore, keep_resident, tiered_offload
 from tierstore.ledger.counters import STALL_CAUSES
@@ -139,7 +139,7 @@ def test_trace_tells_what_a_replay_needs_of_each_pack(make_store: MakeStore, fil
 def test_trace_views_of_one_storage_are_one_record_whether_registered_or_not(
     make_store: MakeStore, file: Path, host_bytes: int
 ) -> None:
-    store = make_store(host_bytes=host_bytes)
+    store = make_store(host_bytes=host_bytes, staging_bytes=4 * NBYTES)
     with tiered_offload(store, min_bytes=0, trace=file):
         whole = torch.randn(SIDE, 3 * SIDE, requires_grad=True) * 2
         loss = sum(part.square().sum() for part in whole.chunk(3, -1))
@@ -192,15 +192,16 @@ def test_trace_scope_that_fails_is_told_and_its_graph_is_gone(store: TierStore, 
     )
 
 
-def test_trace_graph_dropped_before_its_writes_tells_what_was_cancelled(make_store: MakeStore, file: Path) -> None:
-    store = make_store(staging_bytes=64 * NBYTES)
-    for _ in range(20):
+def test_trace_graph_dropped_before_its_writes_tells_what_was_cancelled(store: TierStore, file: Path) -> None:
+    go_on = inspect(store).stall()
+    for _ in range(5):
         with tiered_offload(store, min_bytes=0, trace=file):
-            chain()
+            chain(4, LARGE_SIDE)
+    go_on.set()
     store.flush()
     stats = store.stats()
     cancelled = [event for event in of(closed(store, file), events.Cancelled) if event.what == "spill"]
-    assert sum(event.nbytes for event in cancelled) == stats.cancelled_bytes
+    assert sum(event.nbytes for event in cancelled) == stats.cancelled_bytes > 0
 
 
 def test_trace_retained_graph_is_one_step_that_is_asked_twice_and_double_backward_two(
@@ -282,10 +283,10 @@ def test_graph_that_two_traces_see_the_beginning_and_the_end_of_is_in_the_second
 ) -> None:
     second_file = file.with_name("second.jsonl")
     with store.trace(file), tiered_offload(store, min_bytes=0):
-        _, first = chain(length=2)
+        _, first = chain(2, LARGE_SIDE)
     with store.trace(second_file):
         with tiered_offload(store, min_bytes=0):
-            _, second = chain(length=3)
+            _, second = chain(3, LARGE_SIDE)
         (first + second).backward()
         del first, second
         store.stats()  # takes in what finalizers left

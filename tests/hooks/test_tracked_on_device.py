@@ -241,8 +241,9 @@ def test_closed_store_unpack_raises(store: TierStore) -> None:
 
 @pytest.mark.parametrize("device_bytes", [0, _NBYTES])
 def test_less_may_stay_from_now_on_registers_what_is_tracked(
-    store: TierStore, copies: _Streams, device_bytes: int
+    make_store: MakeStore, copies: _Streams, device_bytes: int
 ) -> None:
+    store = make_store(host_bytes="64MiB", staging_bytes=8 * _NBYTES, copies=copies)  # a group takes in none of them
     graph = _Graph(store, 4, 4 * _NBYTES)
     assert _num_tracked(store) == 4
     other = _Graph(store, 2, device_bytes)

@@ -1,16 +1,21 @@
 """What a store cannot keep stays in memory: never an error, never a wrong value."""
 
+import sys
 import warnings
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import Function
 
+from tests.conftest import MakeStore
 from tests.hooks.programs import SIDE, Around, Settle, assert_same_bits, program_of, run_offloaded, run_plain
-from tierstore import ModifiedInPlaceError, TierStore, tiered_offload
+from tierstore import ModifiedInPlaceError, TierStore, TierStoreWarning, tiered_offload
+from tierstore.testing import SimulatedCopies
 
 
 class Scale(Function):
@@ -150,3 +155,38 @@ def test_operations_on_unsupported_tensors_same_bits(
     store: TierStore, loss: Callable[[torch.Tensor], torch.Tensor]
 ) -> None:
     assert_same_bits(run_offloaded(program_of(loss), store), run_plain(program_of(loss)))
+
+
+def _scaled(store: TierStore, saved: torch.Tensor) -> torch.Tensor:
+    weight = torch.ones(SIDE, requires_grad=True)
+    with tiered_offload(store, min_bytes=1):
+        loss = (weight * saved).sum()
+    loss.backward()
+    assert weight.grad is not None
+    return weight.grad
+
+
+@pytest.mark.parametrize(
+    ("has_cuda_graphs", "is_on_device", "num_told"), [(True, True, 1), (False, True, 0), (True, False, 0)]
+)
+def test_outputs_of_replayed_graphs_stay_and_the_user_is_told_once(
+    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch, has_cuda_graphs: bool, is_on_device: bool, num_told: int
+) -> None:
+    """Inductor makes a tensor over the pointer that its graph writes to; here it is numpy's."""
+    name = "torch._inductor.cudagraph_trees"
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    if has_cuda_graphs:
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    replayed = torch.from_numpy(numpy.full(SIDE, 3, dtype=numpy.float32))
+    with SimulatedCopies() as copies, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        store = make_store(copies=copies if is_on_device else None)
+        for _ in range(2):
+            assert torch.equal(_scaled(store, replayed), replayed)
+        assert store.stats().kept_bytes["alive elsewhere"] > 0
+        store.close()
+    told = [each for each in caught if issubclass(each.category, TierStoreWarning)]
+    assert len(told) == num_told
+    for each in told:
+        assert "reduce-overhead" in str(each.message)
+        assert each.filename == __file__

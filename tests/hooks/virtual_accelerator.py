@@ -7,13 +7,17 @@ Bytes are copied when a copy is queued, so this says nothing of races; tests/sto
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
+import pytest
 import torch
 
+from tierstore.residency import graph_times, residency
 from tierstore.residency.copies import Marker
+from tierstore.residency.device import DeviceTier
 
-__all__ = ["VirtualAccelerator", "forward_through"]
+__all__ = ["VirtualAccelerator", "forward_through", "narrow_windows"]
 
 
 class _Stream:
@@ -79,17 +83,22 @@ class VirtualAccelerator:
     def current_stream(self, device: torch.device) -> _Stream:
         return self.compute
 
-    def copy_out(self, source: torch.Tensor, target: torch.Tensor, stream: _Stream) -> Marker:
-        target.copy_(source)
-        self.out_bytes += source.numel()
-        return self._carry(self._out, source.numel(), stream.seconds)
+    def copy_out_many(
+        self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor], stream: _Stream
+    ) -> Marker:
+        for source, target in zip(sources, targets, strict=True):
+            target.copy_(source)
+        nbytes = sum(source.numel() for source in sources)
+        self.out_bytes += nbytes
+        return self._carry(self._out, nbytes, stream.seconds)
 
-    def copy_in(
-        self, source: torch.Tensor, device: torch.device, stream: _Stream, ready: Marker | None
-    ) -> tuple[torch.Tensor, Marker]:
-        self.in_bytes += source.numel()
+    def copy_in_many(
+        self, sources: Sequence[torch.Tensor], device: torch.device, stream: _Stream, ready: Marker | None
+    ) -> tuple[Sequence[torch.Tensor], Marker]:
+        nbytes = sum(source.numel() for source in sources)
+        self.in_bytes += nbytes
         not_before = max(stream.seconds, 0.0 if ready is None else _seconds_of(ready))
-        return source.clone(), self._carry(self._in, source.numel(), not_before)
+        return [source.clone() for source in sources], self._carry(self._in, nbytes, not_before)
 
     def wait(self, stream: _Stream, marker: Marker) -> None:
         stream.comes_to(_seconds_of(marker))
@@ -141,3 +150,12 @@ def forward_through(engine: VirtualAccelerator, layer_seconds: Sequence[float], 
     for seconds in layer_seconds:
         hidden = _Layer.apply(hidden, engine, seconds)
     return hidden
+
+
+def narrow_windows(monkeypatch: pytest.MonkeyPatch, window_bytes: int) -> None:
+    """Windows of the size that they have beside a real model's saved tensors, without its gigabytes; the host takes no
+    time."""
+    monkeypatch.setattr(
+        residency, "DeviceTier", partial(DeviceTier, flight_bytes=window_bytes, reload_bytes=window_bytes)
+    )
+    monkeypatch.setattr(graph_times, "perf_counter", lambda: 0.0)

@@ -6,12 +6,14 @@ import os
 import re
 import resource
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal, get_args
 
-from ..errors import ConfigError, ConfigTypeError
+from ..errors import ConfigError, ConfigTypeError, TierStoreWarning
+from .caller import stacklevel_of_user
 from .system_words import words_of
 
 SizeLike = int | str
@@ -25,8 +27,19 @@ _UNITS: Mapping[str, int] = {
     "t": 2**40, "tib": 2**40, "tb": 10**12,
 }  # fmt: skip
 _SIZE = re.compile(r"\s*(\d{1,19}(?:\.\d{1,19})?)\s*([a-zA-Z]*)\s*", re.ASCII)
+_LEAST_BUDGET_BYTES = 2**20
 _MOST_IO_DEPTH = 64
 _CGROUP = Path("/sys/fs/cgroup")
+_MEMORY_FILES = {
+    1: (
+        "memory.limit_in_bytes",
+        "memory.usage_in_bytes",
+        "total_cache total_shmem total_inactive_file total_active_file",
+    ),
+    2: ("memory.max", "memory.current", "file shmem inactive_file active_file"),
+}
+"""Of the versions of memory cgroups: the files of limit and use, and keys in memory.stat."""
+
 _UNLIMITED_BYTES = 2**62
 """At this value and above there is no limit: version 1 of memory cgroups then gives the largest number of pages."""
 
@@ -56,6 +69,20 @@ def parse_size(value: SizeLike, option: str) -> int:
     if num_bytes > _MOST_BYTES:
         raise ConfigError(option, value, f'give at most {_MOST_BYTES} bytes, such as "8GiB"')
     return num_bytes
+
+
+def parse_budget(value: SizeLike, option: str) -> int:
+    """As `parse_size`, of a size that nobody gives in single bytes: a number without a unit that is below 1 MiB, and
+    not 0, gets a `TierStoreWarning`, which may be raised. "64KiB" has a unit, so it is meant."""
+    num_bytes = parse_size(value, option)
+    if 0 < num_bytes < _LEAST_BUDGET_BYTES and (isinstance(value, int) or value.strip().isdigit()):
+        what = f'{option}={value!r} is {num_bytes} bytes: did you mean "{num_bytes}{_unit_meant(num_bytes)}"?'
+        warnings.warn(f'{what} If not, give a unit too: "{num_bytes}B"', TierStoreWarning, stacklevel_of_user())
+    return num_bytes
+
+
+def _unit_meant(number: int) -> str:
+    return "GiB" if number < 1024 else "MiB"
 
 
 def parse_io_depth(value: int) -> int:
@@ -93,7 +120,9 @@ def check_directory(path: object) -> Path:
     if not os.fspath(path):  # most likely a variable that is not set; "." is the working directory
         raise ConfigError("path", path, _WHICH_DIRECTORY)
     try:
-        directory = Path(path).absolute()  # it stays the same if the program changes its working directory
+        directory = Path(
+            os.path.expanduser(path)
+        ).absolute()  # it stays the same if the program changes its working directory
         exists = directory.exists()
     except (OSError, ValueError) as error:  # too long, not to be looked into, or with a zero byte
         raise ConfigError("path", str(path), f"the directory cannot be examined: {words_of(error)}") from error
@@ -194,13 +223,7 @@ def available_host_bytes() -> int:
 def memory_cgroup_limits() -> list[tuple[int, int]]:
     """(limit, use) in bytes of every memory cgroup above this process. Inactive page cache counts as free, active page
     cache by half, much as in the kernel's MemAvailable (mm/show_mem.c)."""
-    of_version = {
-        1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-        2: ("memory.max", "memory.current", "inactive_file"),
-    }
-    return [
-        each for folder, version in _cgroups_of_process("memory") for each in _limit_of(folder, *of_version[version])
-    ]
+    return [each for folder, version in memory_cgroups() for each in _limit_of(folder, version)]
 
 
 def available_cores() -> float:
@@ -221,6 +244,11 @@ def quota_cores() -> float | None:
         except (OSError, ValueError, ZeroDivisionError):
             continue  # this level has no CPU controller, or is not ours to read
     return min(quotas, default=None)
+
+
+def memory_cgroups() -> tuple[tuple[Path, int], ...]:
+    """The folder and the version (1 or 2) of every memory cgroup above this process; some may be missing."""
+    return _cgroups_of_process("memory")
 
 
 def _cgroups_of_process(controller: str) -> tuple[tuple[Path, int], ...]:
@@ -250,7 +278,8 @@ def _cgroups_in(text: str, controller: str, top: Path) -> tuple[tuple[Path, int]
     return tuple(found)
 
 
-def _limit_of(folder: Path, limit_name: str, used_name: str, cache_key: str) -> list[tuple[int, int]]:
+def _limit_of(folder: Path, version: int) -> list[tuple[int, int]]:
+    limit_name, used_name, keys = _MEMORY_FILES[version]
     try:
         limit = _read(folder / limit_name).strip()
         if not limit.isdigit() or int(limit) >= _UNLIMITED_BYTES:
@@ -259,8 +288,10 @@ def _limit_of(folder: Path, limit_name: str, used_name: str, cache_key: str) -> 
         statistics = b"\n" + _read(folder / "memory.stat")
     except (OSError, ValueError):
         return []  # this level has no memory controller, or may not be read: no limit is known
-    idle, in_use = (
-        int(statistics.partition(b"\n%s " % key.encode())[2].partition(b"\n")[0] or 0)
-        for key in (cache_key, cache_key.replace("inactive", "active"))
+    cached, shared, idle, in_use = (
+        int(statistics.partition(b"\n%s " % key.encode())[2].partition(b"\n")[0] or 0) for key in keys.split()
     )
-    return [(int(limit), used - idle - in_use // 2)]
+    # Memory that was freed with MADV_FREE counts as inactive, too, even when it is in use again (mm/swap.c).
+    in_files = max(cached - shared, 0)
+    in_use = min(in_use, in_files)
+    return [(int(limit), used - min(idle, in_files - in_use) - in_use // 2)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import linecache
+import os
 import re
 import resource
 import signal
@@ -21,9 +22,13 @@ _OF_LOOP = "one of the event loop's, such as epoll_create1, epoll_ctl, eventfd2,
 _OF_LMDB = "one of LMDB's, such as pread64, pwrite64, lseek or fdatasync"
 
 
-def words_of(error: BaseException) -> str:
-    """The error in words; its kind, if it has none."""
+def words_of(error: BaseException, place: str = "") -> str:
+    """The error in words; its kind, if it has none. `place`: what the reader is told beside it, so a file's name that
+    is part of it is left out."""
     text = str(error) or type(error).__name__
+    name = getattr(error, "filename", None)
+    if isinstance(name, (str, bytes, os.PathLike)) and os.fsdecode(name) in place.split(", "):
+        text = text.removesuffix(f": {name!r}")
     number = getattr(error, "errno", None) or getattr(error, "code", None)  # the latter: of an lmdb.Error
     if number in _LIMITS:
         what, words = _LIMITS[number]

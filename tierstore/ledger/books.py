@@ -9,10 +9,11 @@ from collections.abc import Callable
 from typing import Any, Generic
 
 from ..errors import StoreFullError
-from .counters import Counters
+from .counters import Counters, NewlyKept
 from .eviction import EvictionOrder as Eviction
 from .explicit_prefetch import ExplicitPrefetch
 from .jobs import Jobs
+from .log import LogRemains
 from .lookahead import Lookahead
 from .observer import Observer
 from .pending import Pending
@@ -28,7 +29,7 @@ class Books(Generic[R]):
         pending: records whose bytes are where autograd left them.
         records: all records whose handle lives, by key.
         released: records whose handle is gone, and that nobody has accounted for yet.
-        counters: totals since the store was opened.
+        counters: totals since the store was opened. `newly_kept`: what they do not have yet; needs no lock.
         observer: is told of every event; does nothing unless a trace is recorded.
         jobs: what is to be moved to and from disk.
         eviction: which record leaves host memory next.
@@ -52,6 +53,7 @@ class Books(Generic[R]):
         self.records: dict[int, R] = {}
         self.released: deque[R] = deque()
         self.counters = Counters()
+        self.newly_kept = NewlyKept()
         self.observer = Observer()
         self.jobs = Jobs[R]()
         self.eviction = Eviction[R]()
@@ -65,6 +67,13 @@ class Books(Generic[R]):
         self.disk_error: StoreFullError | None = None
         self.spill_error: Exception | None = None
         self.is_closed = False
+
+    def end_grants(self, of: LogRemains | None = None) -> None:
+        """End all grants, or that of one log, and enter what was packed by them: see NOTE [Grants] in `grants.py`."""
+        for remains in list(self.tracked.grants) if of is None else (of,):
+            entries = self.tracked.end_grant(remains)
+            self.counters.packed_tensors += len(entries)
+            self.counters.packed_bytes += sum([nbytes for _, (_, nbytes) in entries])
 
     def uncharged_bytes(self) -> int:
         """Bytes of pending and tracked tensors that no window is charged with yet."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import repeat
+from operator import call
 
 KEPT_REASONS = ("parameter", "small", "alive elsewhere", "unsupported", "selected out")
 STALL_CAUSES = ("pack waits for budget", "unpack waits for restore")
@@ -30,3 +33,21 @@ class Counters:
     prefetch_late: int = 0
     prefetch_misses: int = 0
     stall_seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STALL_CAUSES, 0.0))
+
+
+class NewlyKept:
+    """Bytes that stayed where they are and that `Counters.kept_bytes` does not have yet, by reason.
+
+    Any thread adds to it, without the lock: half of what autograd saves only stays."""
+
+    def __init__(self) -> None:
+        self._sizes: dict[str, deque[int]] = {}
+
+    def adder(self, reason: str) -> Callable[[int], None]:
+        """Adds the bytes of one saved tensor."""
+        return self._sizes.setdefault(reason, deque()).append
+
+    def move_to(self, kept_bytes: Counter[str]) -> None:
+        """Under the store's lock. An interrupt that is not held back may lose bytes here; none are counted twice."""
+        for reason, sizes in list(self._sizes.items()):
+            kept_bytes[reason] += sum(map(call, repeat(sizes.popleft, len(sizes))))

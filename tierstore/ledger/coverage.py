@@ -5,19 +5,28 @@ Copies run beside compute. Bytes that the link can carry out during forward, and
 many these are cannot be known beforehand, so the store measures the steps of the graph. In the first step everything
 leaves. If compute waited for copies during a share w of forward, the link was busy all the time, and the share w of the
 bytes it carried was too much; likewise in backward. From then on the larger of the two amounts stays. If compute still
-waits in the next step, more stays. The amount never shrinks, so that one slow step cannot make memory use swing. So no
+waits in the next step, more stays. Slow steps do not make the amount shrink, so that memory use does not swing. So no
 step may mislead: it is ignored if another graph changed the amount that stays, or used the link, before it ended.
+
+Where the device refuses memory for a copy back, compute waits for that copy too, but not for the link: too much stays.
+Such a step makes the amount shrink, and graphs with these nodes never keep as much again.
+
+A graph of the same nodes but other sizes, such as the next length of a sequence, has not been measured yet. Then a
+share of its bytes stays: the largest one of all graphs with these nodes.
 
 The times come from marks in the stream that computes; the host runs ahead of it and cannot measure them. They are read
 when the graph comes again, if the device has passed all marks by then."""
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict, deque
 from typing import Any, NamedTuple
 
 _TOLERATED_SHARE = 0.01
 """A share of forward or backward. Shorter waits are noise."""
+_LEAST_SHRINKING = 4
+"""As a divisor: so much less stays, at least, after the device has refused a copy back."""
 _MAX_GRAPHS = 64
 _MAX_UNREAD = 4
 
@@ -45,6 +54,16 @@ def _excess(nbytes: int, wait_seconds: float, seconds: float) -> int:
     return int(nbytes * wait_seconds / seconds) if wait_seconds > _TOLERATED_SHARE * seconds else 0
 
 
+class Measurable(NamedTuple):
+    """A graph, by what is known of it: by the signature of all its packs, and by that of its nodes alone, its *shape*.
+
+    `nbytes`: what it saves on accelerators."""
+
+    signature: int
+    shape: int
+    nbytes: int
+
+
 class Coverage:
     """How many bytes of each graph, by its signature, stay on the device. Any thread may call it.
 
@@ -52,36 +71,67 @@ class Coverage:
 
     def __init__(self) -> None:
         self._staying: OrderedDict[int, int] = OrderedDict()
-        self._unread: deque[tuple[int, Any]] = deque()
+        self._shares: OrderedDict[int, float] = OrderedDict()
+        self._most: OrderedDict[int, int] = OrderedDict()  # bytes, by shape: the device has refused more
+        self._unread: deque[tuple[Measurable, Any]] = deque()
+        self._num_found = 0
 
-    def note(self, signature: int, times: Any) -> None:
+    def note(self, graph: Measurable, times: Any) -> None:
         times.end()
-        self._unread.append((signature, times))
+        self._unread.append((graph, times))
         while len(self._unread) > _MAX_UNREAD:  # the host is far ahead of the device: a later step will tell
             self._unread.popleft()
 
-    def staying_bytes(self, signature: int) -> int:
-        """How many bytes are to stay, by the steps measured so far; 0 for an unknown graph. Does not block."""
+    def staying_bytes(self, graph: Measurable, scale: float = 1) -> int:
+        """How many bytes are to stay, by the steps measured so far; 0 for an unknown graph. Does not block.
+
+        `scale`: of a graph with the same nodes and so many times the bytes."""
         self._read()
-        return self._staying.get(signature, 0)
+        own = self._staying.get(graph.signature)
+        found = self._shares.get(graph.shape, 0) * graph.nbytes if own is None else own
+        return int(min(found * scale, self._most.get(graph.shape, sys.maxsize)))
+
+    def num_found(self) -> int:
+        """How often `staying_bytes` of a graph has changed so far."""
+        self._read()
+        return self._num_found
 
     def _read(self) -> None:
         try:
             while True:
-                signature, times = self._unread.popleft()
+                graph, times = self._unread.popleft()
                 if not times.is_over():
-                    self._unread.appendleft((signature, times))
+                    self._unread.appendleft((graph, times))
                     return
-                self._learn(signature, times)
+                self._learn(graph, times)
         except IndexError:
             pass  # no more
 
-    def _learn(self, signature: int, times: Any) -> None:
+    def _learn(self, graph: Measurable, times: Any) -> None:
+        if times.refused_bytes:
+            self._keep_less(graph, times)
+        else:
+            self._keep_more(graph, times)
+        for known in (self._staying, self._shares, self._most):
+            while len(known) > _MAX_GRAPHS:
+                known.popitem(last=False)
+
+    def _keep_less(self, graph: Measurable, times: Any) -> None:
+        before = self._most.get(graph.shape, sys.maxsize)
+        less = max(times.refused_bytes, times.staying_bytes // _LEAST_SHRINKING)
+        self._most[graph.shape] = most = min(before, max(0, times.staying_bytes - less))
+        self._num_found += most < before
+
+    def _keep_more(self, graph: Measurable, times: Any) -> None:
         measured = times.measured()
         uncovered = 0 if measured is None else measured.uncovered_bytes()
-        if uncovered:
-            spare = times.spare_bytes()
-            more = uncovered if spare is None else min(uncovered, spare)
-            self._staying[signature] = max(self._staying.get(signature, 0), times.staying_bytes + more)
-        while len(self._staying) > _MAX_GRAPHS:
-            self._staying.popitem(last=False)
+        if not uncovered:
+            return
+        spare = times.spare_bytes()
+        more = uncovered if spare is None else min(uncovered, spare)
+        most = self._most.get(graph.shape, sys.maxsize)
+        staying_bytes = max(self._staying.get(graph.signature, 0), min(times.staying_bytes + more, most))
+        self._staying[graph.signature] = staying_bytes
+        share = staying_bytes / max(graph.nbytes, 1)
+        self._shares[graph.shape] = max(self._shares.get(graph.shape, 0), min(share, 1))
+        self._num_found += 1

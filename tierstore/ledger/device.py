@@ -19,19 +19,19 @@ _MOST_COMPARED = 64
 
 
 class CopyOut(NamedTuple):
-    """A copy from the device, queued: the device memory that it keeps, its size, and the end of the copy.
+    """A copy from the device, queued: the device memory that it keeps, in pieces, its size, and the end of the copy.
 
     The end is on the stream of its direction; `end.query()` tells, without blocking, whether it is over."""
 
-    memory: object
+    memory: Sequence[Any]
     nbytes: int
     end: Any
 
 
 class CopyBack(NamedTuple):
-    """A copy to the device, queued: the memory that is copied to, and the end of the copy."""
+    """A copy to the device, queued: the memory that is copied to, in pieces, and the end of the copy."""
 
-    memory: object
+    memory: Sequence[Any]
     end: Any
 
 

@@ -30,10 +30,12 @@ RELOAD_BYTES = 256 * 2**20
 class DeviceWindow(Generic[R]):
     """The records that are solely owned and stay on a device, and the number of bytes that are being copied.
 
-    `resident` counts the bytes that stay, also those of tracked tensors, which are no records; its limit is the last
-    scope's `device_bytes`. `in_flight` and `reloaded`
-    count those that are being copied out, and were copied back; their limits leave out the room that they are lent.
-    `group_bytes`: the most bytes of a group, as far as these windows decide."""
+    Attributes:
+        resident: bytes that stay, those of tracked tensors included. Its limit is the `device_bytes` of the last scope.
+        in_flight: bytes being copied out. `reloaded`: bytes that were copied back. Both may exceed their limit by
+            the room that `resident` leaves: NOTE [Room of device_bytes].
+        group_bytes: the longest group that these windows allow.
+    """
 
     def __init__(self, resident: Window, flight_bytes: int, reload_bytes: int) -> None:
         self.resident = resident

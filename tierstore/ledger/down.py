@@ -25,11 +25,12 @@ class Down(Generic[R]):
     """Decides what leaves, and changes the books accordingly.
 
     Attributes:
-        uses_staging, may_wait: of the pack that `is_short_of` was last asked about; see there.
+        uses_staging, may_wait, room_bytes: of the pack that `is_short_of` was last asked about; see there.
     """
 
     def __init__(self, books: Books[R], memory: Memory[R], device: DeviceRules[R]) -> None:
         self.uses_staging = self.may_wait = False
+        self.room_bytes = 0
         self._books = books
         self._windows = books.windows
         self._pending = books.pending
@@ -48,15 +49,18 @@ class Down(Generic[R]):
         """Whether a pack of `nbytes` has something to do first: make room, move a record out, or raise an error.
 
         If not, `uses_staging` tells whether it takes room of staging: see NOTE [Small tensors] in `windows.py`; and
-        `may_wait`, whether it may stay tracked until a group is full, so that the plan sends it away a little later."""
+        `may_wait`, whether it may stay tracked until a group is full, so that the plan sends it away a little later;
+        and `room_bytes`, how much room is left then, where it takes none of staging."""
         windows, pending, tracked_bytes = self._windows, self._pending, self._tracked.num_bytes
-        self.uses_staging = False
+        self.uses_staging, self.room_bytes = False, 0
         self.may_wait = nbytes <= windows.member_bytes and tracked_bytes + nbytes <= windows.group_bytes
         if pending.must_be_scanned or self._blocked or self._books.spill_error is not None:
             return True  # as `Books.must_act`, without its call
         limit_bytes = windows.host.limit_bytes
         held_bytes = windows.host.used_bytes + pending.num_bytes + tracked_bytes - windows.tracked_bytes
-        if held_bytes + self._pages.cached_bytes + nbytes <= limit_bytes:
+        held_bytes += self._tracked.granted_bytes
+        self.room_bytes = limit_bytes - held_bytes - self._pages.cached_bytes - nbytes
+        if self.room_bytes >= 0:
             return False
         # What others hold would free nothing if it were looked at again now.
         self.uses_staging = held_bytes - pending.shared_bytes <= limit_bytes and windows.may_stay_tracked(nbytes)
@@ -86,6 +90,7 @@ class Down(Generic[R]):
         """Whether host memory has room for what no window is charged with yet, and `nbytes` more."""
         windows, host = self._windows, self._windows.host
         uncharged_bytes = self._pending.num_bytes + self._tracked.num_bytes - windows.tracked_bytes
+        uncharged_bytes += self._tracked.granted_bytes
         return host.used_bytes + uncharged_bytes + nbytes <= host.limit_bytes
 
     def _charge_rest(self) -> None:

@@ -47,6 +47,8 @@ class _TraceSoFar(NamedTuple):
     records: Sequence[int]
     sizes: Sequence[int]
     on_device: Sequence[int]
+    shapes: Sequence[int]
+    storage_bytes: Sequence[int]
 
 
 class GraphOrder(Generic[R]):
@@ -76,7 +78,7 @@ class GraphOrder(Generic[R]):
         self.reload_ahead = Lookahead[R](0 if lookahead_bytes == 0 else sys.maxsize)  # the device's windows bound it
         self.asked_for: dict[int, None] = {}
         self.predicted: Plan | None = None
-        self._signature = 0  # of the packs so far, as long as there is a plan
+        self._signature = self._shape = 0  # of the packs so far, as long as there is a plan; of their nodes
         self.is_followed = False
         self._trace: _TraceSoFar | None = None
 
@@ -86,12 +88,19 @@ class GraphOrder(Generic[R]):
         To be called for the first pack, and for each next one as long as there is a plan. `node` counts from the first
         pack's node."""
         self._signature = signature = hash((self._signature, node, nbytes))
-        if self.predicted is not None:
-            known = self.predicted.trace.signatures
-            if index < len(known) and known[index] == signature:
+        self._shape = shape = hash((self._shape, node))
+        predicted, orders = self.predicted, self._orders
+        if predicted is not None:
+            known, mine = predicted.trace.signatures, signature
+            if predicted.scale is not None:
+                known, mine = predicted.trace.shapes, shape
+            if index < len(known) and known[index] == mine:
                 return False
-        orders = self._orders
-        self.predicted = None if orders is None else orders.predict(index + 1, signature, *self._budgets)
+        self.predicted = None
+        if orders is not None:
+            self.predicted = orders.predict(index + 1, signature, *self._budgets) or orders.predict_alike(
+                index + 1, shape, nbytes, *self._budgets
+            )
         return True
 
     @property
@@ -111,10 +120,14 @@ class GraphOrder(Generic[R]):
         `records`: the log's own list, in which records may still come in; it may be longer than `packs`."""
         signatures = _signatures(packs.nodes, packs.sizes)
         known = None if self._orders is None else self._orders.recall(signatures[-1])
-        order = reverse_topological(packs.nodes) if known is None else known.order
+        shapes = _shapes(packs.nodes) if known is None else known.shapes
+        alike = known
+        if self._orders is not None and known is None:
+            alike = self._orders.recall_alike(len(shapes), shapes[-1])
+        order = reverse_topological(packs.nodes) if alike is None else alike.order
         self.lookahead.begin(records, order)
         self.reload_ahead.begin(records, order)
-        self._trace = trace = _trace_so_far(packs, signatures, known)
+        self._trace = trace = _trace_so_far(packs, signatures, shapes, known)
         self.is_followed = True
         if self._orders is not None and self._finds_depth and not any(trace.on_device):
             # ahead of an accelerator, the host waits in any case
@@ -130,16 +143,18 @@ class GraphOrder(Generic[R]):
         return partial(_learn, self._orders, self._trace, self.asked_for, times, depth, staging_bytes)
 
 
-def _trace_so_far(packs: Packs[R], signatures: Sequence[int], known: Trace | None) -> _TraceSoFar:
+def _trace_so_far(
+    packs: Packs[R], signatures: Sequence[int], shapes: Sequence[int], known: Trace | None
+) -> _TraceSoFar:
     """The trace of this graph, but for the order. `known`: a trace of the same packs, if there is one."""
     pending = State.PENDING  # `shared` tells something in this state alone
     is_kept = [record is not None and record.state is pending and record.shared for record in packs.records]
     sizes = [0 if kept else nbytes for nbytes, kept in zip(packs.sizes, is_kept, strict=True)]
     if known is not None:
-        return _TraceSoFar(known.signatures, known.records, sizes, known.on_device)
+        return _TraceSoFar(known.signatures, known.records, sizes, known.on_device, shapes, packs.sizes)
     first: dict[int, int] = {}
     indices = [first.setdefault(storage, index) for index, storage in enumerate(packs.storages)]
-    return _TraceSoFar(signatures, indices, sizes, packs.on_device)
+    return _TraceSoFar(signatures, indices, sizes, packs.on_device, shapes, packs.sizes)
 
 
 def _signatures(nodes: Sequence[int], sizes: Sequence[int]) -> list[int]:
@@ -148,6 +163,14 @@ def _signatures(nodes: Sequence[int], sizes: Sequence[int]) -> list[int]:
         signature = hash((signature, node - nodes[0], nbytes))
         signatures.append(signature)
     return signatures
+
+
+def _shapes(nodes: Sequence[int]) -> list[int]:
+    shape, shapes = 0, []
+    for node in nodes:
+        shape = hash((shape, node - nodes[0]))
+        shapes.append(shape)
+    return shapes
 
 
 def _learn(
@@ -161,7 +184,11 @@ def _learn(
     """A graph is gone: learn in which order its backward asked, how fast, and how long it waited for copies."""
     signature = trace.signatures[-1]
     num_packs = len(trace.signatures)  # another thread may have packed more since
-    orders.learn(Trace(*trace, [index for index in asked_for if index < num_packs]))
+    order = [index for index in asked_for if index < num_packs]
+    learned = Trace(
+        trace.signatures, trace.records, trace.sizes, trace.on_device, order, trace.shapes, trace.storage_bytes
+    )
+    orders.learn(learned)
     orders.depths.note(signature, depth, staging_bytes)
     if times is not None:
-        orders.coverage.note(signature, times)
+        orders.coverage.note(learned.measurable, times)

@@ -19,7 +19,9 @@ from ..errors import CorruptDataError, StoreFullError
 from .books import Books
 from .device import DeviceRules
 from .down import Down
+from .groups import DEVICE_ALIGNMENT_BYTES, Grouping
 from .jobs import Discard, Job, Read, Room, Write
+from .log import GraphLog
 from .lookahead import Lookahead
 from .memory import Memory
 from .record import R
@@ -57,13 +59,25 @@ class Ledger(Generic[R]):
 
     # --- groups on an accelerator ---------------------------------------------------------------------------------
 
-    @property
-    def device_group_bytes(self) -> int:
-        return min(self.books.windows.device_group_bytes, self.device.window.group_bytes)
+    def device_grouping(self) -> Grouping[Any]:
+        """How tensors on accelerators become groups and batches, from nothing."""
+        windows, most_bytes = self.books.windows, self.device.window.group_bytes
+        group_bytes = min(windows.device_group_bytes, most_bytes)
+        batch_bytes = min(windows.device_batch_bytes, most_bytes)
+        return Grouping(group_bytes, group_bytes // NUM_MEMBERS, DEVICE_ALIGNMENT_BYTES, batch_bytes)
 
     def may_gather(self, nbytes: int) -> bool:
-        """Whether a tensor on an accelerator, of a storage of `nbytes`, may leave in a group."""
-        return nbytes * NUM_MEMBERS <= self.device_group_bytes
+        """Whether a tensor on an accelerator, of a storage of `nbytes`, may leave in a group or a batch: two fit."""
+        return 2 * nbytes <= self.books.windows.device_batch_bytes and 2 * nbytes <= self.device.window.group_bytes
+
+    def leaves_now(self, log: GraphLog[Any, Any], nbytes: int) -> bool:
+        """Whether what waits in the log to leave its accelerator has to leave before one more of `nbytes` waits."""
+        windows, most_bytes = self.books.windows, self.device.window.group_bytes  # no calls: each pack asks
+        group_bytes, waiting_bytes = windows.device_group_bytes, log.leaving_bytes + nbytes
+        if nbytes * NUM_MEMBERS > group_bytes or nbytes * NUM_MEMBERS > most_bytes:
+            log.leaves_in_batches = True
+        limit_bytes = windows.device_batch_bytes if log.leaves_in_batches else group_bytes
+        return waiting_bytes > limit_bytes or waiting_bytes > most_bytes
 
     # --- requests -----------------------------------------------------------------------------------------------
 
@@ -76,11 +90,16 @@ class Ledger(Generic[R]):
             if self.books.explicit_prefetch.forget(record):
                 self.go_ahead()
             return
-        self.books.ahead = ahead
-        ahead.asked_for(index, record.nbytes // record.num_members)
+        ahead.asked_for(index, record.nbytes // record.num_members, knows_dropped=self._follow(ahead))
         if record.state is State.DISK or record.state is State.READING:
             ahead.depth.wait()
         self.go_ahead()
+
+    def _follow(self, ahead: Lookahead[R]) -> bool:
+        """From now on, bring back what that graph asks for. Whether it was so before: who is followed is told of what
+        is dropped."""
+        before, self.books.ahead = self.books.ahead, ahead
+        return before is ahead
 
     def _count_request(self, record: R) -> None:
         counters = self.books.counters
@@ -102,8 +121,7 @@ class Ledger(Generic[R]):
             return False
         if record.device is not None and not self.device.hand_over_again(record):
             return False
-        self.books.ahead = ahead
-        return ahead.pass_member(index, record)
+        return ahead.pass_member(index, record, knows_dropped=self._follow(ahead))
 
     def hand_over(self, record: R, reload_ahead: Lookahead[R] | None, index: int) -> bool:
         """False: its device has no room for a whole group."""
@@ -120,9 +138,8 @@ class Ledger(Generic[R]):
 
     def pass_by(self, ahead: Lookahead[R], reload_ahead: Lookahead[R], index: int) -> None:
         """Backward has asked for pack `index`, which is tracked: bring back what comes next."""
-        ahead.asked_for(index)
+        ahead.asked_for(index, knows_dropped=self._follow(ahead))
         reload_ahead.asked_for(index)
-        self.books.ahead = ahead
         self.go_ahead()
         self.up.reload_ahead(reload_ahead)
 
@@ -315,8 +332,11 @@ class Ledger(Generic[R]):
     # --- the end of records -------------------------------------------------------------------------------------
 
     def drain(self) -> bool:
-        """Account for what has died, and for finished copies; returns whether there was anything to do."""
+        """Account for what was packed without the lock, for what has died, and for finished copies; returns whether
+        there was anything of the last two."""
         device, released = self.device, self.books.released
+        if self.books.tracked.grants:
+            self.books.end_grants()
         if not (self._memory.has_changed() or released or device.flights or device.busy) or self._is_abandoned:
             return False
         while released:
@@ -405,6 +425,7 @@ class Ledger(Generic[R]):
     def abandon(self) -> None:
         """In a forked child: close all records, and free nothing."""
         self.books.is_closed = self._is_abandoned = True
+        self.books.tracked.abandon_grants()
         for record in list(self.books.records.values()):
             if record.state is not State.CLOSED:
                 record.move(State.CLOSED)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from ..base.remains import Remains
+from .grants import Grant
 from .graph_order import GraphOrder, Packs
 from .on_device import DeviceReference
 from .record import R
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 _FIRST_LOOK_PACKS = 1024
 """A log is not searched for dead tensors before it has this many packs."""
 _KEY_SHIFT = 48
-"""Of the key of a group, so that numbers of its storages are no keys."""
+"""A member's storage gets the number `key << _KEY_SHIFT | first_byte`, which is larger than any record's key."""
 
 
 class LoggedTensor(Protocol):
@@ -55,8 +56,8 @@ class Backward(Protocol):
 class GraphLog(Generic[T, R]):
     """The packs of one thread between one backward and the next, in order, across all its scopes.
 
-    The packed tensors refer to the log, so it dies with the graph. It keeps no bytes alive. It changes only under the
-    store's lock.
+    The packed tensors refer to the log, so it dies with the graph. It keeps no bytes alive. Forward and backward
+    change it on their thread; what other threads read as well changes only under the store's lock.
 
     Attributes:
         store: the handles of its registered tensors, and this reference, keep it open; None: it is a simulated one.
@@ -71,7 +72,8 @@ class GraphLog(Generic[T, R]):
         on_host: the tensors in host memory that are only tracked, dead ones included, by index.
         on_device: likewise, those on accelerators. `storages`: what is charged for them: see `DeviceBytes`.
         tracks_on_device: tensors on accelerators may still be tracked.
-        leaving: those of them that wait for enough others to leave in a group, with the bytes of each.
+        leaving: those of them that wait for enough others to leave with them, with the bytes of each.
+        leaves_in_batches: some of them were too large for a group.
         remains: outlives the log; from it the store learns that the log has died.
         first_key: key of the first tensor's record.
         num_scanned: how many tensors, from the first on, were checked for other owners of their storage.
@@ -79,6 +81,8 @@ class GraphLog(Generic[T, R]):
         plan: where the records belong; None: no known graph begins with these packs.
         started: backward has asked for something.
         times: of the graph on its accelerator; None: they are not taken.
+        grant: by which its thread packs without the lock; None: it takes the lock. See NOTE [Grants] in `grants.py`.
+        is_behind: it was given a grant since its thread has last seen to it that its packs are entered.
         members: those tensors that are in groups, by index. Each has a `first_byte`, where its storage begins there.
         gathers: small tensors may become groups: NOTE [Groups] in `residency/groups.py`. `num_sorted`: how many packs
             there were when tensors were last sorted into groups.
@@ -106,6 +110,7 @@ class GraphLog(Generic[T, R]):
         self.tracks_on_device = False
         self.leaving: dict[int, int] = {}
         self.leaving_bytes = 0
+        self.leaves_in_batches = False
         self.remains = begin(self)
         self.newest_node = -1
         self.is_settled = False
@@ -118,6 +123,8 @@ class GraphLog(Generic[T, R]):
         self.plan: Plan | None = None
         self.started = False
         self.times: Any = None
+        self.grant: Grant | None = None
+        self.is_behind = False
         self.recording: Any = None
         self._look_at = _FIRST_LOOK_PACKS
         self.first_key = 0
@@ -148,6 +155,11 @@ class GraphLog(Generic[T, R]):
 
     def _prepare(self, plan: Plan | None, device: Any) -> None:
         """Another plan than before is predicted. `device`: that of the first tensor."""
+
+    def may_be_granted(self) -> bool:
+        """Whether packs may do without the lock: see NOTE [Grants] in `grants.py`. A traced graph needs each index at
+        once."""
+        return not (self.started or self.keeps_layouts) and self.recording is None and self.plan is None
 
     def settle(self) -> None:
         """Every kernel has run that saved here: see NOTE [Not before the kernel] in `hooks/scope.py`."""
@@ -212,18 +224,22 @@ class GraphLog(Generic[T, R]):
         packs, unsettled = self.packs, None if self.is_settled else self.newest_node
         return [(index, reference()) for index, reference in sorted(among.items()) if packs[index][0] != unsettled]
 
-    def unscanned(self) -> Iterable[list[T]]:
+    def unscanned(self) -> dict[int, list[T]]:
         """The settled tensors, by storage, that this has not returned before."""
         by_storage: dict[int, list[T]] = {}
         for index in range(self.num_scanned, self.num_packs):
             if not self.is_settled and self.packs[index][0] == self.newest_node:
                 break
             self.num_scanned = index + 1
-            reference = self.on_host.get(index) or self.on_device.get(index)  # as `find`, without its call
-            tracked = None if reference is None else reference()
-            if tracked is not None:
-                by_storage.setdefault(tracked.storage_id, []).append(tracked)
-        return by_storage.values()
+            among = self.on_host if index in self.on_host else self.on_device
+            tracked = among[index]() if index in among else None  # as `find`, without its calls
+            if tracked is None:
+                continue
+            if tracked.storage_id in by_storage:
+                by_storage[tracked.storage_id].append(tracked)
+            else:
+                by_storage[tracked.storage_id] = [tracked]
+        return by_storage
 
     def come_in(self, indices: Sequence[int], record: R) -> None:
         """The record of those tensors, which had none until now."""

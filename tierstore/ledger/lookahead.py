@@ -7,15 +7,16 @@ sequence of saved tensors comes along. Either order is a guess: if it is wrong, 
 
 from __future__ import annotations
 
+import itertools
 import math
 from bisect import insort
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Generic
 
 from .coverage import Coverage
-from .plan import Plan, Trace, make_plan
+from .plan import Plan, TierBudgets, Trace
 from .prefetch_depth import PrefetchDepth, PrefetchDepths
+from .prefixes import Prefixes
 from .record import R
 
 Signature = int
@@ -24,6 +25,8 @@ Signature = int
 _MAX_TRACES = 64
 _MAX_PACKS = 2**18
 """Limit for the packs of all traces together: some ten megabytes."""
+_MAX_PLANS = 4 * _MAX_TRACES
+"""One graph has several where budgets change."""
 
 
 def reverse_topological(nodes: Sequence[int]) -> list[int]:
@@ -34,58 +37,117 @@ def reverse_topological(nodes: Sequence[int]) -> list[int]:
 class LearnedOrders:
     """The traces seen, by the signature of all their packs; the least recently used are forgotten.
 
-    Any thread may call it: it uses single operations on dictionaries only."""
+    Any thread may call it: what is known is replaced as a whole. Of two that learn at once, one may learn in vain."""
 
     def __init__(self) -> None:
-        self._traces: OrderedDict[Signature, Trace] = OrderedDict()
-        self._plans: dict[tuple[Signature, int, int, int], Plan] = {}
+        self._known = _Known(Prefixes())
+        self._uses = itertools.count(1)
         self.coverage = Coverage()
         self.depths = PrefetchDepths()
 
     def learn(self, trace: Trace) -> None:
         """Remember a trace, unless its order is only the beginning of the known order of the same packs."""
-        signature = trace.signatures[-1]
-        known = self._traces.get(signature)
-        if known is None or not (trace == known or trace.ends_within(known)):
-            self._traces[signature] = trace
-            self._plans = {}
-        self._touch(signature)
-        while len(traces := list(self._traces.values())) > _MAX_TRACES or (
-            len(traces) > 1 and sum(map(len, traces)) > _MAX_PACKS
+        signature, prefixes = trace.signatures[-1], self._known.prefixes
+        known = prefixes.traces.get(signature)
+        if known is not None and (trace == known or trace.ends_within(known)):
+            known.last_used = next(self._uses)
+            return
+        if known is not None:
+            prefixes = prefixes.without(signature)
+        prefixes = prefixes.with_trace(trace)
+        trace.last_used = next(self._uses)
+        while len(traces := prefixes.traces) > _MAX_TRACES or (
+            len(traces) > 1 and sum(map(len, traces.values())) > _MAX_PACKS
         ):
-            try:
-                self._traces.popitem(last=False)
-            except KeyError:
-                pass  # another thread was quicker
-            self._plans = {}
+            prefixes = prefixes.without(min(traces, key=lambda whole: traces[whole].last_used))
+        self._known = _Known(prefixes)
 
     def recall(self, signature: Signature) -> Trace | None:
-        self._touch(signature)
-        return self._traces.get(signature)
+        trace = self._known.prefixes.traces.get(signature)
+        if trace is not None:
+            trace.last_used = next(self._uses)
+        return trace
 
     def predict(
         self, num_packs: int, signature: Signature, host_bytes: int, device_bytes: int | None, staging_bytes: int = 0
     ) -> Plan | None:
         """The plan of the latest trace that begins with these `num_packs` packs; None: no known trace does.
 
-        `device_bytes`: what may stay on the accelerator; None: as much as `coverage` has found for that trace."""
-        traces = list(self._traces.items())
-        for whole, trace in reversed(traces):
-            if trace.continues(num_packs, signature):
-                staying_bytes = self.coverage.staying_bytes(whole) if device_bytes is None else device_bytes
-                key = whole, host_bytes, staying_bytes, staging_bytes
-                plan = self._plans.get(key)
-                if plan is None:
-                    others = [other for other_whole, other in traces if other_whole != whole]
-                    plan = self._plans[key] = make_plan(trace, others, *key[1:])
-                return plan
-        return None
+        Where other known traces differ, which may come instead, it decides nothing.
 
-    def _touch(self, signature: Signature) -> None:
-        try:
-            self._traces.move_to_end(signature)
-        except KeyError:
-            pass  # another thread has just removed it
+        `device_bytes`: what may stay on the accelerator; None: of each trace as much as `coverage` has found for it."""
+        known, coverage = self._known, self.coverage
+        traces = known.prefixes.beginning(num_packs, signature)
+        if not traces:
+            return None
+        latest = max(traces, key=lambda whole: traces[whole].last_used)
+
+        def budgets(whole: Signature) -> TierBudgets:
+            trace = known.prefixes.traces[whole]
+            staying_bytes = coverage.staying_bytes(trace.measurable) if device_bytes is None else device_bytes
+            return TierBudgets(host_bytes, staying_bytes, staging_bytes)
+
+        found = coverage.num_found() if device_bytes is None else 0
+        return known.plan(latest, (host_bytes, device_bytes, staging_bytes, found), budgets)
+
+    def predict_alike(
+        self,
+        num_packs: int,
+        shape: Signature,
+        nbytes: int,
+        host_bytes: int,
+        device_bytes: int | None,
+        staging_bytes: int,
+    ) -> Plan | None:
+        """The plan of the latest trace that begins with packs of the same nodes; None: there is none.
+
+        What stays where is the same share of the bytes. `nbytes`: those of the latest pack, which tell the scale."""
+        traces = self._alike(num_packs, shape)
+        if not traces:
+            return None
+        trace = max(traces, key=lambda trace: trace.last_used)
+        known_bytes = trace.storage_bytes[num_packs - 1]
+        scale = nbytes / known_bytes if known_bytes and nbytes else 1.0
+        staying_bytes = self.coverage.staying_bytes(trace.measurable, scale) if device_bytes is None else device_bytes
+        budgets = TierBudgets(int(host_bytes / scale), int(staying_bytes / scale), int(staging_bytes / scale))
+        tiers = trace.tiers(budgets)
+        return Plan(trace, lambda index, part: (0, tiers), is_needed=trace.exceeds(budgets), scale=scale)
+
+    def recall_alike(self, num_packs: int, shape: Signature) -> Trace | None:
+        """The latest trace of as many packs of the same nodes."""
+        traces = [trace for trace in self._alike(num_packs, shape) if len(trace) == num_packs]
+        return max(traces, key=lambda trace: trace.last_used, default=None)
+
+    def _alike(self, num_packs: int, shape: Signature) -> list[Trace]:
+        traces = self._known.prefixes.traces.values()
+        return [each for each in traces if num_packs <= len(each.shapes) and each.shapes[num_packs - 1] == shape]
+
+
+class _Known:
+    """What is known at one time, and the plans that were made of it."""
+
+    def __init__(self, prefixes: Prefixes) -> None:
+        self.prefixes = prefixes
+        self._plans: dict[Hashable, Plan] = {}
+
+    def plan(self, whole: Signature, key: Hashable, budgets: Callable[[Signature], TierBudgets]) -> Plan:
+        """The plan of the trace with that signature. `budgets`: those of each trace; `key` stands for them all."""
+        plan = self._plans.get((whole, key))
+        if plan is not None:
+            return plan
+        trace = self.prefixes.traces[whole]
+
+        def tiers_of(each: Signature, of: Trace) -> bytes:
+            return of.tiers(budgets(each))
+
+        def agreed(index: int, part: int) -> tuple[int, bytes]:
+            start, stretch = self.prefixes.stretch_with(trace, index, part)
+            return start, stretch.agreed(start, key, tiers_of)
+
+        if len(self._plans) >= _MAX_PLANS:
+            self._plans = {}
+        plan = self._plans[whole, key] = Plan(trace, agreed, is_needed=trace.exceeds(budgets(whole)))
+        return plan
 
 
 class Lookahead(Generic[R]):
@@ -129,10 +191,12 @@ class Lookahead(Generic[R]):
             if index < len(self._rank) and self._rank[index] >= 0:
                 insort(known.setdefault(record.key, []), self._rank[index])
 
-    def asked_for(self, index: int, nbytes: int = 0) -> None:
+    def asked_for(self, index: int, nbytes: int = 0, *, knows_dropped: bool = False) -> None:
         """Move the position to saved tensor `index` of `nbytes`, which was asked for.
 
-        If it was asked for before, what follows it lies ahead again: backward may go through a retained graph twice."""
+        If it was asked for before, what follows it lies ahead again: backward may go through a retained graph twice.
+        `knows_dropped`: since the last call, `come_back_for` was called for all that has left memory. Then there is
+        nothing to look for again until the position goes back, as it does where backward begins anew."""
         self.depth.asked_bytes += nbytes
         if index in self._ahead:
             self._ahead_bytes -= self._ahead.pop(index)
@@ -140,16 +204,18 @@ class Lookahead(Generic[R]):
             rank = self._rank[index]
             again, self._asked[index] = self._asked[index], 1
             if rank >= 0:
+                again = again and (rank < self._position or not knows_dropped)
                 self._position = rank
                 if again or rank >= self._next:
                     self._next = rank + 1
 
-    def pass_member(self, index: int, record: R) -> bool:
-        """Move the position to a member of a group. False: it is the last one, or may be, and nothing was changed."""
+    def pass_member(self, index: int, record: R, *, knows_dropped: bool = False) -> bool:
+        """Move the position to a member of a group, as `asked_for` does. False: it is the last one, or may be, and
+        nothing was changed."""
         known = self._known_ranks() if self._ranks_by_key is None else self._ranks_by_key
         if record.key not in known or index >= self._num_known or known[record.key][-1] <= self._rank[index]:
             return False
-        self.asked_for(index, record.nbytes // record.num_members)
+        self.asked_for(index, record.nbytes // record.num_members, knows_dropped=knows_dropped)
         return True
 
     def come_back_for(self, record: R) -> None:

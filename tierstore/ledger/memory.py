@@ -30,6 +30,9 @@ class Memory(Protocol[R_contra]):
     def prepare_offload(self, record: R_contra) -> None:
         """Decide which bytes are copied from the device, set `record.nbytes` to that, and give the record a slot."""
 
+    def has_room_for_read(self, record: R_contra) -> bool:
+        """Whether the slot that `prepare_read` would give the record now is as good as any."""
+
     def prepare_read(self, record: R_contra) -> None:
         """Give the record a slot for the bytes that are read. Raises OSError: the system has no memory."""
 

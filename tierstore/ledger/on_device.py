@@ -4,12 +4,12 @@ NOTE [Tracked on a device]
 A tensor on an accelerator that stays there for now needs no record either (NOTE [Tracked, then registered] in
 `tracked.py`). It is *tracked* as long as the window of what stays on devices has room for it, and the plan, if there is
 one, does not send it away. The window is charged with its bytes at once, whoever else holds them. All tracked tensors
-are registered when the window is short of room. Then those leave that would have left if each had been registered when
-it was packed. From then on the log that was short of room registers each tensor when it is packed, unless it is small.
+are registered when the window is short of room. Then the same tensors leave as if each had been registered when it was
+packed. From then on the log that was short of room registers each tensor when it is packed, if it is large.
 
-A small tensor that has to leave, by the plan or because its log was short of room, is tracked too, and *leaves* when
-there are enough of them for a group (NOTE [Groups] in `residency/groups.py`), or at the end of the scope. So the window
-may be exceeded by a group, a quarter of what may be on its way out (`FLIGHT_BYTES`) at most.
+A tensor that has to leave, by the plan or because its log was short of room, is tracked too, unless it is large. It
+*leaves* when there are enough of them for a group or a batch (NOTE [Groups] in `residency/groups.py`), or at the end of
+the scope. So the window may be exceeded by a batch, a quarter of what may be on its way out (`FLIGHT_BYTES`) at most.
 
 Views of one storage in one log are charged once. A tracked tensor that dies goes into a queue, and the next call of the
 store gives its room back. Backward makes no call for a tracked tensor. If something of its graph has left, every eighth
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .windows import Window
@@ -87,13 +87,16 @@ class DeviceBytes:
         self._resident.used_bytes -= freed_bytes
         return list(changed.values())
 
-    def remove(self, log: GraphLog[Any, Any], index: int) -> None:
-        storage_id = log.on_device.pop(index).storage_id
-        charged = log.storages[storage_id]
-        charged[0] -= 1
-        if not charged[0]:
-            del log.storages[storage_id]
-            self._resident.used_bytes -= charged[1]
+    def remove(self, log: GraphLog[Any, Any], indices: Iterable[int]) -> None:
+        on_device, storages = log.on_device, log.storages
+        for index in indices:
+            storage_id = on_device[index].storage_id
+            del on_device[index]
+            charged = storages[storage_id]
+            charged[0] -= 1
+            if not charged[0]:
+                del storages[storage_id]
+                self._resident.used_bytes -= charged[1]
 
     def end(self, log: LogRemains) -> None:
         """Charge nothing for the log any more: it is gone, or the store is closed."""

@@ -18,8 +18,11 @@ from __future__ import annotations
 import enum
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+from .coverage import Measurable
 
 if TYPE_CHECKING:
     from .record import RuledRecord
@@ -33,8 +36,14 @@ class PlannedTier(enum.Enum):
     STAGING = "staging"
     DISK = "disk"
 
+    __hash__ = object.__hash__  # as `State`'s
+
 
 _OFF_DEVICE = frozenset({PlannedTier.HOST, PlannedTier.DISK})
+_BITS = {tier: 1 << number for number, tier in enumerate(PlannedTier)}
+_TIERS: dict[int, PlannedTier | None] = {0: None} | {bit: tier for tier, bit in _BITS.items()}
+_MAX_BUDGETS = 4
+"""For as many, a trace remembers its tiers."""
 
 
 class Trace:
@@ -47,6 +56,12 @@ class Trace:
         sizes: for each pack, the record's bytes; 0: somebody else kept them, the store had nothing to do.
         on_device: for each pack, whether the record is on an accelerator.
         order: the unpacks in order, as indices of packs, each once.
+        shapes: for each pack, the signature likewise, but without any bytes.
+        storage_bytes: for each pack, the bytes of its storage, whoever keeps them.
+
+    Attributes:
+        num_packs: as `len` tells.
+        last_used: the higher, the later was it learned or recalled.
     """
 
     def __init__(
@@ -56,15 +71,22 @@ class Trace:
         sizes: Iterable[int],
         on_device: Iterable[int],
         order: Iterable[int],
+        shapes: Iterable[int] = (),
+        storage_bytes: Iterable[int] = (),
     ) -> None:
         self.signatures = array("q", signatures)
         self.records = array("q", records)
         self.sizes = array("q", sizes)
         self.on_device = bytes(on_device)
         self.order = array("q", order)
+        self.shapes = array("q", shapes)
+        self.storage_bytes = array("q", storage_bytes)
+        self.num_packs = len(self.signatures)  # each pack looks at it
+        self.last_used = 0
+        self._tiers: dict[TierBudgets, bytes] = {}
 
     def __len__(self) -> int:
-        return len(self.signatures)
+        return self.num_packs
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Trace) and self._parts() == other._parts()
@@ -81,101 +103,131 @@ class Trace:
         """Whether its order of unpacks is a shorter beginning of the other's."""
         return len(self.order) < len(other.order) and other.order[: len(self.order)] == self.order
 
-    def length_in_common(self, other: Trace) -> int:
-        """The number of packs that both begin with. Bisection finds it: a signature stands for all packs up to it."""
-        return bisect_left(
-            range(min(len(self), len(other))), 1, key=lambda i: self.signatures[i] != other.signatures[i]
-        )
+    def length_in_common(self, other: Trace, at_least: int, at_most: int) -> int:
+        """The number of packs that both begin with, if it lies between these. Bisection finds it: a signature stands
+        for all packs up to it."""
+        mine, theirs = self.signatures, other.signatures
+        ends = range(at_least, min(at_most, len(self), len(other)))
+        return at_least + bisect_left(ends, 1, key=lambda index: mine[index] != theirs[index])
+
+    @cached_property
+    def measurable(self) -> Measurable:
+        records = {record for record, is_there in zip(self.records, self.on_device, strict=True) if is_there}
+        nbytes = sum(self.sizes[record] for record in records)
+        return Measurable(self.signatures[-1], self.shapes[-1] if self.shapes else 0, nbytes)
+
+    @cached_property
+    def priorities(self) -> array[int]:
+        """By pack: by the first use of its record, at most the number of packs; 0: it is never asked for."""
+        priorities, records, num_packs = array("q", [0]) * len(self), self.records, len(self)
+        for rank, index in enumerate(self.order):
+            record = records[index]
+            priorities[record] = max(priorities[record], num_packs - rank)
+        return priorities
+
+    def tiers(self, budgets: TierBudgets) -> bytes:
+        """Where the record of each pack belongs, as a bit for each tier; 0: it is never asked for, or not ours."""
+        found = self._tiers.get(budgets)
+        if found is None:
+            if len(self._tiers) >= _MAX_BUDGETS:
+                self._tiers = {}
+            found = self._tiers[budgets] = _planned_tiers(self, *budgets)
+        return found
+
+    def exceeds(self, budgets: TierBudgets) -> bool:
+        """Whether its records are more than the budgets hold."""
+        bits = set(self.tiers(budgets))
+        leaves_memory = not bits.isdisjoint((_BITS[PlannedTier.STAGING], _BITS[PlannedTier.DISK]))
+        return leaves_memory or (_BITS[PlannedTier.HOST] in bits and any(self.on_device))
+
+
+class TierBudgets(NamedTuple):
+    """How much stays where."""
+
+    host_bytes: int
+    device_bytes: int
+    staging_bytes: int
 
 
 class Plan:
     """Where the record of each pack of a trace belongs.
 
-    Attributes:
-        priorities: for each pack, at most the number of packs; the higher, the sooner needed. The lowest leaves first.
-        tiers: for each pack; None: not decided, the record leaves when it has to.
+    Args:
+        agreed: finds the tiers of a part of the packs, as bits, given one of these packs, and a pack before it or equal
+            to it, at which a part begins. Returns the first pack of the part, too.
         is_needed: the records are more than the budgets hold.
+        scale: None: of the same packs. Else of packs with the same nodes, and so many times the bytes.
     """
 
     def __init__(
-        self, trace: Trace, priorities: Sequence[int], tiers: Sequence[PlannedTier | None], *, is_needed: bool
+        self,
+        trace: Trace,
+        agreed: Callable[[int, int], tuple[int, bytes]],
+        *,
+        is_needed: bool,
+        scale: float | None = None,
     ) -> None:
         self.trace = trace
-        self.priorities = priorities
-        self.tiers = tiers
+        self.scale = scale
         self.is_needed = is_needed
+        self._agreed = agreed
+        self._found: tuple[int, bytes] = 0, b""  # by `agreed`, the latest
+
+    def tier(self, index: int) -> PlannedTier | None:
+        """The planned tier of the record that pack `index` began; None: not decided, it leaves when it has to."""
+        if index >= self.trace.num_packs:
+            return None
+        start, tiers = self._found
+        if not start <= index < start + len(tiers):
+            end = start + len(tiers)
+            self._found = start, tiers = self._agreed(index, end if index >= end else 0)
+        return _TIERS[tiers[index - start]]
 
     def leaves(self, index: int) -> bool:
         """Whether the record of pack `index` is to leave its device."""
-        return index < len(self.tiers) and self.tiers[self.trace.records[index]] in _OFF_DEVICE
+        trace = self.trace
+        return index < trace.num_packs and self.tier(trace.records[index]) in _OFF_DEVICE
 
     def assign(self, record: RuledRecord, index: int, first_key: int) -> None:
         """Set eviction priority and planned tier of the record of pack `index`. A view of an earlier pack changes
         nothing.
 
-        The priority counts from `first_key`, the key of the graph's first record."""
-        if index < len(self.tiers) and self.trace.records[index] == index:
-            record.priority = first_key + self.priorities[index]
-            record.planned = self.tiers[index]
+        The priority counts from `first_key`, the key of the graph's first record. The lowest leaves first."""
+        if index < self.trace.num_packs and self.trace.records[index] == index:
+            record.priority = first_key + self.trace.priorities[index]
+            record.planned = self.tier(index)
 
     def assign_group(self, record: RuledRecord, indices: Iterable[int], first_key: int) -> None:
         """The same for a group: its members have one planned tier. It has the priority of the one needed first."""
-        records, tiers, priorities, priority = self.trace.records, self.tiers, self.priorities, 0
+        trace, priority = self.trace, 0
         for index in indices:
-            if index < len(tiers) and records[index] == index:
-                record.planned = tiers[index]
-                priority = max(priority, first_key + priorities[index])
+            if index < trace.num_packs and trace.records[index] == index:
+                record.planned = self.tier(index)
+                priority = max(priority, first_key + trace.priorities[index])
         record.priority = priority or record.priority
 
 
-def make_plan(
-    trace: Trace, others: Iterable[Trace], host_bytes: int, device_bytes: int, staging_bytes: int = 0
-) -> Plan:
-    """Plan the tiers of the records of `trace`.
-
-    Where one of `others`, which may come instead, differs, nothing is decided."""
-    tiers = _planned_tiers(trace, host_bytes, device_bytes, staging_bytes)
-    leaves_memory = PlannedTier.STAGING in tiers or PlannedTier.DISK in tiers
-    is_needed = leaves_memory or (PlannedTier.HOST in tiers and any(trace.on_device))
-    for other in others:
-        num_packs = trace.length_in_common(other)
-        if num_packs:
-            theirs = _planned_tiers(other, host_bytes, device_bytes, staging_bytes)
-            for index in range(num_packs):
-                if theirs[index] is not tiers[index]:
-                    tiers[index] = None
-    return Plan(trace, _priorities(trace), tiers, is_needed=is_needed)
-
-
-def _priorities(trace: Trace) -> list[int]:
-    """Priorities by the first use; 0 for a record that is never asked for."""
-    priorities = [0] * len(trace)
-    for rank, index in enumerate(trace.order):
-        record = trace.records[index]
-        priorities[record] = max(priorities[record], len(trace) - rank)
-    return priorities
-
-
-def _planned_tiers(trace: Trace, host_bytes: int, device_bytes: int, staging_bytes: int) -> list[PlannedTier | None]:
-    """Fill device, host and staging in the order of need; the rest goes to disk. None: it is never asked for.
+def _planned_tiers(trace: Trace, host_bytes: int, device_bytes: int, staging_bytes: int) -> bytes:
+    """Fill device, host and staging in the order of need; the rest goes to disk.
 
     Records on an accelerator do not wait in staging, because they have to be copied out early."""
-    tiers: list[PlannedTier | None] = [None] * len(trace)
-    used_device_bytes = used_host_bytes = used_staging_bytes = 0
+    tiers = bytearray(len(trace))
+    device, host, staging, disk = _BITS.values()
+    records, sizes, on_device = trace.records, trace.sizes, trace.on_device
     for index in trace.order:
-        record = trace.records[index]
-        size = trace.sizes[record]
-        if tiers[record] is not None or not size:
+        record = records[index]
+        size = sizes[record]
+        if tiers[record] or not size:
             continue
-        if trace.on_device[record] and used_device_bytes + size <= device_bytes:
-            used_device_bytes += size
-            tiers[record] = PlannedTier.DEVICE
-        elif used_host_bytes + size <= host_bytes:
-            used_host_bytes += size
-            tiers[record] = PlannedTier.HOST
-        elif not trace.on_device[record] and used_staging_bytes + size <= staging_bytes:
-            used_staging_bytes += size
-            tiers[record] = PlannedTier.STAGING
+        if on_device[record] and size <= device_bytes:
+            device_bytes -= size
+            tiers[record] = device
+        elif size <= host_bytes:
+            host_bytes -= size
+            tiers[record] = host
+        elif not on_device[record] and size <= staging_bytes:
+            staging_bytes -= size
+            tiers[record] = staging
         else:
-            tiers[record] = PlannedTier.DISK
-    return tiers
+            tiers[record] = disk
+    return bytes(tiers)

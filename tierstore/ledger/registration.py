@@ -5,7 +5,7 @@ The caller holds the store's lock."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Generic
 
 from .books import Books
@@ -38,8 +38,8 @@ class RegistrationRules(ABC, Generic[T, R]):
         """Of the record that the tensor may share: it has the same bytes, and they have not been read. None: none."""
 
     @abstractmethod
-    def _are_sole_owners(self, tensors: Sequence[T]) -> bool:
-        """Whether nobody else holds their storage, which is the same."""
+    def _num_owners(self, by_storage: Mapping[int, Sequence[T]]) -> Iterable[int]:
+        """How many owners each of the storages has. Tracked tensors over it, which are given with it, are owners."""
 
     @abstractmethod
     def _take_if_ours(self, tensors: list[T], nbytes: int) -> Part[T] | None:
@@ -91,8 +91,7 @@ class RegistrationRules(ABC, Generic[T, R]):
         is_small = 0 < nbytes <= grouping.largest_bytes and log.gathers
         part = self._take_if_ours(tensors, nbytes) if is_small else None
         if part is not None:
-            tiers = () if log.plan is None else log.plan.tiers
-            planned = tiers[first.index] if first.index < len(tiers) else None
+            planned = None if log.plan is None else log.plan.tier(first.index)
             group = grouping.add(part, nbytes, (log.number, part.kind, planned, first.stream))
             if group is not None:
                 self._register_group(group)
@@ -143,11 +142,13 @@ class RegistrationRules(ABC, Generic[T, R]):
 
     def scan_owners(self, log: GraphLog[T, R]) -> None:
         """Register what others also hold, so that it is known to be theirs."""
-        for tensors in log.unscanned():
-            if not self._are_sole_owners(tensors):
+        by_storage = log.unscanned()
+        for tensors, num_owners in zip(by_storage.values(), self._num_owners(by_storage), strict=True):
+            num_tensors = len(tensors)
+            if num_owners != num_tensors:
                 for tracked in tensors:
                     self.register_one(tracked)
-            elif len(tensors) > 1:
+            elif num_tensors > 1:
                 self._count_views(tensors)
 
     def _register(self, tracked: T) -> None:

@@ -18,12 +18,14 @@ before, to give it to autograd, counts as one more owner of the storage while it
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Generic
 
+from .grants import Entry, Grant
 from .log import GraphLog, LogRemains, T
 from .on_device import DeviceBytes, DeviceReference
 from .record import R
@@ -35,14 +37,18 @@ class TrackedTensors(Generic[T, R]):
 
     Attributes:
         num_bytes: bytes of those in host memory, an upper bound: dead tensors that were not found yet are included.
+        granted_bytes: charged for tensors that may still come: see NOTE [Grants] in `grants.py`.
         on_device: bytes of tensors on accelerators.
+        keys: of records.
         ended: remains of logs that have died, see NOTE [No finalizers] in `remains.py`.
     """
 
     def __init__(self, windows: HostWindows, resident: Window) -> None:
         self._windows = windows
-        self.num_bytes = 0
+        self.num_bytes = self.granted_bytes = 0
+        self.grants: dict[LogRemains, Grant] = {}
         self.on_device = DeviceBytes(resident)
+        self.keys = itertools.count(1)
         self.ended: deque[LogRemains] = deque()
         self._begun: set[LogRemains] = set()  # keeps the remains of every log alive
         self._logs: dict[int, LogRemains] = {}  # logs with tracked tensors, by number
@@ -79,6 +85,58 @@ class TrackedTensors(Generic[T, R]):
         num_tracked[storage] = 1
         self.num_bytes += nbytes
         return nbytes
+
+    def grant(self, log: GraphLog[T, R], nbytes: int) -> None:
+        """Let the log's thread track so many bytes more without the lock."""
+        self.grants[log.remains] = grant = Grant(nbytes)
+        self.granted_bytes += nbytes
+        log.is_behind = True
+        log.grant = grant
+
+    def end_grant(self, remains: LogRemains) -> Sequence[Entry]:
+        """End the grant of one log, and enter what was packed by it; returns that."""
+        grant = self.grants.pop(remains)
+        self.granted_bytes -= grant.nbytes
+        log = remains()
+        if log is not None:
+            log.grant = None
+        entries = grant.journal[:]  # one more may be appended in vain
+        if log is not None and entries:
+            self._enter(log, entries)
+        return entries
+
+    def abandon_grants(self) -> None:
+        """In a forked child."""
+        for remains in list(self.grants):
+            log = remains()
+            if log is not None:
+                log.grant = None
+        self.grants.clear()
+
+    def _enter(self, log: GraphLog[T, R], entries: Sequence[Entry]) -> None:
+        """As `add` for each, without its calls."""
+        if not (log.on_host or log.on_device):
+            self.drop_ended()
+            self._logs[log.number] = log.remains
+        on_host, storages, num_tracked = log.on_host, log.tracked_storages, log.num_tracked
+        index = log.num_packs
+        log.is_settled = False
+        log.newest_node, _ = entries[-1][1]
+        log.packs += [pack for _, pack in entries]
+        log.records += [None] * len(entries)
+        log.num_packs = index + len(entries)
+        for (reference, (_, nbytes)), key in zip(entries, self.keys):  # noqa: B905 - there are always more keys
+            tracked = reference()
+            if tracked is not None:
+                tracked.index, tracked.key = index, key
+                on_host[index] = reference
+                storages[index] = storage = tracked.storage_id, nbytes
+                if storage in num_tracked:
+                    num_tracked[storage] += 1
+                else:
+                    num_tracked[storage] = 1
+                    self.num_bytes += nbytes
+            index += 1
 
     def drop_ended(self) -> None:
         """Stop counting the bytes of dead logs, and of dead tensors on accelerators; call the `then` of dead logs."""
@@ -144,12 +202,9 @@ class TrackedTensors(Generic[T, R]):
         return taken
 
     def _take_on_device(self, log: GraphLog[T, R], among: Mapping[int, DeviceReference[T]]) -> list[T]:
-        taken = []
-        for index, tracked in log.settled(among):
-            self._forget_on_device(log, index)
-            if tracked is not None:
-                taken.append(tracked)
-        return taken
+        settled = log.settled(among)
+        self._forget_on_device(log, [index for index, _ in settled])
+        return [tracked for _, tracked in settled if tracked is not None]
 
     def _living_logs(self) -> list[GraphLog[T, R]]:
         return [log for reference in list(self._logs.values()) if (log := reference()) is not None]
@@ -158,7 +213,7 @@ class TrackedTensors(Generic[T, R]):
         if tracked.device is None:
             self._forget(tracked.log, (tracked.index,))
         else:
-            self._forget_on_device(tracked.log, tracked.index)
+            self._forget_on_device(tracked.log, (tracked.index,))
 
     def _forget(self, log: GraphLog[T, R], indices: Iterable[int]) -> None:
         self.num_bytes -= log.forget(indices)
@@ -166,8 +221,8 @@ class TrackedTensors(Generic[T, R]):
             self._windows.keep_tracked(self.num_bytes)
         self._strike_out(log.remains)
 
-    def _forget_on_device(self, log: GraphLog[T, R], index: int) -> None:
-        self.on_device.remove(log, index)
+    def _forget_on_device(self, log: GraphLog[T, R], indices: Iterable[int]) -> None:
+        self.on_device.remove(log, indices)
         self._strike_out(log.remains)
 
     def _strike_out(self, log: LogRemains) -> None:

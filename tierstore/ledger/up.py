@@ -50,6 +50,8 @@ class Up(Generic[R]):
         if windows.tracked_bytes or (may_scan and not self._down.fits_uncharged(record.nbytes)):
             self._down.scan_pending(0)
         window = windows.window_for_prefetch(record.nbytes, is_far=is_far)
+        if not demanded and not self._memory.has_room_for_read(record):
+            return False  # what is freed next may give it room in one piece
         if window is None:
             if not demanded:
                 return False

@@ -34,11 +34,13 @@ if TYPE_CHECKING:
 
 SMALL_BYTES = 4 * 2**10
 """Tensors of at most so many bytes are small in any case. See NOTE [Small tensors]."""
-MOST_TRACKED_BYTES = 4 * 2**20
+_MOST_TRACKED_BYTES = 4 * 2**20
 """The most bytes of small tensors that stay tracked beyond the host window, and of a group."""
 _LEAST_TRACKED_BYTES = 2**19
 NUM_GROUPS = 4
 """So many groups fit into staging, so that one is written while the next ones are saved; and into host memory."""
+_NUM_BATCHES = 2
+"""So many batches fit: one is written while the next one is copied. Elsewhere they are limited to fewer bytes."""
 NUM_MEMBERS = 4
 """So many of the largest tensors fit into a group."""
 _DEVICE_GROUPS = 4
@@ -74,7 +76,8 @@ class HostWindows:
         host_bytes_peak: the most bytes that were ever charged to host and to the part that staging took from it.
         tracked_bytes: charged to staging for tracked tensors: see NOTE [Small tensors].
         group_bytes, member_bytes: the most bytes of a group, and of a tensor in one.
-        device_group_bytes: the most bytes of a group on an accelerator, as far as these windows decide.
+        device_group_bytes, device_batch_bytes: the most bytes of a group, and of a batch, on an accelerator, as far as
+            these windows decide.
     """
 
     def __init__(self, host_bytes: int, staging_bytes: int, *, grows: bool = False) -> None:
@@ -84,7 +87,6 @@ class HostWindows:
         self.host_bytes = host_bytes
         self.grows = grows
         self.host_bytes_peak = 0
-        self._most_tracked_bytes = MOST_TRACKED_BYTES
         self.tracked_bytes = 0
         self._limit_groups()
         self._staging_bytes = staging_bytes
@@ -140,10 +142,11 @@ class HostWindows:
 
     def _limit_groups(self) -> None:
         room_bytes = min(self.staging.limit_bytes, self.host.limit_bytes or sys.maxsize)
-        self.group_bytes = min(self._most_tracked_bytes, room_bytes // NUM_GROUPS)
+        self.group_bytes = min(_MOST_TRACKED_BYTES, room_bytes // NUM_GROUPS)
         self.member_bytes = self.group_bytes // NUM_MEMBERS
-        self._most_beyond_bytes = max(self.group_bytes, min(_LEAST_TRACKED_BYTES, self._most_tracked_bytes))
-        self.device_group_bytes = min(_DEVICE_GROUPS * self._most_tracked_bytes, room_bytes // NUM_GROUPS)
+        self._most_beyond_bytes = max(self.group_bytes, _LEAST_TRACKED_BYTES)
+        self.device_group_bytes = min(_DEVICE_GROUPS * _MOST_TRACKED_BYTES, room_bytes // NUM_GROUPS)
+        self.device_batch_bytes = room_bytes // _NUM_BATCHES
 
     def may_stay_tracked(self, nbytes: int) -> bool:
         if (

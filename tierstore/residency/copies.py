@@ -5,7 +5,7 @@ Its callers decide the order of waits: NOTE [Stream order] in `device.py`."""
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -13,6 +13,7 @@ import torch
 
 from ..base.threads import is_thread_of_store
 from .capture import beside_captures, current_stream, is_capturing
+from .pinning import is_one_piece, pieces
 
 _RESERVED_SHARE = 20
 """One part in twenty of a device's memory is never called spare: it is left to fragments and libraries' workspaces."""
@@ -40,16 +41,17 @@ class Copies(Protocol):
 
     def current_stream(self, device: torch.device) -> Any: ...
 
-    def copy_out(self, source: torch.Tensor, target: torch.Tensor, stream: Any) -> Marker:
-        """Copy once `stream` has done what is queued on it."""
+    def copy_out_many(self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor], stream: Any) -> Marker:
+        """Copy each, all of one device, once `stream` has done what is queued on it. They are over together."""
 
-    def copy_in(
-        self, source: torch.Tensor, device: torch.device, stream: Any, ready: Marker | None
-    ) -> tuple[torch.Tensor, Marker]:
-        """Copy host bytes, valid from `ready` on, to new device bytes allocated on `stream`.
+    def copy_in_many(
+        self, sources: Sequence[torch.Tensor], device: torch.device, stream: Any, ready: Marker | None
+    ) -> tuple[Sequence[torch.Tensor], Marker]:
+        """Copy host bytes, valid from `ready` on, to new device bytes allocated on `stream`, each to its own.
 
-        They have arrived when the returned marker is over; no stream waits for it yet. Raises RuntimeError: this thread
-        captures a graph, whose replay would copy what the slot then holds."""
+        All have arrived when the returned marker is over; no stream waits for it yet. Raises torch.OutOfMemoryError:
+        nothing was queued. RuntimeError: this thread captures a graph, whose replay would copy what the slot then
+        holds."""
 
     def wait(self, stream: Any, marker: Marker) -> None: ...
 
@@ -125,6 +127,19 @@ def _point(marker: Marker) -> _Point:
     return marker
 
 
+def queue_copy(target: torch.Tensor, source: torch.Tensor, host_address: int) -> None:
+    """Queue the copy of bytes on the current stream, cut where pieces of host memory meet: see `pinning.py`.
+
+    `host_address`: of the tensor that is in host memory."""
+    nbytes = target.numel()
+    if is_one_piece(host_address, nbytes):
+        target.copy_(source, non_blocking=True)
+        return
+    for start, stop in pieces(host_address, nbytes):
+        first, end = start - host_address, stop - host_address
+        target[first:end].copy_(source[first:end], non_blocking=True)
+
+
 class AcceleratorCopies:
     """The copy engine of whatever `torch.accelerator` drives: one stream each way for each device.
 
@@ -141,17 +156,21 @@ class AcceleratorCopies:
     def current_stream(self, device: torch.device) -> torch.Stream:
         return current_stream(device)
 
-    def copy_out(self, source: torch.Tensor, target: torch.Tensor, stream: torch.Stream) -> _Point:
-        _stay_on(source.device)
-        copying = self._stream(source.device, "out")
+    def copy_out_many(
+        self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor], stream: torch.Stream
+    ) -> _Point:
+        device = sources[0].device
+        _stay_on(device)
+        copying = self._stream(device, "out")
         copying.wait_event(stream.record_event())
         with copying:
-            target.copy_(source, non_blocking=True)
-            return _Point(copying.record_event(), source.device)
+            for source, target in zip(sources, targets, strict=True):
+                queue_copy(target, source, target.data_ptr())
+            return _Point(copying.record_event(), device)
 
-    def copy_in(
-        self, source: torch.Tensor, device: torch.device, stream: torch.Stream, ready: Marker | None
-    ) -> tuple[torch.Tensor, _Point]:
+    def copy_in_many(
+        self, sources: Sequence[torch.Tensor], device: torch.device, stream: torch.Stream, ready: Marker | None
+    ) -> tuple[Sequence[torch.Tensor], _Point]:
         if is_capturing(device):
             raise RuntimeError(
                 "a backward that is captured as a graph asks for a tensor that its forward has offloaded: "
@@ -159,15 +178,16 @@ class AcceleratorCopies:
             )
         _stay_on(device)
         with stream:
-            target = torch.empty(source.numel(), dtype=torch.uint8, device=device)
+            targets = [torch.empty(source.numel(), dtype=torch.uint8, device=device) for source in sources]
             allocated = stream.record_event()
         copying = self._stream(device, "in")
         copying.wait_event(allocated)
         if ready is not None:
             copying.wait_event(_point(ready).event)
         with copying:
-            target.copy_(source, non_blocking=True)
-            return target, _Point(copying.record_event(), device)
+            for source, target in zip(sources, targets, strict=True):
+                queue_copy(target, source, source.data_ptr())
+            return targets, _Point(copying.record_event(), device)
 
     def wait(self, stream: torch.Stream, marker: Marker) -> None:
         point = _point(marker)
@@ -187,12 +207,18 @@ class AcceleratorCopies:
         return _point(earlier).event.elapsed_time(_point(later).event) / 1000
 
     def spare_bytes(self, device: torch.device) -> int | None:
-        """Includes memory that PyTorch has reserved and not used since its peak was last reset."""
+        """Includes memory that PyTorch has reserved and not used since its peak was last reset, and nothing beyond the
+        process's share (`torch.cuda.set_per_process_memory_fraction`)."""
         if device.type != "cuda":
             return None
         free, total = torch.cuda.mem_get_info(device)
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.max_memory_allocated(device)
-        return max(0, free + unused - total // _RESERVED_SHARE)
+        try:
+            limit = int(total * torch.cuda.get_per_process_memory_fraction(device))
+            reserved = torch.cuda.memory_reserved(device)
+            unused = reserved - torch.cuda.max_memory_allocated(device)
+        except RuntimeError:  # a `CUDAPluggableAllocator` keeps no such figures
+            return None
+        return max(0, min(free, limit - reserved) + unused - limit // _RESERVED_SHARE)
 
     def _stream(self, device: torch.device, direction: str) -> torch.Stream:
         key = (device, direction)

@@ -104,7 +104,7 @@ class Streams:
         captures a graph, or the device has no room. Returns uint8, shape [n]; what is between the storages is zero."""
         if self._copies.current_stream(device) != stream or is_capturing(device):
             return None
-        parts = [_bytes_of(storage) for storage in storages]
+        parts = [bytes_of(storage) for storage in storages]
         try:
             gathered = torch.cat(list(_padded(parts, first_bytes)))
         except torch.OutOfMemoryError:
@@ -138,38 +138,49 @@ class Streams:
     # --- `DeviceMemory` -----------------------------------------------------------------------------------------
 
     def copy_out(self, record: Record) -> CopyOut:
-        source, slot, span = record.source, record.slot, record.span
-        if source is None or slot is None or span is None:
+        handle, slot, span = record(), record.slot, record.span
+        if handle is None or slot is None or span is None:
             raise RuntimeError(f"handle {record.key}: offloaded after its release, or without a slot")
         first, end = span
-        memory = _bytes_of(source)
-        part = memory if end - first == memory.numel() else memory[first:end]  # most are whole; a slice takes a while
-        record.ready = self._copies.copy_out(part, slot.as_plain_tensor(), record.stream)
+        if handle.parts:
+            memory, nbytes = list(handle.parts.values()), end - first
+            sources = memory
+        else:
+            whole = bytes_of(handle.source)
+            memory, nbytes = [whole], whole.numel()
+            sources = memory if end - first == nbytes else [whole[first:end]]  # most are whole; a slice takes a while
+        record.ready = self._copies.copy_out_many(sources, _pieces_of(slot, record), record.stream)
         if (times := self._open_times()) is not None:
             times.copies_out(end - first)
         self._note(slot)
-        return CopyOut(memory, memory.numel(), record.ready)
+        return CopyOut(memory, nbytes, record.ready)
 
     def copy_back(self, record: Record, *, must: bool) -> CopyBack | None:
-        source, slot = record.source, record.slot
-        if source is None or slot is None:
+        handle, slot, device = record(), record.slot, _device_of(record)
+        if handle is None or slot is None:
             raise RuntimeError(f"handle {record.key}: copied back after its release, or without a slot")
         try:
-            target, copied = self._copies.copy_in(
-                slot.as_plain_tensor(), _device_of(record), record.stream, record.ready
-            )
+            memory, copied = self._copies.copy_in_many(_pieces_of(slot, record), device, record.stream, record.ready)
         except torch.OutOfMemoryError as error:
+            self._note_refusal(record.nbytes)
             if not must:
                 return None  # do not keep the error: its frames would hold on to tensors
             _say_where(error, record.nbytes)
             raise
-        source.data = in_dtype(target, record.layout.dtype)
+        dtype = record.layout.dtype
+        if record.ranges:
+            handle.parts = {
+                first: part if (end - first) % dtype.itemsize else part.view(dtype)  # most views are of that dtype
+                for (first, end), part in zip(record.ranges, memory, strict=True)
+            }
+        else:
+            handle.source.data = in_dtype(memory[0], dtype)
         record.ready = copied
         record.claims = []
         if (times := self._open_times()) is not None:
             times.copies_in(record.nbytes)
         self._note(slot)
-        return CopyBack(target, copied)
+        return CopyBack(memory, copied)
 
     def copy_part_back(self, record: Record, layout: Layout) -> tuple[int, torch.Tensor]:
         """Copy only what a tensor of that layout needs, for this thread's stream, which waits for the copy.
@@ -182,14 +193,20 @@ class Streams:
         first -= first % DEVICE_ALIGNMENT_BYTES
         stream = self.note_current(device)
         try:
-            target, record.ready = self._copies.copy_in(slot.as_plain_tensor()[first:end], device, stream, record.ready)
+            part = slot.as_plain_tensor()[first:end]
+            (target,), record.ready = self._copies.copy_in_many((part,), device, stream, record.ready)
         except torch.OutOfMemoryError as error:
+            self._note_refusal(end - first)
             _say_where(error, end - first)
             raise
         if (times := self._open_times()) is not None:
             times.copies_in(end - first)
         self._wait(stream, record.ready)
         return first, target
+
+    def _note_refusal(self, nbytes: int) -> None:
+        if (times := self._open_times()) is not None:
+            times.refused(nbytes)
 
     def _note(self, slot: Slot) -> None:
         if not self._note_copy(slot):
@@ -206,15 +223,16 @@ class Streams:
             times.waits(stream, partial(self._copies.wait, stream, marker))
 
     def share(self, record: Record, copy: CopyOut) -> None:
-        memory = copy.memory
-        if isinstance(memory, torch.Tensor):
-            for stream in self._streams[_device_of(record)]:
+        for stream in self._streams[_device_of(record)]:
+            for memory in copy.memory:
                 self._copies.share(memory, stream)
 
     def forget(self, record: Record) -> None:
         source = record.source
         unclaim(record)
         self._outstanding_views.release(record)
+        if record.ranges:
+            record.forget_parts()
         if record.span is not None:
             record.first_byte = record.span[0]  # not before: until now the source is over the whole storage
         if source is not None:
@@ -230,9 +248,10 @@ class Streams:
 
     def wait_where_asked(self, record: Record, stream: Any, end: Marker) -> None:
         self._wait(stream, end)
-        source = record.source
-        if stream != record.stream and source is not None:
-            self._copies.share(source, stream)
+        handle = record()
+        if stream != record.stream and handle is not None:
+            for memory in handle.parts.values() or (handle.source,):
+                self._copies.share(memory, stream)
 
 
 def _say_where(error: torch.OutOfMemoryError, nbytes: int) -> None:
@@ -245,7 +264,13 @@ def _device_of(record: Record) -> torch.device:
     return record.device
 
 
-def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+def _pieces_of(slot: Slot, record: Record) -> list[torch.Tensor]:
+    """The record's slot; of a batch, where the bytes of each storage lie in it."""
+    memory = slot.as_plain_tensor()
+    return [memory[first:end] for first, end in record.ranges] if record.ranges else [memory]
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor's whole storage as uint8, shape [n], on its device; for reading, not for autograd."""
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 

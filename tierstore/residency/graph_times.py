@@ -27,7 +27,9 @@ class _Wait(NamedTuple):
 
 
 class GraphTimes:
-    """The marks of one step of a graph in its streams. Guarded by the store's lock until `end`."""
+    """The marks of one step of a graph in its streams. Guarded by the store's lock until `end`.
+
+    `refused_bytes`: of the largest copy back for which the device had no memory."""
 
     def __init__(self, copies: Copies, device: torch.device, stream: Any, staying_bytes: int) -> None:
         self._copies = copies
@@ -35,7 +37,7 @@ class GraphTimes:
         self.staying_bytes = staying_bytes
         self.is_open = True
         self._is_whole = True
-        self._out_bytes = self._in_bytes = 0
+        self._out_bytes = self._in_bytes = self.refused_bytes = 0
         self._waits: tuple[list[_Wait], list[_Wait]] = [], []  # of forward, of backward
         self._began = self._mark(stream)
         self._turned: Marker | None = None
@@ -83,9 +85,12 @@ class GraphTimes:
         if self._turned is not None:
             self._in_bytes += nbytes
 
+    def refused(self, nbytes: int) -> None:
+        self.refused_bytes = max(self.refused_bytes, nbytes)
+
     def is_over(self) -> bool:
         """Whether the device has passed all marks, or the times are ignored. Does not block."""
-        return not self._is_whole or all(mark.query() for mark in self._marks())
+        return not self._is_whole or bool(self.refused_bytes) or all(mark.query() for mark in self._marks())
 
     def wait(self) -> bool:
         """Block until the device has passed all marks. Not under the store's lock.

@@ -1,4 +1,4 @@
-"""Small saved tensors that leave memory together, as one record.
+"""Saved tensors that leave memory together, as one record.
 
 NOTE [Groups]
 A record of its own costs a tensor of 64 KiB more time than its bytes take to a drive. So small tensors in host memory
@@ -23,6 +23,15 @@ by one kernel, and one copy serves all. That memory is the source of the group's
   being captured, or where the device has no room for both, each tensor leaves by itself.
 * A member begins at a multiple of 512 bytes, as a block of the device's allocator does.
 * A full device that has no room for a group gets the member that is asked for, in memory of its own.
+
+Larger ones leave an accelerator in *batches*. A batch is a group whose members are not gathered: it has one record, one
+slot of host memory, one wait and one event each way. Each storage is copied from where it lies to its place in the
+slot, and comes back to memory of its own. So backward asks the device's allocator for blocks of the sizes that forward
+has freed.
+
+* A batch has at most a quarter of the bytes that may be on their way out, and half of what staging holds. What is
+  larger than half a batch leaves alone, at once.
+* It moves as one, also in what it takes of each window.
 
 Tensors in a trace have no groups: the trace tells of each of them."""
 
@@ -74,14 +83,14 @@ def copy_into(slot: Slot, group: Group[TrackedTensor]) -> None:
 def become_members(group: Group[TrackedTensor], handle: Handle, empty: torch.Tensor | None) -> None:
     """The bytes are in the group's memory now. The tensors' own is freed: they lie over `empty` (None: the CPU's)."""
     empty = _EMPTY if empty is None else empty
-    log, members = group.parts[0].tensors[0].log, []
+    members = [tracked for part in group.parts for tracked in part.tensors]
+    log = members[0].log
     for part, first_byte in zip(group.parts, group.first_bytes, strict=True):
         for tracked, alias in zip(part.tensors, part.aliases, strict=True):
             tracked.layout = layout = layout_of(alias)
             counter = alias_of(alias, layout) if layout.conj or layout.neg else alias
             log.members[tracked.index] = Member(counter, tracked.version, first_byte)
             counter.data = empty
-            members.append(tracked)
         part.aliases.clear()
     log.come_in([tracked.index for tracked in members], handle.record)
     for tracked in members:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import threading
 import time
 import weakref
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import wraps
 from operator import call, methodcaller
+from types import FrameType
 from typing import Any, Concatenate, Never, ParamSpec, TypeVar
 
 from ..base.ctrl_c import CTRL_C
@@ -35,8 +37,12 @@ _HALF_CHANGED = "{} came in the middle of a change of its bookkeeping and closed
 LOCKS: set[weakref.ref[threading.RLock]] = set()
 """The locks of all stores. A finalizer may run while this thread holds one. If it took another, and another thread took
 them in the other order, both would wait for ever."""
+WAITING: set[int] = set()
+"""The threads that wait for the progress of any store. They hold no lock meanwhile, but are in the middle of a call: a
+handler that waited there for a store might wait for what its own thread has to give back."""
 _change_of_locks = threading.RLock()  # a finalizer may open a store where its thread holds it
 os.register_at_fork(after_in_child=_change_of_locks._at_fork_reinit)  # type: ignore[attr-defined]  # by another thread
+os.register_at_fork(after_in_child=WAITING.clear)
 _is_owned = methodcaller("_is_owned")
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -53,7 +59,7 @@ def whole(method: Callable[Concatenate[Any, _P], _T]) -> Callable[Concatenate[An
     @wraps(method)
     def call(self: Any, /, *arguments: _P.args, **keywords: _P.kwargs) -> _T:
         guard: Guard = self._guard
-        if guard.is_mine() or (guard.are_several and holds_any_lock()):  # as `lock` does
+        if guard.is_mine() or (guard.may_be_inside and is_inside_any()):  # as `lock` does
             guard.refuse_handler()
         with guard.mutex:
             try:
@@ -88,10 +94,10 @@ class Guard:
         is_changing: the books are half changed; only under the lock.
         jobs: of the ledger.
         num_waiting: threads that wait for progress.
-        are_several: there may be other stores in this process. The same for all of them.
+        may_be_inside: there may be other stores in this process, or a thread that waits. The same for all of them.
     """
 
-    are_several = False
+    may_be_inside = False
 
     def __init__(self, name: str, ledger: Ledger[Record], worker: Worker) -> None:
         self.name = name
@@ -112,18 +118,18 @@ class Guard:
         self.is_mine: Callable[[], bool] = self.mutex._is_owned  # type: ignore[attr-defined]  # for Condition
         with _change_of_locks:
             LOCKS.add(weakref.ref(self.mutex, LOCKS.discard))
-            Guard.are_several = len(LOCKS) > 1
+            _look_inside()
         self.progress = threading.Condition(self.mutex)
 
     @property
     def lock(self) -> AbstractContextManager[object]:
-        """Raises StoreBusyError if this thread holds it already, or that of another store."""
-        if self.is_mine() or (self.are_several and holds_any_lock()):
+        """Raises StoreBusyError if this thread holds it already, or that of another store, or waits for one."""
+        if self.is_mine() or (self.may_be_inside and is_inside_any()):
             self.refuse_handler()
         return self.mutex
 
     def refuse_handler(self) -> Never:
-        raise StoreBusyError(self.name)
+        raise StoreBusyError(self.name, "in the middle of another call of this thread")
 
     def refuse_to_wait(self) -> None:
         """Raise StoreBusyError or ConfigError if this thread may not wait for the store's, or could not."""
@@ -237,6 +243,9 @@ class Guard:
             self.tell()
             self.refuse_to_wait()
             was_held = CTRL_C.let_through()
+            with _change_of_locks:
+                WAITING.add(threading.get_ident())
+                _look_inside()
             if not self.progress.wait(_LOOK_SECONDS) and self.closed is None and not self._worker.is_running:
                 self.end(StoreClosedError(self.name, "its engine's thread has died"))  # and could not tell
         except BaseException:
@@ -244,6 +253,7 @@ class Guard:
                 self.mutex.acquire()
             raise
         finally:
+            WAITING.discard(threading.get_ident())
             self.num_waiting -= 1
             if was_held:
                 CTRL_C.hold()
@@ -308,11 +318,28 @@ class Guard:
         self._books.disk_is_full = False  # try once more
 
 
-def holds_any_lock() -> bool:
-    """Whether this thread holds the lock of any store. In calls of C alone: a program may trace each line."""
+def is_inside_any() -> bool:
+    """Whether this thread is in a call of any store: it holds its lock, or waits for its progress.
+
+    Those that hold a lock are found by calls of C alone, as a program may trace each line."""
     with _change_of_locks:
-        Guard.are_several = len(LOCKS) > 1  # others may have died
-    return any(map(_is_owned, filter(None, map(call, list(LOCKS)))))
+        _look_inside()  # others may have died
+    if any(map(_is_owned, filter(None, map(call, list(LOCKS))))):
+        return True
+    return threading.get_ident() in WAITING and _is_waiting(sys._getframe())
+
+
+def _look_inside() -> None:
+    Guard.may_be_inside = len(LOCKS) > 1 or bool(WAITING)
+
+
+def _is_waiting(frame: FrameType | None) -> bool:
+    """Whether a wait is under way below the frame. Else an interrupt has ended one before its thread was struck off."""
+    while frame is not None and frame.f_code is not Guard.wait.__code__:
+        frame = frame.f_back
+    if frame is None:
+        WAITING.discard(threading.get_ident())
+    return frame is not None
 
 
 def copy_of(error: TierStoreError) -> TierStoreError:

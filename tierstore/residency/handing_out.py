@@ -22,10 +22,11 @@ from ..ledger.counters import STALL_CAUSES
 from ..ledger.ledger import Ledger
 from ..ledger.state import IN_MEMORY, State
 from .device import DeviceTier
-from .guard import Guard, holds_any_lock, whole
+from .guard import Guard, is_inside_any, whole
 from .handle import Member, Record
 from .layout import Layout, describe, fits_in_storage, is_inside_modes, rebuild, rebuild_beyond
 from .outstanding import OutstandingViews
+from .torch_names import name_of_node
 
 if TYPE_CHECKING:
     from ..ledger.lookahead import Lookahead
@@ -96,7 +97,7 @@ class HandingOut:
     ) -> torch.Tensor | None:
         """What `fetch` returns for one more member of a group, where nothing else is to be done. None: call `fetch`."""
         guard = self._guard
-        if guard.is_mine() or (guard.are_several and holds_any_lock()):  # as `lock` does
+        if guard.is_mine() or (guard.may_be_inside and is_inside_any()):  # as `lock` does
             guard.refuse_handler()
         with guard.mutex:
             try:
@@ -111,7 +112,11 @@ class HandingOut:
                 views, of = handle.views, ~index if layout.conj or layout.neg else index  # as in `_view_of`
                 if of in views:
                     return views[of]
-                view = member.view_in(handle.source, layout)
+                parts, first_byte = handle.parts, member.first_byte  # as `Handle.view_of`, without its call
+                if first_byte in parts:
+                    view = member.view_in(parts[first_byte], layout, first_byte)
+                else:
+                    view = member.view_in(handle.source, layout)
                 if views:
                     views[of] = view  # as `keep_view`, without its call
                 else:
@@ -152,7 +157,7 @@ class HandingOut:
         if source is None:
             raise StoreClosedError(self._guard.name, "the handle was released")
         if source._version != record.version:
-            raise ModifiedInPlaceError(describe(layout), record.version, source._version)
+            raise ModifiedInPlaceError(describe(layout), record.version, source._version, name_of_node())
         return source
 
     def _await_bytes(self, record: Record) -> None:
@@ -203,8 +208,8 @@ class HandingOut:
         view = record.views.get(of)
         if view is None:
             is_where_saved = record.slot is None and record.root is not None  # not put by hand
-            if member is not None:
-                view = member.view_in(source, layout)
+            if member is not None and (handle := record()) is not None:
+                view = handle.view_of(member, layout)
             elif is_where_saved and not fits_in_storage(layout, source):
                 view = rebuild_beyond(source, layout)  # hooks that do nothing would give it back too
             else:

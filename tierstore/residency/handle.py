@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _NO_VIEWS: dict[Layout | int, torch.Tensor] = {}
 """Shared by all handles that have handed out nothing; never filled."""
+_NO_PARTS: dict[int, torch.Tensor] = {}
+"""Likewise, by those whose bytes are in one piece, or not on their device."""
 
 
 class Record(RuledRecord):
@@ -35,12 +37,13 @@ class Record(RuledRecord):
         span: (first byte, end) of the storage that is stored; None until the bytes are first read.
         first_byte: the byte of the saved storage at which the source's storage begins.
         phase: the stored span's address modulo 4096.
+        ranges: (first byte, end) of each storage in it, if it is a batch: see NOTE [Groups] in `groups.py`. Else empty.
         stream: that packed it on its device.
     """
 
     __slots__ = (
-        "address", "claims", "first_byte", "joined", "kind", "layout", "phase", "residency", "root", "span",
-        "storage_id", "stream", "version",
+        "address", "claims", "first_byte", "joined", "kind", "layout", "phase", "ranges", "residency", "root",
+        "span", "storage_id", "stream", "version",
     )  # fmt: skip
 
     slot: Slot | None
@@ -72,6 +75,7 @@ class Record(RuledRecord):
         self.residency: object = None
         self.span: tuple[int, int] | None = None
         self.first_byte = self.phase = 0
+        self.ranges: tuple[tuple[int, int], ...] = ()
         self.stream: Any = None
         self.kind = kind
 
@@ -99,6 +103,11 @@ class Record(RuledRecord):
         handle = self()
         if handle is not None:
             handle.keep_view(of, view)
+
+    def forget_parts(self) -> None:
+        handle = self()
+        if handle is not None:
+            handle.parts = _NO_PARTS
 
     def forget_views(self) -> None:
         handle = self()
@@ -154,20 +163,30 @@ class Handle:
         record: the store's bookkeeping of the bytes.
         source: a detached alias of the saved tensor. It shares the saved tensor's version counter for as long as the
             handle lives. While the bytes are in memory its storage holds them; a restore swaps `source.data`.
+        parts: of a batch on its device, instead: the bytes of each storage, shape [n], by its first byte; uint8, or,
+            once they have come back, of the dtype of the batch.
         views: tensors that were handed out, by layout, those of a group by the number of the saved tensor (~number:
             with lazy bits). Kept while the bytes are in memory: see NOTE [Stolen gradients] in `handing_out.py`.
         outstanding: tensors that were handed out earlier and are still in use: see `outstanding.py`.
     """
 
-    __slots__ = ("__weakref__", "outstanding", "owner", "record", "source", "views")
+    __slots__ = ("__weakref__", "outstanding", "owner", "parts", "record", "source", "views")
 
     record: Record
 
     def __init__(self, owner: object, source: torch.Tensor) -> None:
         self.owner = owner
         self.source = source
+        self.parts = _NO_PARTS
         self.views = _NO_VIEWS
         self.outstanding: tuple[torch.Tensor, ...] = ()
+
+    def view_of(self, member: Member, layout: Layout) -> torch.Tensor:
+        """A new view of the member, which is in memory."""
+        first_byte = member.first_byte
+        if first_byte in self.parts:
+            return member.view_in(self.parts[first_byte], layout, first_byte)
+        return member.view_in(self.source, layout)
 
     def keep_view(self, of: Layout | int, view: torch.Tensor) -> None:
         if self.views:

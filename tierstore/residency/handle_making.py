@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 
 import torch
@@ -30,8 +29,9 @@ class HandleFactory:
         residency: object,
         note_release: Callable[[Record], None],
         device_of: Callable[[torch.Tensor], torch.device | None],
+        keys: Iterator[int],
     ) -> None:
-        self.keys = itertools.count(1)
+        self.keys = keys
         self._residency = residency
         self._note_release = note_release
         self._device_of = device_of
@@ -79,14 +79,34 @@ class HandleFactory:
 
     def of_group(self, owner: object, memory: torch.Tensor, key: int, dtype: torch.dtype, num_members: int) -> Handle:
         """`memory`: uint8, shape [n], over a slot that is the record's from now on; of members of that dtype."""
-        nbytes, address = len(memory), memory.data_ptr()
-        source = in_dtype(memory, dtype)
+        handle = self._of_members(owner, memory, len(memory), key, dtype, num_members)
+        claim(handle.record, memory.untyped_storage())
+        return handle
+
+    def of_batch(
+        self,
+        owner: object,
+        parts: dict[int, torch.Tensor],
+        empty: torch.Tensor,
+        key: int,
+        dtype: torch.dtype,
+        num_members: int,
+    ) -> Handle:
+        """`parts`: as `Handle.parts`, in order. `empty`: a tensor without bytes on the same device."""
+        ranges = tuple([(first_byte, first_byte + part.nbytes) for first_byte, part in parts.items()])
+        handle = self._of_members(owner, empty, ranges[-1][1], key, dtype, num_members)
+        handle.parts, handle.record.ranges, handle.record.claims = parts, ranges, []
+        return handle
+
+    def _of_members(
+        self, owner: object, memory: torch.Tensor, nbytes: int, key: int, dtype: torch.dtype, num_members: int
+    ) -> Handle:
+        source, address = in_dtype(memory, dtype), memory.data_ptr()
         handle, layout = Handle(owner, source), self._same_layout(layout_of(source))
         handle.record = record = Record(handle, self._note_release, key, nbytes, address, layout, _kind_of(dtype))
         record.residency = self._residency
         record.num_members = num_members
         record.span = 0, nbytes
-        claim(record, memory.untyped_storage())
         return handle
 
     def _same_layout(self, layout: Layout) -> Layout:

@@ -15,12 +15,16 @@ from typing import NamedTuple, ParamSpec, TypeVar
 import torch
 
 from .torch_names import (
+    AD_INPLACE_OR_VIEW,
     MODE_KEYS,
     DisableTorchFunction,
     DispatchKeySet,
     ExcludeDispatchKeyGuard,
+    InferenceMode,
+    SetExcludeDispatchKeyGuard,
     innermost_transform,
     is_function_mode_on,
+    is_key_excluded,
     num_dispatch_modes,
     set_conj,
     set_neg,
@@ -35,7 +39,7 @@ _SPAN_ALIGNMENT_BYTES = 64
 """Spans begin at multiples of this. It is a multiple of every element size, and the alignment of torch's allocator."""
 
 
-_ACCELERATORS = frozenset({"cuda", "xpu"})
+ACCELERATORS = frozenset({"cuda", "xpu"})
 """Accelerators whose streams and events need no device-specific module of torch, and whose host copies overlap."""
 
 
@@ -49,7 +53,7 @@ def storage_of(tensor: torch.Tensor) -> tuple[torch.UntypedStorage, int, int] | 
     kind = type(tensor)
     if (
         (kind is not torch.Tensor and kind is not torch.nn.Parameter)
-        or not (tensor.is_cpu or tensor.device.type in _ACCELERATORS)
+        or not (tensor.is_cpu or tensor.device.type in ACCELERATORS)
         or tensor.is_nested
         or tensor.is_quantized
     ):
@@ -159,17 +163,30 @@ _MODES = reduce(operator.or_, map(DispatchKeySet, MODE_KEYS))
 
 
 def is_inside_modes() -> bool:
-    """Whether a mode or a transform of `torch.func` is active on this thread. Cheaper than `outside_of_modes`."""
-    return is_function_mode_on() or num_dispatch_modes() > 0 or innermost_transform() is not None
+    """Whether something on this thread sees or changes operations: see `outside_of_modes`, which costs more."""
+    return (
+        is_function_mode_on()
+        or num_dispatch_modes() > 0
+        or is_key_excluded(AD_INPLACE_OR_VIEW)
+        or torch.is_inference_mode_enabled()
+        or innermost_transform() is not None
+    )
 
 
 @contextmanager
 def outside_of_modes() -> Iterator[None]:
-    """Inside it, no mode and no transform of `torch.func` sees or changes operations.
+    """Inside it, operations do what they do on a thread where nobody has set anything.
 
-    For the store's own operations: a caller of the store may be inside any mode. The mode's code would run under the
-    store's lock, and its results would be kept for other callers."""
-    with ExcludeDispatchKeyGuard(_MODES), DisableTorchFunction():
+    For the store's own operations: its caller may be anywhere. The code of a mode, or of a transform of `torch.func`,
+    would run under the store's lock, and its results would be kept for other callers. Below autograd (in a dispatch
+    mode, in the body of a custom operator) an alias would get a version counter of its own, so that no change in place
+    would be found. A tensor that is made in inference mode has no version counter."""
+    with (
+        ExcludeDispatchKeyGuard(_MODES),
+        DisableTorchFunction(),
+        InferenceMode(False),  # first: it changes keys
+        SetExcludeDispatchKeyGuard(AD_INPLACE_OR_VIEW, False),
+    ):
         yield
 
 
@@ -184,6 +201,12 @@ def unseen_by_modes(function: Callable[_P, _T]) -> Callable[_P, _T]:
         return function(*arguments, **keywords)
 
     return call
+
+
+@unseen_by_modes
+def detached(tensor: torch.Tensor) -> torch.Tensor:
+    """A detached alias. It shares the tensor's version counter, wherever it is made, and modes see nothing of it."""
+    return tensor.detach()
 
 
 def is_same_view(one: torch.Tensor, other: torch.Tensor) -> bool:

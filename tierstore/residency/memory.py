@@ -9,7 +9,7 @@ When the bytes leave memory, the alias is pointed at an empty storage. A tensor 
 still be in use then: the slot is *outstanding* until the storage over it dies.
 Device memory of an accelerator is handled likewise; the slot then holds a copy that nobody else ever sees.
 
-A handle that dies takes its alias along, and its record goes into the queue `Ledger.released`. When the storage over a
+A handle that dies takes its alias along, and its record goes into the queue `Books.released`. When the storage over a
 slot dies, the slot goes into a queue of `slots.py`; when a log dies, its remains go into a queue of
 `ledger/tracked.py`."""
 
@@ -66,6 +66,9 @@ class StoreMemory:
         first, end = _cut_span(record, source)
         record.nbytes = end - first
         record.slot = self._slots.allocate(record.nbytes)
+
+    def has_room_for_read(self, record: Record) -> bool:
+        return self._slots.slab.has_room(record.nbytes, record.phase)
 
     def prepare_read(self, record: Record) -> None:
         record.slot = self._slots.allocate(record.nbytes, record.phase)
@@ -136,6 +139,8 @@ class StoreMemory:
             record.first_byte = record.span[0]
         self._outstanding_views.release(record)
         record.claims = None  # as `unclaim`
+        if record.ranges:
+            record.forget_parts()
         if source is not None:
             source.data = self._empty if record.device is None else self._devices.streams.empty_on(record.device)
 

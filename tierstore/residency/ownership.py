@@ -11,7 +11,7 @@ to be cleaned up."""
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from sys import getrefcount
 
 import torch
@@ -19,8 +19,25 @@ import torch
 from .handle import Handle, Record
 from .torch_names import storage_address, storage_use_count
 
-Claims = list["weakref.ref[Record]"]
-"""The records, of any store, that hold or held an alias of one storage."""
+_LEAST_CLEANED = 8
+
+
+class Claims(list["weakref.ref[Record]"]):
+    """The records, of any store, that hold or held an alias of one storage.
+
+    `clean_at`: with so many, those that hold none any more are taken out. Nested graphs save a storage once more in
+    each, so all may hold one: the limit doubles, or each new claim would look at all others."""
+
+    __slots__ = ("clean_at",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clean_at = _LEAST_CLEANED
+
+    def clean(self) -> None:
+        self[:] = [ref for ref in self if (record := ref()) is not None and record.claims is self and record()]
+        self.clean_at = max(_LEAST_CLEANED, 2 * len(self))
+
 
 CLAIMS_ATTRIBUTE = "_tierstore_claims"
 """Of the Python object of a storage that a record, dead or alive, was made of."""
@@ -29,9 +46,9 @@ _NUM_REFERENCES_UNSHARED = getrefcount(_unshared.untyped_storage())
 """References to a living storage's Python object, as `is_sole_owner` counts them, when nobody else refers to it."""
 
 
-def claims_of(storage: torch.UntypedStorage) -> Claims:
+def claims_of(storage: torch.UntypedStorage) -> list[weakref.ref[Record]]:
     """Any thread."""
-    claims: Claims = storage.__dict__.get(CLAIMS_ATTRIBUTE, [])
+    claims: list[weakref.ref[Record]] = storage.__dict__.get(CLAIMS_ATTRIBUTE, [])
     return claims
 
 
@@ -40,9 +57,9 @@ def claim(record: Record, storage: torch.UntypedStorage) -> None:
     attributes = storage.__dict__
     claims: Claims | None = attributes.get(CLAIMS_ATTRIBUTE)
     if claims is None:
-        claims = attributes[CLAIMS_ATTRIBUTE] = []
-    elif len(claims) > 8:
-        claims[:] = [ref for ref in claims if _num_aliases(ref, claims)]
+        claims = attributes[CLAIMS_ATTRIBUTE] = Claims()
+    elif len(claims) > claims.clean_at:
+        claims.clean()
     claims.append(weakref.ref(record))
     record.claims = claims
     record.storage_id = storage._cdata
@@ -75,20 +92,27 @@ def num_owners(storage_id: int) -> int:
     return storage_use_count(storage_id) - 1
 
 
-def _num_aliases(ref: weakref.ref[Record], claims: Claims) -> int:
-    """How many tensors over the storage the record keeps: its source, and those it has handed out."""
-    record = ref()
-    if record is None or record.claims is not claims or record.source is None:
-        return 0
-    return 1 + _num_view_aliases(record)
+def _num_aliases(claims: Iterable[weakref.ref[Record]]) -> int:
+    """How many owners of the storage the stores are: through the records' sources, and what those have handed out.
 
-
-def _num_view_aliases(record: Record) -> int:
-    """Owners through handed-out views: two for a view of another dtype than the source's, which has its own base."""
-    if record.num_members > 1:
-        return len(record.views)  # each lies over its storage as an owner of its own, without a base
-    source = record.source
-    return sum(1 if view._base is source else 2 for view in record.views.values())
+    A view of another dtype than the source's has its own base, so it counts twice. A view of a member of a group has
+    none. One loop without calls: nested graphs claim a storage many times, and each pack looks at some of these."""
+    num_aliases = 0
+    for reference in claims:
+        record = reference()
+        handle = record() if record is not None and record.claims is claims else None
+        if record is None or handle is None:
+            continue
+        num_aliases += 1
+        if not handle.views:
+            continue
+        if record.num_members > 1:
+            num_aliases += len(handle.views)
+            continue
+        source = handle.source
+        for view in handle.views.values():
+            num_aliases += 1 if view._base is source else 2
+    return num_aliases
 
 
 def holds_alone(aliases: Sequence[torch.Tensor], storage_id: int, address: int, nbytes: int) -> bool:
@@ -115,12 +139,11 @@ def is_sole_owner(record: Record) -> bool:
     handle, claims = record(), record.claims
     if handle is None or claims is None:
         return False
+    if record.ranges:  # a batch was solely owned when it was made; since then, others can hold what it has handed out
+        return not handle.views
     source = handle.source
     num_owners = storage_use_count(record.storage_id) - 1
-    if len(claims) == 1:
-        num_claims = 1 + _num_view_aliases(record) if handle.views else 1
-    else:
-        num_claims = sum(_num_aliases(ref, claims) for ref in claims)
+    num_claims = 1 if len(claims) == 1 and not handle.views else _num_aliases(claims)
     return (
         num_owners == num_claims
         and storage_address(source) == record.address

@@ -1,18 +1,20 @@
-"""Registration of host memory with an accelerator's driver, on a thread of its own. It takes some 0.1 s for each GiB.
+"""Registration of host memory with an accelerator's driver, on a thread of its own. It takes some 0.2 s for each GiB.
 
-Most of that time goes to the pages, which the kernel has to find and clear. So pages are taken first, in steps: other
-threads can launch kernels meanwhile, and it can stop after each step when the store closes. Then one call registers all
-of them; during this call the driver may block other threads. Several calls would not do: a copy whose memory lies in
-two registrations is refused (CUDA Runtime API, cudaMemcpyAsync).
+It goes piece by piece, from the lowest address on. Most of the time goes to the pages, which the kernel has to find and
+clear, so each piece's are taken first: other threads can launch kernels meanwhile. Then one call registers the piece;
+during this call the driver may block other threads. It can stop after each piece when the store closes.
 
-Correctness does not depend on it: until it is over, copies go to and from pageable memory, and the host waits for them.
+A copy whose memory lies in two registrations is refused, and so is one that lies in a registration in part (CUDA
+Runtime API, cudaMemcpyAsync). Pieces meet at multiples of their size, so whoever copies knows where to cut: `pieces`.
+
+Correctness does not depend on it: what is not registered yet is pageable memory, and the host waits for its copies.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,28 +26,51 @@ from ..disk.linux import populate
 from ..errors import ConfigError
 from .layout import memory_at
 
-_STEP_BYTES = 256 * 2**20
+_PIECE_BYTES = 256 * 2**20
 _PCI_DEVICES = Path("/sys/bus/pci/devices")
+
+
+def pieces(address: int, nbytes: int) -> Iterator[tuple[int, int]]:
+    """Where the pieces of a range of host memory begin and end."""
+    first, end = address, address + nbytes
+    while first < end:
+        next_first = min(end, first - first % _PIECE_BYTES + _PIECE_BYTES)
+        yield first, next_first
+        first = next_first
+
+
+def is_one_piece(address: int, nbytes: int) -> bool:
+    """Whether a range of host memory has to be cut nowhere."""
+    return address % _PIECE_BYTES + nbytes <= _PIECE_BYTES
 
 
 class Pinning:
     """One registration of memory, whose pages may not be moved from now on; it begins at once.
 
-    `register` calls the driver, and returns why it refused (None: it did not); it blocks. The pages are taken near the
-    device, if the system tells what is near. `failure`: why the memory is not registered, once `is_over`."""
+    `register` calls the driver for a piece, of which it gets address and size, and returns why it refused (None: it did
+    not); it blocks. The pages are taken near the device, if the system tells what is near.
 
-    def __init__(self, address: int, size_bytes: int, device: torch.device, register: Callable[[], str | None]) -> None:
+    Attributes:
+        pinned_bytes: how many bytes are registered so far, from the first one on. `registered`: where pieces begin.
+        failure: why the rest is not, once `is_over`.
+    """
+
+    def __init__(
+        self, address: int, size_bytes: int, device: torch.device, register: Callable[[int, int], str | None]
+    ) -> None:
         self._address, self._size_bytes = address, size_bytes
         self._device = device
         self._register = register
         self._is_over = threading.Event()
         self._is_unwanted = False
+        self.pinned_bytes = 0
+        self.registered: list[int] = []
         self.failure: str | None = None
         self._thread: threading.Thread | None = None
         try:
             self._thread = start_thread(self._run, "tierstore-pin")
         except (OSError, ConfigError):  # no more threads: the caller waits
-            self._tell_the_driver()
+            self._pin()
 
     @property
     def is_over(self) -> bool:
@@ -61,28 +86,39 @@ class Pinning:
             self._thread.join()
 
     def _run(self) -> None:
-        try:
-            self._take_pages()
-        finally:
-            self._tell_the_driver()
-
-    def _take_pages(self) -> None:
         """Touch the pages near the device: Linux takes a page from the node of the CPU that touches it (numa(7))."""
         with suppress(OSError):  # a wish: the system may forbid it, and pages may come from anywhere
             if cpus := cpus_near(self._device) & os.sched_getaffinity(0):
                 os.sched_setaffinity(0, cpus)  # for this thread alone
-        for start in range(0, self._size_bytes, _STEP_BYTES):
-            if self._is_unwanted:
-                return
-            populate(memory_at(self._address + start, min(_STEP_BYTES, self._size_bytes - start), writable=True))
+        self._pin()
 
-    def _tell_the_driver(self) -> None:
+    def _pin(self) -> None:
         try:
-            self.failure = "the store was closed" if self._is_unwanted else self._register()
+            for first, end in pieces(self._address, self._size_bytes):
+                self.failure = "the store was closed" if self._is_unwanted else self._pin_piece(first, end - first)
+                if self.failure is not None:
+                    return
+                self.registered.append(first)
+                self.pinned_bytes = end - self._address
         except BaseException as error:  # noqa: BLE001 - reported by `failure`
             self.failure = repr(error)
         finally:
             self._is_over.set()
+
+    def _pin_piece(self, address: int, nbytes: int) -> str | None:
+        populate(memory_at(address, nbytes, writable=True))
+        return self._register(address, nbytes)
+
+
+def device_in_use() -> torch.device | None:
+    """The current device of CUDA, if this process has tensors there already. Opens no context."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return None
+    device = torch.device("cuda", torch.cuda.current_device())
+    try:
+        return device if torch.cuda.memory_reserved(device) else None
+    except RuntimeError:  # a `CUDAPluggableAllocator` does not tell
+        return None
 
 
 def cpus_near(device: torch.device) -> set[int]:

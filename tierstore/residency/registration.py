@@ -3,25 +3,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
 from ..base.interrupts import is_interrupt
 from ..ledger.books import Books
-from ..ledger.groups import DEVICE_ALIGNMENT_BYTES, Group, Grouping
+from ..ledger.groups import Group, Grouping
 from ..ledger.registration import RegistrationRules
 from ..ledger.tracked import TrackedTensors
-from ..ledger.windows import NUM_MEMBERS
-from .device import Streams
+from .device import Streams, bytes_of
 from .groups import become_members, copy_into, take_if_sole_owner
 from .handle import Handle, Record
 from .handle_making import HandleFactory
 from .layout import layout_of, unseen_by_modes
 from .outstanding import OutstandingViews
-from .ownership import CLAIMS_ATTRIBUTE, num_owners, records_over
+from .ownership import CLAIMS_ATTRIBUTE, records_over
 from .slab import Slot
 from .slots import Slots
+from .torch_names import storage_use_count
 from .tracked import TrackedLog, TrackedTensor
 
 
@@ -53,36 +53,31 @@ class Registration(RegistrationRules[TrackedTensor, Record]):
     # --- what is tracked ----------------------------------------------------------------------------------------
 
     @unseen_by_modes
-    def register_on_device(self, group_bytes: int, of: TrackedLog | None = None) -> None:
+    def register_on_device(self, grouping: Grouping[TrackedTensor], of: TrackedLog | None = None) -> None:
         """Register what is tracked and settled, of one log or of all: NOTE [Tracked on a device] in
-        `ledger/on_device.py`.
-
-        `group_bytes`: the most bytes of a group."""
-        self._register_sorted(self.tracked.take_on_device(of), self._grouping_on_device(group_bytes), may_wait=False)
+        `ledger/on_device.py`."""
+        self._register_sorted(self.tracked.take_on_device(of), grouping, may_wait=False)
 
     @unseen_by_modes
-    def register_leaving(self, group_bytes: int, log: TrackedLog, *, may_wait: bool) -> None:
+    def register_leaving(self, grouping: Grouping[TrackedTensor], log: TrackedLog, *, may_wait: bool) -> None:
         """Register what is tracked, is settled, and waits to leave. `may_wait`: what others hold waits once more."""
-        self._register_sorted(self.tracked.take_leaving(log), self._grouping_on_device(group_bytes), may_wait=may_wait)
+        self._register_sorted(self.tracked.take_leaving(log), grouping, may_wait=may_wait)
         log.num_sorted = log.num_packs
-
-    @staticmethod
-    def _grouping_on_device(group_bytes: int) -> Grouping[TrackedTensor]:
-        return Grouping(group_bytes, group_bytes // NUM_MEMBERS, DEVICE_ALIGNMENT_BYTES)
 
     # --- groups -------------------------------------------------------------------------------------------------
 
-    def _register_together(self, group: Group[TrackedTensor]) -> bool:
-        with torch.inference_mode(mode=False):  # `stats` may be called inside that mode, whose tensors have no version
-            return super()._register_together(group)
-
     def _handle_of_group(self, group: Group[TrackedTensor], members: Sequence[TrackedTensor]) -> Handle | None:
-        newest = members[-1]
-        device = newest.device
-        slot, memory = self._copied(group) if device is None else (None, self._gathered(group, device))
-        if memory is None:
-            return None
-        handle = self._handles.of_group(newest.log.store, memory, newest.key, group.parts[0].kind, len(members))
+        newest, kind = members[-1], group.parts[0].kind
+        store, key, device = newest.log.store, newest.key, newest.device
+        slot: Slot | None = None
+        if device is not None and group.is_batch:
+            parts = dict(zip(group.first_bytes, [bytes_of(part.aliases[0]) for part in group.parts], strict=True))
+            handle = self._handles.of_batch(store, parts, self._streams.empty_on(device), key, kind, len(members))
+        else:
+            slot, memory = self._copied(group) if device is None else (None, self._gathered(group, device))
+            if memory is None:
+                return None
+            handle = self._handles.of_group(store, memory, key, kind, len(members))
         record = handle.record
         record.slot = slot
         if device is not None:
@@ -129,8 +124,8 @@ class Registration(RegistrationRules[TrackedTensor, Record]):
         return None
 
     @staticmethod
-    def _are_sole_owners(tensors: Sequence[TrackedTensor]) -> bool:
-        return num_owners(tensors[0].storage_id) == len(tensors)
+    def _num_owners(by_storage: Mapping[int, Sequence[TrackedTensor]]) -> Iterable[int]:
+        return [num_uses - 1 for num_uses in map(storage_use_count, by_storage)]  # as `num_owners`, without its call
 
     def _handle_of(self, tracked: TrackedTensor) -> Handle | None:
         if tracked.alias is None:

@@ -46,6 +46,7 @@ class Residency:
         slab: host memory for restored bytes, and for copies from accelerators.
         handles: makes handles and their records. Any thread, without the lock.
         device_of: the accelerator that a tensor lives on; None: it is in host memory. Any thread, without the lock.
+        cpu_is_host: `device_of` gives None for every tensor on the CPU: no accelerator is simulated.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Residency:
         staging_bytes: int,
         staging_grows: bool = False,
         copies: Copies | None = None,
+        pools: bool = False,
     ) -> None:
         windows = HostWindows(host_bytes, staging_bytes, grows=staging_grows)
         resident = Window(0)
@@ -66,12 +68,13 @@ class Residency:
         self._counters = books.counters
         self._outstanding_views = outstanding_views = OutstandingViews()
         size_bytes = host_bytes + staging_bytes
-        slots = Slots(windows, size_bytes, books.uncharged_bytes, counters=books.counters)
+        slots = Slots(windows, size_bytes, books.uncharged_bytes, counters=books.counters, pools=pools)
         self.slab = slots.slab
         copies = copies or AcceleratorCopies()
         self._devices = devices = DeviceTier(copies, outstanding_views, slots.note_copy, resident)
         self.device_of = devices.streams.device_of
-        self.handles = HandleFactory(self, books.released.append, self.device_of)
+        self.cpu_is_host = isinstance(copies, AcceleratorCopies)
+        self.handles = HandleFactory(self, books.released.append, self.device_of, self._tracked.keys)
         self._registration = Registration(books, self.handles, self._tracked, outstanding_views, slots, devices.streams)
         self._memory = StoreMemory(self._registration, slots, devices, outstanding_views)
         self.ledger = ledger = Ledger[Record](books, self._memory, devices, worker.disk_budget_bytes)
@@ -97,6 +100,11 @@ class Residency:
             guard.is_changing = True
             self.books.ahead = lookahead
             self.ledger.go_ahead()
+
+    @whole
+    def begin_to_pin(self, device: torch.device) -> None:
+        """Pin the slab before the first tensor of that device comes. Does not wait."""
+        self.slab.begin_to_pin(device)
 
     # --- the worker: each call waits for nothing but the lock ------------------------------------------------------
 
@@ -124,7 +132,7 @@ class Residency:
         guard = self.guard
         with guard.lock:
             if error is None:
-                guard.end(StoreClosedError(guard.name))
+                guard.end(StoreClosedError(guard.name, "it was closed"))
             else:
                 guard.end_failed(error)
             try:
@@ -153,10 +161,6 @@ class Residency:
         """Any thread, without the lock: it may be out of date."""
         return self.books.disk_bytes
 
-    def count_kept(self, reason: str, nbytes: int) -> None:
-        with self.lock:
-            self._counters.kept_bytes[reason] += nbytes
-
     @whole
     def tidy(self) -> None:
         """Account for everything that has died, and for everything of which the store is the sole owner by now.
@@ -166,7 +170,7 @@ class Residency:
         self._outstanding_views.take_back(None)
         self.guard.drain()
         if self.guard.closed is None:
-            self._registration.register_on_device(self.ledger.device_group_bytes)
+            self._registration.register_on_device(self.ledger.device_grouping())
             self.ledger.down.scan_pending()
             self.guard.jobs.hurry()
 
@@ -175,6 +179,7 @@ class Residency:
         """Hold the lock while the caller reads: all counters, and the levels of now. See `StoreStats`."""
         with self.lock:
             books, windows = self.books, self.books.windows
+            books.newly_kept.move_to(self._counters.kept_bytes)
             host_bytes, staging_bytes = windows.used_bytes
             levels = {
                 "live_handles": self._registration.num_live(),
@@ -201,16 +206,18 @@ class Residency:
     @whole
     def limit_windows(self, host_bytes: int, staging_bytes: int) -> None:
         """Keep at most `host_bytes` in host memory from now on, and `staging_bytes` more for what is being moved."""
+        self.guard.drain()
         self.guard.is_changing = True
         self.books.windows.limit(host_bytes, staging_bytes)
 
     @whole
     def keep_on_device(self, device_bytes: int) -> None:
         """Let the last `device_bytes` that are saved stay on the accelerator from now on. Spoils times being taken."""
+        self.guard.drain()
         self.guard.is_changing = True
         self._devices.keep(device_bytes)
         if not self._devices.window.fits(0):
-            self._registration.register_on_device(self.ledger.device_group_bytes)
+            self._registration.register_on_device(self.ledger.device_grouping())
 
     @whole
     def time_graph(self, device: torch.device) -> GraphTimes:

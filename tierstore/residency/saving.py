@@ -14,7 +14,7 @@ from ..ledger.ledger import Ledger
 from ..ledger.pending import NUM_SCANNED_PER_PACK
 from ..ledger.state import State
 from .device import DeviceTier
-from .guard import Guard, holds_any_lock, whole
+from .guard import Guard, is_inside_any, whole
 from .handle import Record
 from .layout import Layout, memory_at, unseen_by_modes
 from .ownership import claims_of
@@ -24,6 +24,8 @@ from .tracked import TrackedLog, TrackedTensor
 from .transfers import Worker
 
 _PACK_WAITS = STALL_CAUSES[0]
+_SHARE_GRANTED = 2
+"""As a divisor: of the room that is left. Other threads have grants too."""
 _EVERY = 4
 """Tracked tensors for which the driver is asked once whether copies are over: that takes it microseconds."""
 
@@ -63,13 +65,14 @@ class Saving:
         Its bytes are not read before a later node saves something, or its log is settled. Waits while the budget is
         full. Raises what `save` does."""
         guard = self._guard
-        if guard.is_mine() or (guard.are_several and holds_any_lock()):  # as `lock` does
+        if guard.is_mine() or (guard.may_be_inside and is_inside_any()):  # as `lock` does
             guard.refuse_handler()
         with guard.mutex:
             try:
                 if guard.closed is not None or guard.is_changing:
                     guard.must_be_open()
                 down, log = self._down, tracked.log
+                tracked.key = next(self._tracked.keys)
                 log.newest_node = node
                 new_bytes = 0 if (tracked.storage_id, nbytes) in log.num_tracked else nbytes
                 is_short = down.is_short_of(new_bytes)
@@ -91,6 +94,8 @@ class Saving:
                     if self._registration.may_be_registered(tracked):
                         self._join_if_registered(tracked)
                     self._slots.trim()
+                elif tracked.index and down.room_bytes >= _SHARE_GRANTED * nbytes and log.may_be_granted():
+                    self._tracked.grant(log, down.room_bytes // _SHARE_GRANTED)
                 guard.is_changing = False
                 if guard.jobs.has_news or guard.jobs.has_progress:
                     guard.tell()
@@ -108,24 +113,25 @@ class Saving:
 
         `leaves`: it has not, and waits for enough others to leave with them."""
         guard = self._guard
-        if guard.is_mine() or (guard.are_several and holds_any_lock()):  # as `lock` does
+        if guard.is_mine() or (guard.may_be_inside and is_inside_any()):  # as `lock` does
             guard.refuse_handler()
         with guard.mutex:
             try:
                 if guard.closed is not None or guard.is_changing:
                     guard.must_be_open()
                 ledger, books, log = self._ledger, self._books, tracked.log
+                tracked.key = next(self._tracked.keys)
                 log.newest_node = node
                 device_rules = ledger.device
                 must_act: object = books.pending.must_be_scanned or books.blocked or books.spill_error is not None
                 if not (must_act or tracked.key % _EVERY) and (device_rules.flights or device_rules.busy):
                     must_act = device_rules.has_finished()
-                is_full = leaves and log.leaving_bytes + nbytes > ledger.device_group_bytes
+                is_full = leaves and ledger.leaves_now(log, nbytes)
                 if is_full or must_act:
                     CTRL_C.hold()
                 if is_full:
                     guard.is_changing = True
-                    self._registration.register_leaving(ledger.device_group_bytes, log, may_wait=True)
+                    self._registration.register_leaving(ledger.device_grouping(), log, may_wait=True)
                     guard.is_changing = False
                     must_act = True
                 if must_act:
@@ -160,12 +166,11 @@ class Saving:
                 return True
             self._guard.is_changing = True
             log.newest_node = node
-            group_bytes = self._ledger.device_group_bytes
             if log.leaving:
-                self._registration.register_leaving(group_bytes, log, may_wait=True)
+                self._registration.register_leaving(self._ledger.device_grouping(), log, may_wait=True)
             if not self._devices.window.fits(nbytes):
                 log.tracks_on_device = False
-                self._registration.register_on_device(group_bytes)
+                self._registration.register_on_device(self._ledger.device_grouping())
         return log.tracks_on_device
 
     @whole
@@ -184,9 +189,9 @@ class Saving:
         self._guard.must_be_open()
         self._guard.drain()
         self._guard.is_changing = True
-        if log.leaving_bytes > self._ledger.device_group_bytes:
+        if log.leaving_bytes and self._ledger.leaves_now(log, 0):
             log.newest_node = node
-            self._registration.register_leaving(self._ledger.device_group_bytes, log, may_wait=True)
+            self._registration.register_leaving(self._ledger.device_grouping(), log, may_wait=True)
         self._books.pending.settle(fresh)
         fresh.clear()
         if is_new:
@@ -221,7 +226,8 @@ class Saving:
 
     @whole
     def settle(self, records: Iterable[Record] = ()) -> None:
-        """Allow the records' bytes to be read from now on. Does not wait."""
+        """Allow the records' bytes to be read from now on, and count what was kept. Does not wait."""
+        self._books.newly_kept.move_to(self._counters.kept_bytes)
         if self._guard.closed is None:
             self._guard.drain()
             self._guard.is_changing = True
@@ -312,14 +318,31 @@ class Saving:
         self._guard.is_changing = True
         self._count_join(nbytes)
 
+    @whole
+    def catch_up(self, log: TrackedLog) -> None:
+        """Enter what the log's thread, which calls this, has packed without the lock. Does not wait."""
+        self._guard.is_changing = True
+        if log.remains in self._tracked.grants:
+            self._books.end_grants(log.remains)
+        log.is_behind = False
+
+    @whole
+    def index_of(self, tracked: TrackedTensor) -> int:
+        """Its index in its log; NOT_ENTERED: it was packed without the lock just after its grant was ended.
+
+        Does not wait."""
+        self._guard.must_be_open()
+        self._guard.drain()
+        return tracked.index
+
     # --- under the lock --------------------------------------------------------------------------------------------
 
     def _scan_on_device(self, log: TrackedLog) -> None:
-        group_bytes = self._ledger.device_group_bytes
+        grouping = self._ledger.device_grouping()
         if not (log.tracks_on_device and self._devices.window.fits(0)):
-            self._registration.register_on_device(group_bytes, log)
+            self._registration.register_on_device(grouping, log)
         elif log.leaving:
-            self._registration.register_leaving(group_bytes, log, may_wait=False)
+            self._registration.register_leaving(grouping, log, may_wait=False)
 
     def _take_in(self, record: Record) -> None:
         self._books.records[record.key] = record

@@ -2,16 +2,18 @@
 
 Fresh pages cost three times a memcpy, and pinned pages more. So restored bytes go into slots of one region of exact
 size (not rounded to a power of two, as a pinning allocator would). For an accelerator the whole region is registered
-with the driver and keeps all its pages. For CPU tensors, free pages are kept only within the allowance that the owner
-gives; the kernel gets the rest back. A slot is placed where pages already are, if there is enough room in a row;
-otherwise free pages are moved to its place.
+with the driver, piece by piece, and keeps all its pages. For CPU tensors, free pages are kept only within the allowance
+that the owner gives; the kernel gets the rest back. A slot is placed where pages already are, if there is enough room
+in a row; otherwise free pages are moved to its place.
 
 Not thread-safe: the store's lock guards it. Tensors that were handed out stay valid after the slab itself is gone."""
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
+import os
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -33,6 +35,10 @@ _CHUNK_BYTES = 2 * 2**20
 _MOST_MOVED = 4096
 """Each chunk whose pages are moved may be a mapping of its own; Linux allows a process 65,530 by default."""
 
+_PAGE_BYTES = 4096
+Buffer = Any
+"""An object with the buffer protocol that keeps its memory alive: `collections.abc.Buffer` of Python 3.12."""
+
 _MAP_NORESERVE = 0x4000
 """From Linux, <asm-generic/mman-common.h>; the standard library has the name only from Python 3.13 on."""
 
@@ -47,7 +53,23 @@ def _map(nbytes: int) -> mmap.mmap:
     return region
 
 
-def _address_of(region: mmap.mmap) -> int:
+def pooled(size: int) -> tuple[Buffer, int]:
+    """Memory from torch's own allocator, and where in it `size` bytes begin at a page.
+
+    Resized, since `torch.empty` may fill it (`use_deterministic_algorithms`), and `torch.UntypedStorage(size)` has
+    another allocator. Raises OSError: there is none."""
+    tensor = torch.empty(0, dtype=torch.uint8, device="cpu")
+    storage = tensor.untyped_storage()
+    try:
+        storage.resize_(size)
+        if storage.data_ptr() % _PAGE_BYTES:  # the caching allocator gives large blocks whole pages
+            storage.resize_(size + _PAGE_BYTES)
+    except RuntimeError as error:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)) from error
+    return tensor.set_(storage).numpy(), -storage.data_ptr() % _PAGE_BYTES
+
+
+def _address_of(region: Buffer) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(region))
 
 
@@ -105,7 +127,7 @@ class Slot:
         "watch",
     )
 
-    def __init__(self, region: mmap.mmap, start: int | None, offset: int, nbytes: int, size_bytes: int) -> None:
+    def __init__(self, region: Buffer, start: int | None, offset: int, nbytes: int, size_bytes: int) -> None:
         self._region = region  # keeps the mapping alive
         self._offset = offset
         self.start = start
@@ -137,6 +159,7 @@ class Slab:
     """Slots in one region.
 
     Args:
+        pools: a slot is memory of torch's allocator, which uses it again for others, unless the slab is pinned.
         size_bytes: size of the region. It is reserved when the first slot is asked for; pages are touched with slots.
         spare_bytes: more addresses behind it, for the room that phases and gaps between slots cost. They take no
         memory.
@@ -146,7 +169,8 @@ class Slab:
         cached_bytes: bytes of pages that are kept without a slot in them.
     """
 
-    def __init__(self, size_bytes: int, spare_bytes: int = 0) -> None:
+    def __init__(self, size_bytes: int, spare_bytes: int = 0, *, pools: bool = False) -> None:
+        self._pools = pools
         self.size_bytes = round_up(max(size_bytes, 1), _CHUNK_BYTES)
         self._spare_bytes = round_up(spare_bytes, _CHUNK_BYTES)
         self._warm = FreeRuns()  # free runs in chunks that have pages: a slot lies, or lay, in them
@@ -171,6 +195,9 @@ class Slab:
             OSError: the system gives the process no more memory, or addresses; no slot is taken.
         """
         size = round_up(nbytes + phase)
+        if self._pools and self._pinned_for is None:
+            memory, start = pooled(size)
+            return Slot(memory, None, start + phase, nbytes, size)
         if self._is_in_pieces is None:
             self._is_in_pieces = is_new_memory_locked()
         if self._is_in_pieces and self._region is None:  # a region would have all its pages from the beginning
@@ -187,6 +214,13 @@ class Slab:
             self._cached.pop(chunk, None)
         self.cached_bytes = len(self._cached) * _CHUNK_BYTES
         return Slot(region, start, self._first + start + phase, nbytes, size)
+
+    def has_room(self, nbytes: int, phase: int = 0) -> bool:
+        """Whether a slot would lie in the region, if that is pinned. Else a mapping of its own is as good."""
+        if self._pinned_for is None:
+            return True
+        size = round_up(nbytes + phase)
+        return self._warm.longest_bytes >= size or self._cold.longest_bytes >= round_up(size, _CHUNK_BYTES)
 
     def free(self, slot: Slot) -> None:
         """Take a slot back; nobody may use its memory any more."""
@@ -237,11 +271,12 @@ class Slab:
 
     @property
     def is_being_pinned(self) -> bool:
+        self._note_pinned()
         return self._pinning is not None and not self._pinning.is_over
 
     def is_pinned(self, slot: Slot) -> bool:
-        is_inside = slot.start is not None and slot.start < self.size_bytes
-        return is_inside and self.description == "pinned"
+        pinning, start = self._pinning, slot.start
+        return pinning is not None and start is not None and start + slot.size_bytes <= pinning.pinned_bytes
 
     def pin(self, device: torch.device) -> None:
         self.begin_to_pin(device)
@@ -266,34 +301,41 @@ class Slab:
         if device.type != "cuda":
             self._description = f"pageable ({device.type} offers no registration of host memory)"
             return
-        region = self._mapped()
-        region.madvise(mmap.MADV_DONTFORK, self._first, self.size_bytes)
-        address, size_bytes = _address_of(region) + self._first, self.size_bytes
+        try:
+            region = self._mapped()
+            region.madvise(mmap.MADV_DONTFORK, self._first, self.size_bytes)
+        except OSError as error:  # a limit on addresses, as in `allocate`
+            self._description = f"pageable ({error.strerror})"
+            return
         self._pinned_for = device
         self._description = "pageable (being pinned)"
-        self._pinning = Pinning(address, size_bytes, device, partial(_register, address, size_bytes, device))
+        address = _address_of(region) + self._first
+        self._pinning = Pinning(address, self.size_bytes, device, partial(_register, device=device))
 
     def _note_pinned(self) -> None:
         pinning = self._pinning
-        if pinning is None or not pinning.is_over:
+        if pinning is None or not pinning.is_over or self._description != "pageable (being pinned)":
             return
-        self._pinning = None
         if pinning.failure is None:
             self._description = "pinned"
+        elif pinning.pinned_bytes:
+            self._description = f"pageable beyond {pinning.pinned_bytes / 2**30:.1f} GiB ({pinning.failure})"
         else:
             self._mapped().madvise(mmap.MADV_DOFORK, self._first, self.size_bytes)
-            self._pinned_for = None
+            self._pinned_for = self._pinning = None
             self._description = f"pageable ({pinning.failure})"
 
     def unpin(self) -> None:
-        """Undo `pin`, before the region is freed; all copies must be over. Blocks for the call of the driver."""
+        """Undo `pin`, before the region is freed; all copies must be over. Blocks for the calls of the driver."""
         if self._pinning is not None:
             self._pinning.end()
             self._note_pinned()
+        pinning, self._pinning = self._pinning, None
         device, self._pinned_for = self._pinned_for, None
-        if device is not None and self._description == "pinned":
+        if device is not None and pinning is not None:
             with torch.cuda.device(device), beside_captures(device):
-                _cuda_runtime().cudaHostUnregister(_address_of(self._mapped()) + self._first)
+                for address in pinning.registered:
+                    _cuda_runtime().cudaHostUnregister(address)
             self._description = "pageable (unpinned)"
 
     def _mapped(self) -> mmap.mmap:

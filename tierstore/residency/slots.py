@@ -26,7 +26,7 @@ class Slots:
     """Gives out slots, and takes each back when nobody uses its memory any more. Guarded by the store's lock.
 
     Its window `outstanding` is charged here; the unused bytes of `host` and `staging` may be kept as free pages.
-    `uncharged_bytes`: how many bytes are in memory, but not charged to `host` yet."""
+    `uncharged_bytes`: how many bytes are in memory, but not charged to `host` yet. `pools`: see `Slab`."""
 
     def __init__(
         self,
@@ -35,10 +35,12 @@ class Slots:
         uncharged_bytes: Callable[[], int],
         spare_bytes: int | None = None,
         counters: Counters | None = None,
+        *,
+        pools: bool = False,
     ) -> None:
         if spare_bytes is None:
             spare_bytes = min(max(size_bytes, _LEAST_SPARE_BYTES), _MOST_SPARE_BYTES)
-        self.slab = Slab(size_bytes, spare_bytes)
+        self.slab = Slab(size_bytes, spare_bytes, pools=pools)
         self._windows = windows
         self._uncharged_bytes = uncharged_bytes
         self._counters = Counters() if counters is None else counters

@@ -11,6 +11,9 @@ from ..ledger.log import GraphLog
 from .handle import Handle, Record
 from .layout import Layout, layout_of
 
+NOT_ENTERED = -1
+"""Instead of an index."""
+
 
 class TrackedTensor:
     """A saved tensor, with everything that is needed to register it later.
@@ -20,8 +23,9 @@ class TrackedTensor:
         root: weak reference to the tensor, or to its base.
         address: where the storage lay at packing.
         storage_id: identifies the storage while the alias exists.
-        key: the key that its record will have.
+        key: the key that its record will have; it gets it with the index.
         itself: the saved tensor, for as long as it lives, if backward is to get that very object.
+        index: its place in the log; NOT_ENTERED: it has none yet, see NOTE [Grants] in `ledger/grants.py`.
         joined: it was counted as a view of a storage that another tensor has brought in.
         device: the accelerator that the tensor lives on; None: host memory. `stream`: its stream that packed it.
         handle, layout: set when it is registered; until then `handle` is None. Where the log keeps layouts, that is set
@@ -33,32 +37,36 @@ class TrackedTensor:
         "root", "storage_id", "stream", "version",
     )  # fmt: skip
 
-    layout: Layout
+    alias: torch.Tensor | None
+    version: int
+    root: weakref.ref[torch.Tensor]
+    address: int
+    storage_id: int
+    log: TrackedLog
+    itself: weakref.ref[torch.Tensor] | None
     index: int
+    key: int
+    joined: bool
+    device: torch.device | None
+    stream: Any
+    handle: Handle | None
+    layout: Layout
 
-    def __init__(
+    def begin(
         self,
         alias: torch.Tensor | None,
         version: int,
         root: weakref.ref[torch.Tensor],
         address: int,
         storage_id: int,
-        key: int,
         log: TrackedLog,
-        itself: weakref.ref[torch.Tensor] | None = None,
+        itself: weakref.ref[torch.Tensor] | None,
     ) -> None:
-        self.alias = alias
-        self.version = version
-        self.root = root
-        self.address = address
-        self.storage_id = storage_id
-        self.key = key
-        self.log = log
-        self.itself = itself
-        self.joined = False
-        self.device: torch.device | None = None
-        self.stream: Any = None
-        self.handle: Handle | None = None
+        """What a constructor would do. `OffloadScope.pack` does the same without a call."""
+        self.alias, self.version, self.root, self.address = alias, version, root, address
+        self.storage_id, self.log, self.itself = storage_id, log, itself
+        self.index, self.key, self.joined = NOT_ENTERED, 0, False
+        self.device = self.stream = self.handle = None
 
     def __reduce__(self) -> tuple[object, ...]:
         raise TypeError("a tierstore saved tensor belongs to its graph and cannot be pickled")

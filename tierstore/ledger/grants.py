@@ -1,0 +1,42 @@
+"""Packs that take no lock.
+
+NOTE [Grants]
+Most packs find nothing to do: there is room, nobody waits, no error is to be told. So a pack that took the store's lock
+and found that, leaves its log a *grant* for the packs after it: so many bytes, charged in advance as if they were
+tracked, and so many packs. While it lasts, a pack of the log's thread only takes its bytes out of the grant and appends
+itself to the grant's *journal*. Every call of the store that may change how much room there is, or what a pack has to
+do, ends all grants (`Books.end_grants`): each begins with a drain (`Ledger.drain`). It then *enters* the journals, as
+`TrackedTensors.add` would have done one by one. So nobody under the lock sees a log without its latest packs. The
+charge is an upper bound, as each pack takes its bytes, whichever storage they share.
+
+A grant is ended (`GraphLog.grant` is set to None) before its journal is read, and a pack appends before it looks
+whether its grant is still there. So of two that meet, at least one sees the other. A pack that finds its grant ended
+takes the lock, and there its index tells whether it was entered; if not, the tensor is packed again. An interrupt at
+any point leaves an entry of a tensor that died, or none. Dead tensors are entered as packs, without a tensor."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+Entry = tuple[weakref.ref[Any], tuple[int, int]]
+"""Weak reference to a saved tensor, and (its node, bytes of its storage)."""
+MOST_PACKS = 256
+"""By one grant: they are entered in one go, under the lock."""
+
+
+class Grant:
+    """What the packs of one log may do without the lock. Only the log's thread takes from it.
+
+    Attributes:
+        nbytes: what was charged; `room_bytes`, `num_left`: what is left of it, and how many packs.
+        journal: what was packed by it; `append`: to that.
+    """
+
+    __slots__ = ("append", "journal", "nbytes", "num_left", "room_bytes")
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = self.room_bytes = nbytes
+        self.num_left = MOST_PACKS
+        self.journal: list[Entry] = []
+        self.append = self.journal.append
