@@ -17,7 +17,9 @@
     └── ProtocolError                             the peer on the socket does not speak our protocol
     TierStoreWarning (a UserWarning)              valid, but probably not what was meant
 
-Every error has its figures as fields. The message is made from them and says where the data is now. Errors of
+Every error has its figures as fields. The message is made from them and says where the data is now. None can be made
+from its text alone: `torch.utils.data` would make it again so, in the process that reads from a worker, and the text
+would be taken for a field; as it is, it raises `RuntimeError` with that text. Errors of
 background work are raised on the thread that trains, with their cause chained."""
 
 from __future__ import annotations
@@ -107,7 +109,7 @@ class StoreClosedError(TierStoreError):
     """
 
     store: str
-    reason: str = "it was closed"
+    reason: str
 
     _words = "the store at {store} cannot be used: {reason}; the tensors it held are freed"
 
@@ -127,7 +129,7 @@ class StoreBusyError(TierStoreError):
     """
 
     store: str
-    place: str = "in the middle of another call of this thread"
+    place: str
 
     _words = (
         "store {store}: a signal handler, a finalizer or a trace function called it {place}; "
@@ -161,8 +163,17 @@ class StoreFullError(TierStoreError, MemoryError):
         "no room for {needed_bytes} bytes: {reason} "
         "(disk {disk_bytes} of {disk_budget_bytes} bytes, "
         "host {host_bytes} of {host_budget_bytes} bytes); "
-        "the data is still in memory. Free a graph, or {advice}"
+        "the data is still in memory. {what_helps}"
     )
+
+    @property
+    def what_helps(self) -> str:
+        if self.disk_budget_bytes < self.needed_bytes > self.host_budget_bytes:
+            return f"It is larger than either budget, so freeing others does not help: {self.advice}"
+        return f"Free a graph, or {self.advice}"
+
+    def _message(self) -> str:
+        return self._words.format(**vars(self), what_helps=self.what_helps)
 
 
 @dataclass(eq=False)
@@ -228,17 +239,25 @@ class ModifiedInPlaceError(TierStoreError, RuntimeError):
         tensor: dtype and shape, in words.
         saved_version: its version counter when it was saved.
         current_version: its version counter now.
+        needed_by: the operation whose gradient needs it, as torch's anomaly mode names it; "": none is computed.
     """
 
     tensor: str
     saved_version: int
     current_version: int
+    needed_by: str = ""
 
-    _words = (
-        "one of the variables needed for gradient computation has been modified by an inplace operation: "
-        "[{tensor}] is at version {current_version}; expected version {saved_version} instead. "
-        "The gradient was not computed"
-    )
+    def _message(self) -> str:
+        found = (
+            "one of the variables needed for gradient computation has been modified by an inplace operation: "
+            f"[{self.tensor}] is at version {self.current_version}; expected version {self.saved_version} instead. "
+        )
+        if not self.needed_by:
+            return f"{found}The gradient was not computed"
+        return (
+            f"{found}{self.needed_by} needs it: its gradient was not computed. "
+            "torch.autograd.set_detect_anomaly(True) shows the line of forward that saved it"
+        )
 
 
 @dataclass(eq=False)

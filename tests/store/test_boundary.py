@@ -52,6 +52,18 @@ def test_broken_device_is_an_io_error_that_says_where_the_data_is(error: Excepti
     assert caught.value.__cause__ is error
 
 
+@pytest.mark.parametrize(
+    ("place", "num_times"), [("{}", 1), ("a, {}", 1), ("segment 1", 1), ("{}/folder", 2)], ids=lambda value: str(value)
+)
+def test_path_is_told_once(tmp_path: Path, place: str, num_times: int) -> None:
+    """But also where another one is told that begins with it."""
+    missing = tmp_path / "it's missing"
+    with pytest.raises(StorageIOError) as caught, translated("open", place.format(missing), "nothing was stored"):
+        os.open(missing, os.O_RDONLY)
+    assert str(caught.value).count("missing") == num_times
+    assert "[Errno 2] No such file or directory" in caught.value.reason
+
+
 def test_damaged_bytes_are_told_with_the_key() -> None:
     with pytest.raises(CorruptDataError) as caught, translated("read", "a segment", "on disk", key=7):
         raise DamagedBytesError("checksum 1", "2")

@@ -131,8 +131,14 @@ def test_defaults_are_shared_between_local_trainers(store_directory: Path, monke
 @pytest.mark.parametrize(
     ("limit", "used", "stat", "expected"),
     [
-        ("1000000", "300000", "anon 5\ninactive_file 100000\n", [(1_000_000, 200_000)]),
-        ("1000000", "300000", "inactive_file 100000\nactive_file 80000\n", [(1_000_000, 160_000)]),
+        ("1000000", "300000", "anon 5\nfile 120000\ninactive_file 100000\n", [(1_000_000, 200_000)]),
+        ("1000000", "300000", "inactive_file 100000\nactive_file 80000\nfile 180000\n", [(1_000_000, 160_000)]),
+        (
+            "1000000",
+            "300000",
+            "file 90000\nshmem 20000\ninactive_file 100000\nactive_file 40000\n",
+            [(1_000_000, 250_000)],
+        ),
         ("9223372036854771712", "300000", "inactive_file 0\n", []),
         ("max", "300000", "inactive_file 0\n", []),
         ("1000000", "300000", "", [(1_000_000, 300_000)]),
@@ -146,7 +152,21 @@ def test_cgroup_limit_is_read_without_reclaimable_cache(
     (tmp_path / "memory.max").write_text(f"{limit}\n")
     (tmp_path / "memory.current").write_text(f"{used}\n")
     (tmp_path / "memory.stat").write_text(stat)
-    assert config._limit_of(tmp_path, "memory.max", "memory.current", "inactive_file") == expected
+    assert config._limit_of(tmp_path, 2) == expected
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_memory_freed_lazily_and_used_again_is_no_page_cache(tmp_path: Path, version: int) -> None:
+    """As recorded of a process with 64 MiB in use that it had freed with MADV_FREE, and 32 MiB of page cache (Linux
+    6.18, version 1; in version 2 the same figures have other names). All 96 MiB count as inactive."""
+    limit_name, used_name, _ = config._MEMORY_FILES[version]
+    (tmp_path / limit_name).write_text(f"{512 * 2**20}\n")
+    (tmp_path / used_name).write_text(f"{97 * 2**20}\n")
+    recorded = (Path(__file__).parent / "memory_stat" / "version_1").read_text()
+    totals = "".join(line for line in recorded.splitlines(keepends=True) if line.startswith("total_"))
+    as_version_2 = totals.replace("total_cache", "file").replace("total_rss ", "anon ").replace("total_", "")
+    (tmp_path / "memory.stat").write_text(recorded if version == 1 else as_version_2)
+    assert config._limit_of(tmp_path, version) == [(512 * 2**20, 65 * 2**20)]
 
 
 @pytest.fixture
@@ -169,6 +189,19 @@ def test_cgroup_limit_lowers_what_is_available(small_cgroup: Path) -> None:
     before, after = map(int, ended.stdout.split())
     assert LIMIT_BYTES // 2 < before <= LIMIT_BYTES
     assert before - after >= 60 * 2**20
+
+
+def test_memory_freed_lazily_and_used_again_is_not_available(small_cgroup: Path) -> None:
+    program = (
+        "import mmap, os, sys; from pathlib import Path; from tierstore.base.config import available_host_bytes\n"
+        "Path(sys.argv[1], 'cgroup.procs').write_text(str(os.getpid()))\n"
+        "before, held = available_host_bytes(), mmap.mmap(-1, 64 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)\n"
+        "held.write(bytes(64 << 20)); held.madvise(mmap.MADV_FREE); held.seek(0); held.write(bytes(64 << 20))\n"
+        "print(before - available_host_bytes())"
+    )
+    command = [sys.executable, "-c", program, str(small_cgroup)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert int(ended.stdout) >= 60 * 2**20
 
 
 def test_cgroup_used_beyond_its_limit_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

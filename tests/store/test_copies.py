@@ -177,3 +177,49 @@ def test_is_capturing_asks_the_devices_own_stream_and_never_a_default_one(driver
     for device in (torch.device("cuda", 0), torch.device("cpu")):
         assert not is_capturing(device)
     assert driver.asked == [(1, 5), (0, 3)]
+
+
+GIB = 2**30
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A device of 100 GiB: of 60 that are in use, PyTorch has reserved 20, and needed 12 of these at most."""
+    about = SimpleNamespace(free=40 * GIB, reserved=20 * GIB, peak=12 * GIB, fraction=1.0)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (about.free, 100 * GIB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: about.reserved)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: about.peak)
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: about.fraction)
+    return about
+
+
+@pytest.mark.parametrize(
+    ("fraction", "spare_gib"),
+    [
+        (1.0, 40 + 8 - 5),
+        (0.7, 40 + 8 - 3.5),
+        (0.5, 30 + 8 - 2.5),
+        (0.2, 8 - 1),
+        (0.1, 0),
+    ],
+)
+def test_spare_bytes_are_of_the_share_that_the_process_may_take(
+    memory: SimpleNamespace, fraction: float, spare_gib: float
+) -> None:
+    """One twentieth of it is kept back. What others have taken is not there, whatever the share."""
+    memory.fraction = fraction
+    assert AcceleratorCopies().spare_bytes(DEVICE) == pytest.approx(spare_gib * GIB, abs=2)
+
+
+@pytest.mark.parametrize("asked", ["memory_reserved", "max_memory_allocated", "get_per_process_memory_fraction"])
+@pytest.mark.usefixtures("memory")
+def test_spare_bytes_of_an_allocator_without_figures_are_not_known(monkeypatch: pytest.MonkeyPatch, asked: str) -> None:
+    def refuse(device: object) -> int:
+        raise RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats.")
+
+    monkeypatch.setattr(torch.cuda, asked, refuse)
+    assert AcceleratorCopies().spare_bytes(DEVICE) is None
+
+
+def test_spare_bytes_of_host_memory_are_not_known() -> None:
+    assert AcceleratorCopies().spare_bytes(torch.device("cpu")) is None

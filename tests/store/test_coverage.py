@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.hooks.virtual_accelerator import VirtualAccelerator
-from tierstore.ledger.coverage import Measured
+from tierstore.ledger.coverage import Coverage, Measurable, Measured
 from tierstore.residency import graph_times
 from tierstore.residency.graph_times import GraphTimes
 
@@ -114,3 +114,55 @@ def test_times_of_a_graph_that_backward_asks_nothing_of_tell_nothing() -> None:
     engine.synchronize()
     assert times.is_over()
     assert times.measured() is None
+
+
+def _note(
+    coverage: Coverage, graph: Measurable, staying_bytes: int, uncovered_bytes: int = 0, refused_bytes: int = 0
+) -> int:
+    """A step of the graph has ended. Returns what stays in the next one."""
+    measured = SimpleNamespace(uncovered_bytes=lambda: uncovered_bytes)
+    times = SimpleNamespace(
+        staying_bytes=staying_bytes,
+        refused_bytes=refused_bytes,
+        end=lambda: None,
+        is_over=lambda: True,
+        measured=lambda: measured,
+        spare_bytes=lambda: None,
+    )
+    coverage.note(graph, times)
+    return coverage.staying_bytes(graph)
+
+
+def test_refused_copies_back_are_no_waits_for_the_link_and_less_stays_for_good() -> None:
+    """Compute waits in that step, too: for the host, and not for the link."""
+    coverage, graph = Coverage(), Measurable(1, 2, 1000)
+    assert _note(coverage, graph, 0, uncovered_bytes=800) == 800
+    assert _note(coverage, graph, 800, uncovered_bytes=100, refused_bytes=10) == 600
+    assert _note(coverage, graph, 800, refused_bytes=10) == 600, "a step that was on its way shrinks it once more"
+    assert _note(coverage, graph, 600, uncovered_bytes=100) == 600
+    assert _note(coverage, graph, 600, uncovered_bytes=100, refused_bytes=500) == 100
+    assert _note(coverage, graph, 100, refused_bytes=500) == 0
+
+
+def test_refusal_holds_for_graphs_of_the_same_nodes_and_for_no_other() -> None:
+    coverage, graph, longer = Coverage(), Measurable(1, 2, 1000), Measurable(3, 2, 2000)
+    other = Measurable(4, 5, 1000)
+    for each in (graph, other):
+        assert _note(coverage, each, 0, uncovered_bytes=800) == 800
+    assert coverage.staying_bytes(longer) == coverage.staying_bytes(graph, 2) == 1600
+    found = coverage.num_found()
+    _note(coverage, longer, 1600, refused_bytes=10)
+    assert coverage.num_found() == found + 1, "plans are not made anew"
+    assert coverage.staying_bytes(longer) == coverage.staying_bytes(graph, 2) == 1200
+    assert coverage.staying_bytes(graph) == coverage.staying_bytes(other) == 800
+
+
+def test_refusals_of_a_step_are_known_before_the_device_has_come_to_its_end() -> None:
+    engine = VirtualAccelerator(1.0)
+    times = _times_on(engine)
+    engine.computes(10)
+    times.asked_for(engine.compute)
+    times.refused(7)
+    times.refused(3)
+    assert times.is_over()
+    assert times.refused_bytes == 7

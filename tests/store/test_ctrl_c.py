@@ -75,7 +75,7 @@ def test_ctrl_c_at_any_moment_of_put_and_get_comes_and_leaves_the_store_open(mak
 def test_ctrl_c_at_any_moment_of_training_closes_hardly_ever(
     make_store: Any, function: Any, half: str, host_bytes: str, stride: int
 ) -> None:
-    store = make_store(host_bytes=host_bytes)
+    store = make_store(host_bytes=host_bytes, staging_bytes="64KiB")
     expected = step(store)
     closed = []
     for number in range(1, MOST_MOMENTS, stride):
@@ -89,7 +89,7 @@ def test_ctrl_c_at_any_moment_of_training_closes_hardly_ever(
             assert torch.equal(step(store), expected), f"moment {number}"
         else:
             closed.append(number)
-            store = make_store(host_bytes=host_bytes)
+            store = make_store(host_bytes=host_bytes, staging_bytes="64KiB")
             step(store)
     assert 40 < number < MOST_MOMENTS - stride
     assert len(closed) <= max(1, 0.05 * number / stride), closed

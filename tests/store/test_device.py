@@ -9,7 +9,7 @@ import random
 import threading
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, cast
 
@@ -140,26 +140,33 @@ class Accelerator:
     def current_stream(self, device: torch.device) -> Stream:
         return self.current
 
-    def copy_out(self, source: torch.Tensor, target: torch.Tensor, stream: Stream) -> Event:
-        assert source.dtype == target.dtype == torch.uint8
-        assert source.shape == target.shape
-        written, addresses, nbytes = stream.record(), (target.data_ptr(), source.data_ptr()), source.numel()
+    def copy_out_many(self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor], stream: Stream) -> Event:
+        written = stream.record()
         self.copied.append(("out", stream))
         self.wait(self.out, written)
-        self.out.enqueue(lambda: ctypes.memmove(*addresses, nbytes) and None)
+        for source, target in zip(sources, targets, strict=True):
+            self._copy(self.out, source, target)
         return self.out.record()
 
-    def copy_in(
-        self, source: torch.Tensor, device: torch.device, stream: Stream, ready: Marker | None
-    ) -> tuple[torch.Tensor, Event]:
-        target = self.allocate(source.numel(), stream)
-        allocated, addresses, nbytes = stream.record(), (target.data_ptr(), source.data_ptr()), source.numel()
+    def copy_in_many(
+        self, sources: Sequence[torch.Tensor], device: torch.device, stream: Stream, ready: Marker | None
+    ) -> tuple[Sequence[torch.Tensor], Event]:
+        targets = [self.allocate(source.numel(), stream) for source in sources]
+        allocated = stream.record()
         self.copied.append(("in", stream))
         self.wait(self.into, allocated)
         if ready is not None:
             self.wait(self.into, ready)
-        self.into.enqueue(lambda: ctypes.memmove(*addresses, nbytes) and None)
-        return target, self.into.record()
+        for source, target in zip(sources, targets, strict=True):
+            self._copy(self.into, source, target)
+        return targets, self.into.record()
+
+    @staticmethod
+    def _copy(stream: Stream, source: torch.Tensor, target: torch.Tensor) -> None:
+        assert source.dtype == target.dtype == torch.uint8
+        assert source.shape == target.shape
+        addresses, nbytes = (target.data_ptr(), source.data_ptr()), source.numel()
+        stream.enqueue(lambda: ctypes.memmove(*addresses, nbytes) and None)
 
     def wait(self, stream: Stream, marker: Marker) -> None:
         self.num_waits[stream] += 1

@@ -224,6 +224,18 @@ async def test_write_that_no_drive_takes_stores_nothing_and_names_the_drive(seve
         assert (usage.num_records, usage.disk_bytes) == (0, 0)
 
 
+async def test_error_names_its_drive_once(several: SeveralDrives) -> None:
+    tier = await several.open()
+    for directory in several.directories.values():
+        directory.rmdir()
+    with pytest.raises(StorageIOError, match="No such file or directory") as caught:
+        await tier.write(1, memoryview(bytes(2 * MIB)), PLAIN)
+    named = [str(caught.value).count(f"{directory}") for directory in several.directories.values()]
+    assert sorted(named) == [0, 1]
+    for directory in several.directories.values():
+        directory.mkdir()
+
+
 async def test_write_allowance_is_each_drives_own(several: SeveralDrives) -> None:
     tier = await several.open(max_write_bytes_per_day=4 * MIB)
     assert tier.usage().write_allowance_bytes == 8 * MIB

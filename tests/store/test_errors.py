@@ -37,9 +37,8 @@ EXAMPLES: list[tuple[TierStoreError, dict[str, object], str]] = [
     (ConfigError("hw.toml: drive.size", None, "one"), {"given": None}, "drive.size is missing: one"),
     (ConfigError("size", None, "more"), {"given": None}, "size=None cannot be used"),
     (ConfigTypeError("size", [1], "a number"), {"option": "size", "given": [1]}, r"size=\[1\] .*a number"),
-    (StoreClosedError("/nvme"), {"store": "/nvme", "reason": "it was closed"}, "/nvme.*closed.*freed"),
+    (StoreClosedError("/nvme", "it was closed"), {"store": "/nvme", "reason": "it was closed"}, "/nvme.*closed.*freed"),
     (StoreClosedError("/nvme", "fork"), {"reason": "fork"}, "/nvme.*fork"),
-    (StoreBusyError("/nvme"), {"store": "/nvme"}, "/nvme.*signal handler.*of this thread; nothing was done"),
     (StoreBusyError("/nvme", "on a thread"), {"place": "on a thread"}, "called it on a thread; nothing was done"),
     (
         StoreFullError(5, 10, 11, 20, 21, reason="no space"),

@@ -1,10 +1,12 @@
 """Handlers of signals: what they raise in the midst of a change closes the store; what they call there is refused."""
 
 import gc
+import os
+import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -19,9 +21,11 @@ from tierstore import StoreBusyError, StoreClosedError, TierStore, tiered_offloa
 from tierstore.base.free_runs import FreeRuns
 from tierstore.hooks.saved import SavedTensor
 from tierstore.hooks.scope import OffloadScope
+from tierstore.residency.guard import WAITING
 from tierstore.residency.torch_names import pop_hooks, top_hooks
 from tierstore.store.engine import Engine
 from tierstore.store.lifetime import watch_over
+from tierstore.testing import FaultPlan, FaultyStore, Rule, Signal
 from tierstore.tracing.recordings import Recordings
 
 STRIDES = pytest.mark.parametrize("stride", [7, pytest.param(1, marks=pytest.mark.slow)])
@@ -100,6 +104,73 @@ def test_handler_that_calls_the_store_that_it_interrupts_is_refused(
     assert 20 < number < MOST_MOMENTS - stride
 
 
+CALLS: dict[str, Callable[[TierStore], object]] = {
+    "put": lambda store: store.put(torch.ones(1000)),
+    "stats": TierStore.stats,
+    "flush": TierStore.flush,
+    "close": TierStore.close,
+    "pack": lambda store: step(store),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("is_other", [False, True], ids=["the same store", "another"])
+def test_handler_that_calls_a_store_while_its_thread_waits_in_one_is_refused(
+    make_store: Any, call: str, is_other: bool
+) -> None:
+    """The lock is free there. But what the handler waits for, its own thread may have to give back."""
+    store, refused = make_store(host_bytes=0), []
+    called = make_store(host_bytes=0) if is_other else store
+
+    def ask() -> None:
+        with pytest.raises(StoreBusyError) as caught:
+            CALLS[call](called)
+        refused.append(caught.value)
+
+    for number in range(1, MOST_MOMENTS):
+        handle = store.put(torch.ones(1000))
+        store.flush()  # it is on disk alone, and has to be waited for
+        with Moment(threading.Condition.wait, number, ask) as moment:
+            assert torch.equal(store.get(handle), torch.ones(1000))
+        if not moment.has_come:
+            break
+    assert len(refused) > 3
+    called.put(torch.zeros(1000))
+    store.put(torch.zeros(1000))
+
+
+def test_handler_of_a_signal_that_comes_while_its_thread_waits_for_a_read_is_refused(store_directory: Path) -> None:
+    """There is no room for its tensor before that wait is over: both would wait for ever."""
+    seen: list[object] = []
+
+    def handle_signal(*_: object) -> None:
+        try:
+            seen.append(store.put(torch.zeros(2**19)))
+        except StoreBusyError as error:
+            seen.append(type(error))
+
+    before = signal.signal(signal.SIGUSR1, handle_signal)
+    try:
+        with FaultyStore(store_directory, host_bytes=0, staging_bytes="1MiB", disk_bytes="2MiB", codec="none") as store:
+            handle = store.put(torch.ones(2**18))
+            store.flush()
+            store.faults.set(FaultPlan((Rule("read", Signal(os.getpid(), signal.SIGUSR1)),)))
+            assert torch.equal(store.get(handle), torch.ones(2**18))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert seen == [StoreBusyError]
+
+
+def test_interrupt_that_ends_a_wait_leaves_its_thread_free_to_call(make_store: Any) -> None:
+    """Also if it comes before the thread is struck off the list of those that wait."""
+    store = make_store(host_bytes=0)
+    WAITING.add(threading.get_ident())
+    other = make_store(host_bytes=0)
+    assert torch.equal(store.get(store.put(torch.ones(1000))), torch.ones(1000))
+    other.put(torch.ones(1000))
+    assert threading.get_ident() not in WAITING
+
+
 @STRIDES
 @pytest.mark.parametrize(
     ("function", "first"),
@@ -130,7 +201,7 @@ def test_store_interrupted_while_it_is_opened_ends(
 
 def step(store: TierStore, *, in_forward: Any = None, in_backward: Any = None) -> torch.Tensor:
     """The gradient; the moments are those of one half alone."""
-    weight = torch.full((1000,), 0.5, requires_grad=True)
+    weight = torch.full((1100,), 0.5, requires_grad=True)  # with 64 KiB of staging, too large for a group
     with in_forward or nullcontext(), tiered_offload(store, min_bytes=0):
         loss = (weight * weight).exp().sin().sum()
     store.flush()
@@ -176,7 +247,7 @@ def test_interrupt_where_nothing_is_half_changed_leaves_the_store_open(
     make_store: Any, function: Any, half: str, most_closed: dict[str, float], host_bytes: str, stride: int
 ) -> None:
     """What the store is used for afterwards is right, and nothing stays behind: its books are whole."""
-    store = make_store(host_bytes=host_bytes)
+    store = make_store(host_bytes=host_bytes, staging_bytes="64KiB")
     expected = step(store)
     num_moments = num_closed = 0
     for number in range(1, MOST_MOMENTS, stride):
@@ -194,7 +265,7 @@ def test_interrupt_where_nothing_is_half_changed_leaves_the_store_open(
             assert held_by(store) == (0, 0, 0, 0, 0), f"moment {number}"
         else:
             num_closed += 1
-            store = make_store(host_bytes=host_bytes)
+            store = make_store(host_bytes=host_bytes, staging_bytes="64KiB")
             step(store)
     assert 40 < number < MOST_MOMENTS - stride
     if stride == 1:
@@ -275,6 +346,7 @@ def test_second_interrupt_before_the_first_has_closed_the_store_closes_it_at_the
         store.put(torch.ones(1000))
 
 
+@pytest.mark.usefixtures("no_caching_allocator")
 def test_what_is_half_changed_does_not_keep_the_engine_from_ending(make_store: Any) -> None:
     """The list of free memory is half changed when the engine's thread gives back a slot that somebody still had."""
     num_closed = 0

@@ -331,7 +331,7 @@ def test_interrupt_ends_a_wait_and_the_store_stays_usable(run: Run, what: str) -
     run(
         STALL
         + f"""
-        store = TierStore(directory, **options, staging_bytes=200_000)
+        store = TierStore(directory, **options, staging_bytes="200000B")
         handle = store.put(tensor())
         store.flush()
         {calls[what]}

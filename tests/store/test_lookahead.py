@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tierstore.ledger.graph_order import Budgets, GraphOrder, Packs
 from tierstore.ledger.lookahead import LearnedOrders, Lookahead, reverse_topological
 from tierstore.ledger.plan import PlannedTier, Trace
+from tierstore.ledger.state import State
 
 
 def _records(num: int) -> list[Any]:
@@ -99,7 +101,7 @@ def test_prediction_follows_what_is_learned_and_the_budgets() -> None:
         plan = orders.predict(1, 1, host_bytes, 0)
         assert plan is not None
         assert orders.predict(2, 2, host_bytes, 0) is plan, "it is made anew each time"
-        return list(plan.tiers)
+        return [plan.tier(index) for index in range(len(plan.trace))]
 
     assert tiers(10) == [PlannedTier.DISK, PlannedTier.HOST]
     assert tiers(20) == [PlannedTier.HOST, PlannedTier.HOST]
@@ -107,6 +109,40 @@ def test_prediction_follows_what_is_learned_and_the_budgets() -> None:
     assert tiers(10) == [PlannedTier.HOST, PlannedTier.DISK]
     orders.learn(_trace([1, 2], [0, 1], size=0))
     assert tiers(10) == [None, None], "others keep them now"
+
+
+def _order_over(orders: LearnedOrders, host_bytes: int) -> GraphOrder[Any]:
+    return GraphOrder(orders, Budgets(host_bytes, 0, 0), lookahead_bytes=100, depth_bytes=100)
+
+
+def _packs(sizes: Sequence[int]) -> Packs[Any]:
+    records = [SimpleNamespace(key=key, state=State.DISK, shared=False) for key in range(len(sizes))]
+    num = range(len(sizes))
+    return Packs(list(num), sizes, records, list(num), [False] * len(sizes))
+
+
+def test_graph_of_new_sizes_follows_one_with_the_same_nodes() -> None:
+    """What stays is the share that the budget holds now; backward is expected to ask as it did."""
+    orders = LearnedOrders()
+    known, packs = _order_over(orders, 20), _packs([10, 10, 10, 10])
+    known.look_ahead(packs, packs.records)
+    known.asked_for.update(dict.fromkeys([1, 3, 0, 2]))
+    ending = known.ending(None)
+    assert ending is not None
+    ending()
+    order, packs = _order_over(orders, 20), _packs([5, 5, 5, 5])
+    assert order.follow(0, 0, 5)
+    assert not any(order.follow(index, index, 5) for index in (1, 2, 3))
+    assert order.predicted is not None
+    assert order.plan is None, "all of it may stay"
+    order.look_ahead(packs, packs.records)
+    assert order.lookahead.peek() is packs.records[1]
+    order = _order_over(orders, 20)
+    order.follow(0, 0, 20)
+    assert order.plan is not None
+    assert [order.plan.tier(index) for index in (1, 3, 0, 2)] == [PlannedTier.HOST, *[PlannedTier.DISK] * 3]
+    assert order.follow(1, 7, 20), "another node"
+    assert order.predicted is None
 
 
 def test_lookahead_takes_an_order_that_leaves_some_out() -> None:
@@ -167,6 +203,33 @@ def test_lookahead_comes_back_for_what_has_left_memory() -> None:
     ahead.advance(10)
     assert ahead.peek() is None
     assert ahead._ahead_bytes == 100
+
+
+def test_retained_graph_asked_for_again_what_stays_in_memory_is_passed_once_each_time() -> None:
+    num, times = 100, 3
+    ahead, records = Lookahead(100), _records(num)
+    ahead.begin(records, range(num))
+    num_passed = 0
+    for _ in range(times):
+        for index in range(num):
+            ahead.asked_for(index, knows_dropped=True)
+            while ahead.peek() is not None:
+                ahead.advance(0)
+                num_passed += 1
+    assert num_passed == times * (num - 1), "all but the first, in each backward"
+
+
+def test_retained_graph_asked_for_again_looks_anew_for_what_it_was_not_told_of() -> None:
+    ahead, records = Lookahead(100), _records(4)
+    ahead.begin(records, range(4))
+    for index in (0, 1, 2, 3, 0):
+        ahead.asked_for(index, knows_dropped=True)
+    for _ in range(3):
+        ahead.advance(0)
+    ahead.asked_for(1, knows_dropped=True)
+    assert ahead.peek() is None
+    ahead.asked_for(2, knows_dropped=False)
+    assert ahead.peek() is records[3], "it may have left memory"
 
 
 def test_lookahead_knows_what_is_needed_before_what_it_fetches() -> None:

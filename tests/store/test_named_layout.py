@@ -18,14 +18,15 @@ import msgspec
 import pytest
 
 from tests.inspect_store import inspect_tier, segment_files
+from tests.reliability.drives import MIB, mounted_drive
 from tests.store.disk_conformance import PLAIN, DiskConformance, gather, random_bytes, read_back
 from tests.store.named_layout_process import DISK_BYTES, Report, content_of, open_named, read
 from tests.store.test_index import files_no_longer_than, location
 from tierstore.disk import extents as extents_module
 from tierstore.disk import file_layout as layout_module
+from tierstore.disk.environment import Environment
 from tierstore.disk.file_layout import FOLDER_NAME, NamedFileLayout
 from tierstore.disk.folder import LockedFolder
-from tierstore.disk.index import Index
 from tierstore.disk.local import LocalDisk
 from tierstore.errors import ConfigError, StorageIOError
 
@@ -238,9 +239,10 @@ def entry(table: str, key: bytes | int, value: bytes | None) -> Callable[[Path],
 
     def change(folder: Path) -> None:
         with open(folder / "index", "r+b", buffering=0) as file:
-            index = Index(file, 2**30)  # type: ignore[arg-type]
-            with index.begin(write=True, db=getattr(index, table)) as transaction:
-                transaction.delete(packed) if value is None else transaction.put(packed, value)
+            index = Environment(file, 2**30)  # type: ignore[arg-type]
+            with index.begin(write=True) as transaction:
+                place = getattr(index, table)
+                transaction.delete(packed, db=place) if value is None else transaction.put(packed, value, db=place)
             index.close()
 
     return change
@@ -264,12 +266,12 @@ def short_segment(folder: Path) -> None:
         (garbage_in_the_index, "cleared: the index is damaged"),
         (keys_out_of_order, "keys of eight bytes in order"),
         (lost_entries, f"'{len(KEYS) + 1} entries', '{len(KEYS)}'"),
-        (entry("_locations", b"short", msgspec.msgpack.encode(location(1))), "cleared: the index is damaged"),
-        (entry("_locations", 1, b"\xc1 no msgpack"), "cleared: the index is damaged"),
-        (entry("_values", 3, None), "cleared: the index is damaged"),
-        (entry("_values", 5, b"short"), "cleared: the index is damaged"),
-        (entry("_values", 777, b"nobody's"), "cleared: the index is damaged"),
-        (entry("_values", 2, b"in an extent too"), "cleared: the index is damaged"),
+        (entry("locations", b"short", msgspec.msgpack.encode(location(1))), "cleared: the index is damaged"),
+        (entry("locations", 1, b"\xc1 no msgpack"), "cleared: the index is damaged"),
+        (entry("values", 3, None), "cleared: the index is damaged"),
+        (entry("values", 5, b"short"), "cleared: the index is damaged"),
+        (entry("values", 777, b"nobody's"), "cleared: the index is damaged"),
+        (entry("values", 2, b"in an extent too"), "cleared: the index is damaged"),
         (short_segment, "a place of record 2 that there is"),
         (lambda folder: (folder / "segment-000000").unlink(), "a place of record 2 that there is"),
     ],
@@ -357,6 +359,19 @@ async def test_close_removes_our_names_only(directory: Path, folder: Path) -> No
         await disk.close()
     assert sorted(os.listdir(folder)) == sorted([*foreign, "lock"])
     assert (await open_and_look(directory))[0] == "nothing"
+
+
+@pytest.mark.parametrize("kind", ["ext4", "btrfs", "fuse", "tmpfs"])
+async def test_close_leaves_nothing_on_any_file_system(tmp_path: Path, kind: str) -> None:
+    with mounted_drive(tmp_path, 256 * MIB, [kind]) as drive:
+        found = os.listdir(drive)
+        for _ in range(3):
+            async with open_named(drive) as (_, disk):
+                for key in KEYS:
+                    await disk.write(key, memoryview(content_of(key)), PLAIN)
+                assert (drive / FOLDER_NAME / "segment-000000").exists()
+                await disk.close()
+            assert os.listdir(drive) == found
 
 
 def test_folder_that_others_prepared_is_refused(directory: Path, folder: Path, tmp_path: Path) -> None:

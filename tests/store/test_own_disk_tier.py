@@ -67,7 +67,7 @@ class Deflated:
 
     def _open(self) -> dict[int, bytes]:
         if self.contents is None:
-            raise StoreClosedError("deflated")
+            raise StoreClosedError("deflated", "it was closed")
         return self.contents
 
 

@@ -8,16 +8,21 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.conftest import MakeStore
 from tests.existing import set_existing
 from tests.inspect_store import inspect
+from tests.waiting import until
 from tierstore.disk.linux import address_of
+from tierstore.ledger.state import State
 from tierstore.residency import pinning
-from tierstore.residency.pinning import Pinning, cpus_near
+from tierstore.residency.copies import queue_copy
+from tierstore.residency.pinning import Pinning, cpus_near, device_in_use
 from tierstore.residency.slab import Slab
 
 DEVICE = torch.device("cuda", 0)
@@ -33,7 +38,7 @@ class Held:
         self.answer: str | None = None
         self.cpus: set[int] = set()
 
-    def __call__(self, *_: object) -> str | None:
+    def __call__(self, *_: object, **__: object) -> str | None:
         self.was_asked.set()
         self.cpus = os.sched_getaffinity(0)
         assert self.may_answer.wait(20)
@@ -93,7 +98,11 @@ def test_slot_outside_of_the_slab_or_in_its_spare_addresses_is_never_pinned(driv
 def test_store_closed_while_its_slab_is_pinned_unpins_it(
     make_store: MakeStore, driver: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    registered: list[int] = []
     unregistered: list[int] = []
+    monkeypatch.setattr(
+        "tierstore.residency.slab._register", lambda address, *_, **__: registered.append(address) or driver()
+    )
     runtime = SimpleNamespace(cudaHostUnregister=unregistered.append)
     monkeypatch.setattr("tierstore.residency.slab._cuda_runtime", lambda: runtime)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
@@ -107,8 +116,45 @@ def test_store_closed_while_its_slab_is_pinned_unpins_it(
     assert torch.equal(store.get(handle), content)
     threading.Timer(0.05, driver.may_answer.set).start()
     store.close()
-    assert len(unregistered) == 1
+    assert registered == unregistered != []
     assert slab.description == "pageable (unpinned)"
+
+
+def test_prefetch_waits_for_room_in_one_piece_of_pinned_memory_and_a_thread_does_not(
+    make_store: MakeStore, driver: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory beside the slab would not be pinned: the host would wait for the copies."""
+    driver.may_answer.set()
+    monkeypatch.setattr(
+        "tierstore.residency.slab._cuda_runtime", lambda: SimpleNamespace(cudaHostUnregister=lambda address: 0)
+    )
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    store = make_store(host_bytes="4MiB", staging_bytes="4MiB")
+    inside, contents = inspect(store), [torch.full((CHUNK,), number, dtype=torch.uint8) for number in range(2)]
+    handles = [store.put(content) for content in contents]
+    with store._core.residency.lock:
+        inside.slab.begin_to_pin(DEVICE)
+    inside.slab.wait_until_pinned()
+    del contents
+    store.put(torch.zeros(2 * CHUNK, dtype=torch.uint8))  # both go to the drive
+    store.flush()
+    until(lambda: all(handle.record.state is State.DISK for handle in handles))
+    with inside.lock:
+        others = [inside.slab.allocate(CHUNK // 2) for _ in range(8)]
+        for other in others[::2]:
+            inside.slab.free(other)
+    store.prefetch(handles[:1])
+    assert handles[0].record.state is State.DISK
+    found, first = store.get(handles[1]), min(other.address for other in others)
+    assert torch.equal(found, torch.full((CHUNK,), 1, dtype=torch.uint8))
+    assert not first <= found.data_ptr() < first + 4 * CHUNK
+    with inside.lock:
+        for other in others[1::2]:
+            inside.slab.free(other)
+    store.prefetch(handles[:1])
+    until(lambda: handles[0].record.state is State.CLEAN)
+    assert inside.slab.is_pinned(handles[0].record.slot)
+    store.close()  # the driver has to be there for that
 
 
 def _region(num_bytes: int) -> tuple[mmap.mmap, int]:
@@ -116,24 +162,29 @@ def _region(num_bytes: int) -> tuple[mmap.mmap, int]:
     return region, address_of(memoryview(region))
 
 
-def test_end_before_all_pages_are_taken_the_driver_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pinning, "_PIECE_BYTES", CHUNK)
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_end_before_all_pieces_are_registered_the_driver_is_told_of_no_more() -> None:
     region, address = _region(4 * CHUNK)
-    monkeypatch.setattr(pinning, "_STEP_BYTES", CHUNK)
-    steps: list[int] = []
+    sizes: list[int] = []
     first, go_on = threading.Event(), threading.Event()
 
-    def populate(memory: memoryview) -> None:
-        steps.append(len(memory))
+    def register(address: int, nbytes: int) -> None:
+        sizes.append(nbytes)
         first.set()
         assert go_on.wait(20)
 
-    monkeypatch.setattr(pinning, "populate", populate)
-    under_way = Pinning(address, 4 * CHUNK, DEVICE, lambda: pytest.fail("it was told"))
+    under_way = Pinning(address, 4 * CHUNK, DEVICE, register)
     assert first.wait(20)
     set_existing(under_way, _is_unwanted=True)
     go_on.set()
     under_way.end()
-    assert steps == [CHUNK]
+    assert sizes == [under_way.pinned_bytes]
+    assert under_way.registered == [address]
     assert under_way.failure == "the store was closed"
     assert len(region) == 4 * CHUNK
 
@@ -145,15 +196,15 @@ def test_no_more_threads_the_caller_tells_the_driver(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(pinning, "start_thread", start_thread)
     region, address = _region(CHUNK)
     told: list[threading.Thread] = []
-    under_way = Pinning(address, CHUNK, DEVICE, lambda: told.append(threading.current_thread()))
-    assert told == [threading.current_thread()]
+    under_way = Pinning(address, CHUNK, DEVICE, lambda *_: told.append(threading.current_thread()))
+    assert set(told) == {threading.current_thread()}
     assert (under_way.is_over, under_way.failure, len(region)) == (True, None, CHUNK)
 
 
 def test_driver_that_raises_is_told_of() -> None:
     region, address = _region(CHUNK)
 
-    def register() -> None:
+    def register(*_: object) -> None:
         raise RuntimeError("no context")
 
     under_way = Pinning(address, CHUNK, DEVICE, register)
@@ -161,6 +212,118 @@ def test_driver_that_raises_is_told_of() -> None:
     assert under_way.failure == "RuntimeError('no context')"
     under_way.end()
     assert len(region) == CHUNK
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_slots_of_the_first_pieces_are_pinned_while_the_driver_is_busy_with_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked, may_answer = [threading.Event() for _ in range(4)], [threading.Event() for _ in range(4)]
+    ranges: list[tuple[int, int]] = []
+
+    def register(address: int, nbytes: int, device: torch.device) -> str | None:
+        index = len(ranges)
+        ranges.append((address, nbytes))
+        asked[index].set()
+        assert may_answer[index].wait(20)
+        return "no more" if index == 3 else None
+
+    monkeypatch.setattr("tierstore.residency.slab._register", register)
+    slab = Slab(4 * CHUNK)
+    slots = [slab.allocate(CHUNK) for _ in range(2)]
+    across = slab.allocate(CHUNK + CHUNK // 2)
+    slab.begin_to_pin(DEVICE)
+    pinned = []
+    for index in range(4):
+        assert asked[index].wait(20)
+        pinned.append([slab.is_pinned(slot) for slot in (*slots, across)])
+        may_answer[index].set()
+    slab.wait_until_pinned()
+    assert pinned == [[False] * 3, [True, False, False], [True, True, False], [True, True, False]]
+    assert ranges == [(slots[0].address + index * CHUNK, CHUNK) for index in range(4)]
+    assert slab.description == "pageable beyond 0.0 GiB (no more)"
+    assert [slab.is_pinned(slot) for slot in (*slots, across)] == [True, True, False]
+    assert not slab.is_being_pinned
+    unregistered: list[int] = []
+    monkeypatch.setattr(
+        "tierstore.residency.slab._cuda_runtime", lambda: SimpleNamespace(cudaHostUnregister=unregistered.append)
+    )
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    slab.unpin()
+    assert unregistered == [address for address, _ in ranges[:3]]
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("direction", ["out", "in"])
+def test_copy_is_cut_where_pieces_of_host_memory_meet(direction: str) -> None:
+    region, address = _region(8 * CHUNK)
+    memory = torch.frombuffer(region, dtype=torch.uint8)
+    offset = -address % CHUNK + CHUNK - 512
+    host, device = memory[offset : offset + CHUNK + 1024], torch.arange(CHUNK + 1024).to(torch.uint8)
+    if direction == "in":
+        host.copy_(device)
+        device.zero_()
+    target, source = (host, device) if direction == "out" else (device, host)
+    seen: list[tuple[int, int]] = []
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is torch.ops.aten.copy_.default:
+                on_host = args[0] if direction == "out" else args[1]
+                seen.append((on_host.data_ptr() - host.data_ptr(), on_host.numel()))
+            return func(*args, **(kwargs or {}))
+
+    with Seen():
+        queue_copy(target, source, host.data_ptr())
+    assert seen == [(0, 512), (512, CHUNK), (CHUNK + 512, 512)]
+    assert torch.equal(host, torch.arange(CHUNK + 1024).to(torch.uint8))
+    assert torch.equal(device, host)
+    seen.clear()
+    with Seen():
+        queue_copy(target[512:-512], source[512:-512], host[512:].data_ptr())
+    assert seen == [(512, CHUNK)]
+
+
+def test_store_opened_where_the_program_has_tensors_on_a_device_is_pinned_from_then_on(
+    make_store: MakeStore, driver: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver.may_answer.set()
+    driver.answer = "none of that"
+    monkeypatch.setattr("tierstore.store.core.device_in_use", lambda: DEVICE)
+    store = make_store(host_bytes="4MiB")
+    assert driver.was_asked.wait(20)
+    slab = inspect(store).slab
+    slab.wait_until_pinned()
+    assert store.stats().host_memory == "pageable (none of that)"
+
+
+def test_no_addresses_for_the_slab_are_told_of_and_no_error(driver: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(nbytes: int) -> mmap.mmap:
+        raise OSError(errno.ENOMEM, "no addresses")
+
+    monkeypatch.setattr("tierstore.residency.slab._map", refuse)
+    slab = Slab(CHUNK)
+    slab.begin_to_pin(DEVICE)
+    assert slab.description == "pageable (no addresses)"
+    assert not driver.was_asked.is_set()
+
+
+@pytest.mark.parametrize(
+    ("is_initialized", "reserved_bytes", "expected"),
+    [(True, 512, DEVICE), (True, 0, None), (True, None, None), (False, 512, None)],
+)
+def test_device_in_use_is_the_current_one_if_it_has_tensors(
+    monkeypatch: pytest.MonkeyPatch, is_initialized: bool, reserved_bytes: int | None, expected: torch.device | None
+) -> None:
+    def reserved(device: torch.device) -> int:
+        if reserved_bytes is None:
+            raise RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats.")
+        return reserved_bytes
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: is_initialized)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", reserved)
+    assert device_in_use() == expected
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def test_limits_that_could_not_be_set_are_set_by_the_next_call() -> None:
 
     def limit_windows(*nbytes: int) -> None:
         if is_refused:
-            raise StoreBusyError("a store")
+            raise StoreBusyError("a store", "in between")
         windows.append(nbytes)
 
     plans, plan = PlansOfStore(lambda _: None, limit_windows, 100, 60), Plan()

@@ -137,7 +137,7 @@ def _num_misses(store: TierStore, end: Callable[[list[Any]], None]) -> int:
 
 
 def test_graph_ends_as_garbage_its_order_is_learned(make_store: MakeStore) -> None:
-    store = make_store(host_bytes=0)
+    store = make_store(host_bytes=0, staging_bytes="3MiB")  # a group takes in none of them
 
     def end(graph: list[Any]) -> None:
         (reference,) = store._core.of_thread.logs.values()

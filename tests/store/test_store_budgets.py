@@ -260,6 +260,7 @@ def test_disk_full_collects_cycles_before_it_gives_up(make_store: MakeStore) -> 
 # --- what need not be written is not ------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("no_caching_allocator")
 def test_free_pages_of_restored_tensors_are_kept_for_reuse_and_count_against_the_budget(make_store: MakeStore) -> None:
     mib = 2**20
     store = make_store(host_bytes=8 * mib, staging_bytes=4 * mib)

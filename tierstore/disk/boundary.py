@@ -40,8 +40,8 @@ def translated(
         raise CorruptDataError(key, place, error.expected, error.found) from error
     except (OSError, lmdb.Error) as error:
         if means_full(error):
-            raise StoreFullError(num_bytes, *usage, reason=f"{place}: {words_of(error)}") from error
-        raise StorageIOError(operation, place, words_of(error), data) from error
+            raise StoreFullError(num_bytes, *usage, reason=f"{place}: {words_of(error, place)}") from error
+        raise StorageIOError(operation, place, words_of(error, place), data) from error
 
 
 def naming_the_limit(full: StoreFullError, directory: Path) -> StoreFullError:

@@ -1,5 +1,6 @@
 """The limits of a tier, pure: the disk budget, and what may be written in a day. Of the budget, segments are counted
-whole, and *values* (records that live in the index) at their peak, because LMDB keeps the space of deleted ones."""
+whole, and *values* (records that live in the index) at their peak: LMDB keeps the space of deleted ones until its free
+pages are given back to the drive."""
 
 from __future__ import annotations
 
@@ -31,8 +32,8 @@ def map_bytes_for(disk_bytes: int) -> int:
 
 
 class DiskBudget:
-    """Counts bytes against one limit; for one loop. `segment_bytes`, `value_bytes`: what they take now.
-    `value_peak_bytes`: the most that values ever took. `map_bytes`: the length of the index's map."""
+    """Counts bytes against one limit; for one loop. `map_bytes`: the length of the index's map. `segment_bytes`,
+    `value_bytes`: what they take now. `value_peak_bytes`: the most that values took since `note_given_back`."""
 
     def __init__(self, limit_bytes: int, map_bytes: int) -> None:
         self.limit_bytes = limit_bytes
@@ -45,10 +46,15 @@ class DiskBudget:
     def room_bytes(self) -> int:
         return max(0, self.limit_bytes - self.segment_bytes - self.value_peak_bytes)
 
+    @property
+    def kept_bytes(self) -> int:
+        """The space of freed values, which only other values can use."""
+        return self.value_peak_bytes - self.value_bytes
+
     def add_value(self, num_bytes: int, *, may_be_extent: bool) -> bool:
         """Count a value; False, and nothing is counted, if the limit does not allow it. `may_be_extent`: it may live
-        in an extent instead, and is refused here if values would take more than half of the limit, because the index
-        never gives back the space that they once took."""
+        in an extent instead, and is refused here if values would take more than half of the limit, because not every
+        file system takes back the space that they once took."""
         growth = max(0, self.value_bytes + num_bytes - self.value_peak_bytes)
         most_bytes = min(self._most_value_bytes, self.limit_bytes // 2 if may_be_extent else self.limit_bytes)
         if growth and (growth > self.room_bytes or self.value_peak_bytes + growth > most_bytes):
@@ -62,6 +68,10 @@ class DiskBudget:
         self.segment_bytes = segment_bytes
         self.value_bytes = value_bytes
         self.value_peak_bytes = max(value_bytes, min(index_bytes, self.limit_bytes - segment_bytes))
+
+    def note_given_back(self, index_bytes: int) -> None:
+        """The index gave free pages back; `index_bytes`: what its file takes now."""
+        self.value_peak_bytes = max(self.value_bytes, min(index_bytes, self.value_peak_bytes))
 
     def remove_value(self, num_bytes: int) -> None:
         self.value_bytes -= num_bytes

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic
 
+from ..base.system_words import words_of
 from ..errors import CorruptDataError, StorageIOError, StoreFullError
 from .allocator import ALIGNMENT_BYTES
 from .local import LocalDisk
@@ -122,8 +123,12 @@ class QueuedDrive:
     def _naming_errors(self) -> Iterator[None]:
         try:
             yield
-        except (CorruptDataError, StorageIOError) as error:
+        except CorruptDataError as error:
             raise dataclasses.replace(error, place=f"{self.name}, {error.place}") from error
+        except StorageIOError as error:
+            place = f"{self.name}, {error.place}"
+            reason = words_of(error.__cause__ or error, place)
+            raise dataclasses.replace(error, place=place, reason=reason) from error
         except StoreFullError as error:
             raise dataclasses.replace(error, reason=f"{self.name}: {error.reason}") from error
 

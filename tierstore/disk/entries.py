@@ -8,9 +8,11 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 
 from .boundary import means_full, translated
 from .budget import DiskBudget
+from .codec.family import DamagedBytesError
 from .extents import Extent, ExtentSpace
 from .index import Delete, Index, Operation, Outcome, Put, PutLease
 from .jobs import run_job
@@ -18,6 +20,7 @@ from .location import Location
 
 _BATCH_BYTES = 64 * 2**20  # LMDB keeps a transaction's new values in memory until it commits
 _BATCH_OPERATIONS = 4096
+_LEAST_KEPT_BYTES = 2**20  # of freed values, that are worth a job
 
 _Queued = tuple[Operation, asyncio.Future[Outcome]]
 
@@ -56,6 +59,18 @@ class IndexEntries:
         if self._flight is None:
             self._flight = loop.create_task(self._fly())
         return await asyncio.gather(*(future for _, future in waiting))
+
+    async def give_back_space(self) -> bool:
+        """Give what freed values have left in the index back to the drive, for extents; False: it is not worth it."""
+        if self._budget.kept_bytes < _LEAST_KEPT_BYTES:
+            return False
+        await run_job(self._executor, self._give_back_free_pages)
+        self._budget.note_given_back(self._index.allocated_bytes)
+        return True
+
+    def _give_back_free_pages(self) -> None:
+        with self._one_at_a_time, suppress(OSError, DamagedBytesError):  # a refusal to make room tells what is kept
+            self._index.give_back_free_pages()
 
     async def settle(self) -> None:
         while self._flight is not None:

@@ -218,10 +218,11 @@ class ExtentSpace:
             reason = str(refusal)
         elif num_bytes > self._budget.limit_bytes:
             reason = "that is more than the whole disk budget"
-        elif self._free_bytes < num_bytes:
-            reason = "the disk budget is used up"
-            if kept_bytes := self._budget.value_peak_bytes - self._budget.value_bytes:
-                reason += f", {kept_bytes} bytes of it by the index, which keeps the space of freed small records"
+        else:
+            if self._free_bytes < num_bytes:
+                reason = "the disk budget is used up"
+            if kept_bytes := self._budget.kept_bytes:
+                reason += f"; {kept_bytes} bytes of the budget are of freed small records, in the index"
         full = StoreFullError(num_bytes, *self.usage(), reason=reason)
         full.__cause__ = refusal
         return full

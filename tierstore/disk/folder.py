@@ -6,6 +6,7 @@ import fcntl
 import io
 import os
 import stat
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from .forking import Inode, inode_of
 
 _LOCK = "lock"
 _BLOCK_BYTES = 512  # of st_blocks, whatever the file system's blocks are (stat(2))
+_HIDDEN = (".fuse_hidden", ".nfs")  # names of files that were removed while they were open, on FUSE and NFS
+_MOST_LOOKS, _LOOK_SECONDS = 100, 0.01
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
@@ -43,7 +46,7 @@ class LockedFolder:
         return {inode_of(self._folder), inode_of(self._lock)} if self._folder >= 0 else set()
 
     def names(self) -> list[str]:
-        return sorted(name for name in os.listdir(self._folder) if name != _LOCK)
+        return sorted(name for name in self._all_names() if name != _LOCK and not name.startswith(_HIDDEN))
 
     def open(self, name: str, flags: int) -> int:
         """Open a file in it, never through a link; a new one has mode 0600. Returns the descriptor, close-on-exec."""
@@ -81,6 +84,8 @@ class LockedFolder:
         try:
             if remove and not self.names():
                 self.remove(_LOCK)
+                os.close(self._lock)  # or it keeps a hidden name
+                self._lock = -1
                 self._remove_folder()
         finally:
             for descriptor in (self._folder, self._lock):
@@ -93,9 +98,27 @@ class LockedFolder:
         with suppress(OSError):  # the next process has it already
             parent = os.open("..", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._folder)
             try:
+                for _ in range(_MOST_LOOKS):
+                    if not self._has_only_hidden():
+                        break
+                    time.sleep(_LOOK_SECONDS)
                 os.rmdir(self.path.name, dir_fd=parent)
             finally:
                 os.close(parent)
+
+    def _has_only_hidden(self) -> bool:
+        """Whether all that is left is files that were removed, and whose close the file system has yet to learn of: it
+        tells nobody when it has."""
+        names = self._all_names()
+        return bool(names) and all(name.startswith(_HIDDEN) for name in names)
+
+    def _all_names(self) -> list[str]:
+        """By a descriptor of its own: btrfs lists by one what was there when that was opened (fs/btrfs/inode.c)."""
+        descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._folder)
+        try:
+            return os.listdir(descriptor)
+        finally:
+            os.close(descriptor)
 
     def _open_folder(self) -> int:
         with suppress(FileExistsError):

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import mmap
 import os
+import struct
 import tempfile
 from pathlib import Path
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_PUNCH_HOLE_KEEP_SIZE = 1 | 2  # linux/falloc.h
 _MADV_DONTFORK = 10  # asm-generic/mman-common.h
 _MADV_POPULATE_WRITE = 23
 _libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
@@ -29,6 +32,8 @@ _HUGE_PAGE_BYTES = 2 * 2**20  # of x86-64, and of arm64 with 4 KiB pages
 
 _STATFS_BYTES = 256  # struct statfs has 120 on 64-bit Linux; f_type comes first (statfs(2))
 _TMPFS = 0x01021994
+_OVERLAY = 0x794C7630
+_FS_IOC_FIEMAP = 0xC020660B  # linux/fs.h
 _FILE_SYSTEMS = {
     _TMPFS: "tmpfs",
     0x858458F6: "ramfs",
@@ -74,6 +79,13 @@ def reserve(descriptor: int, num_bytes: int) -> None:
             raise _refused("fallocate")
 
 
+def punch_hole(descriptor: int, offset: int, num_bytes: int) -> None:
+    """Give the space of whole blocks back; they read as zeros. OSError: EOPNOTSUPP where the file system cannot."""
+    while _libc.fallocate(descriptor, _PUNCH_HOLE_KEEP_SIZE, offset, num_bytes) != 0:
+        if ctypes.get_errno() != errno.EINTR:
+            raise _refused("fallocate")
+
+
 def file_system_of(directory: Path) -> str:
     """The kind of file system, if it is one that O_DIRECT does not serve; "" for all others."""
     return _FILE_SYSTEMS.get(_magic_by("statfs", os.fsencode(directory), str(directory)), "")
@@ -82,6 +94,18 @@ def file_system_of(directory: Path) -> str:
 def is_tmpfs(descriptor: int) -> bool:
     """Whether a file is in a tmpfs, as a memfd is unless it has huge pages of its own (MFD_HUGETLB)."""
     return _magic_by("fstatfs", descriptor) == _TMPFS
+
+
+def is_overlay_in_memory(descriptor: int) -> bool:
+    """Whether a file is in an overlayfs whose upper directory is in a tmpfs, which need not be visible here. Of the
+    usual file systems for that, tmpfs alone does not tell where a file's blocks are (filesystems/fiemap.rst)."""
+    if _magic_by("fstatfs", descriptor) != _OVERLAY:
+        return False
+    try:
+        fcntl.ioctl(descriptor, _FS_IOC_FIEMAP, struct.pack("=QQIIII", 0, 4096, 0, 0, 0, 0))
+    except OSError as error:
+        return error.errno == errno.EOPNOTSUPP
+    return False
 
 
 def _magic_by(call: str, of: bytes | int, *place: str) -> int:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ..base.config import check_directory
+from ..base.config import check_directory, format_bytes
 from ..base.defaults import NUM_AT_ONCE
 from ..base.threads import IoThreads
 from ..errors import ConfigError, StoreClosedError, StoreFullError
@@ -71,6 +71,7 @@ class LocalDisk:
         inline_bytes: records up to this length live in LMDB, longer ones in extents; None: all of up to 1 GiB do.
         executor: runs the jobs; not shut down before `close` has returned.
         num_at_once: how many records of each direction are at the device, encoded or decoded at once, at most.
+        num_turns: the same, where the caller limits it too, and none is to wait here; None: `num_at_once`.
         session: part of every checksum: a record of another session is refused. A file layout with names has its own.
         layout: not opened yet; closed with the tier. None: under `directory`, without names.
 
@@ -90,6 +91,7 @@ class LocalDisk:
         checksum: bool,
         executor: Executor,
         num_at_once: int = NUM_AT_ONCE,
+        num_turns: int | None = None,
         session: int = 0,
         layout: FileLayout | None = None,
         max_write_bytes_per_day: int | None = None,
@@ -102,15 +104,16 @@ class LocalDisk:
             if num_bytes is not None and num_bytes < 0:
                 raise ConfigError(option, num_bytes, "give 0 or more bytes")
         self._allowance = None if limit is None else WriteAllowance(limit, monotonic())
-        self.scratch_bytes = 2 * num_at_once * SCRATCH_BYTES
+        num_turns = num_at_once if num_turns is None else num_turns
+        self.scratch_bytes = 2 * num_turns * SCRATCH_BYTES
         self._inline_bytes = inline_bytes
         self._has_checksums = checksum
         self._executor = executor
         self._closed_because: str | None = None
         self._written_bytes = self._read_bytes = 0
         self._policy = policy = CodecPolicy(fixed, num_at_once)
-        self._write_turns = ScratchPool(num_at_once, partial(policy.clock.timed, "write"))
-        self._read_turns = ScratchPool(num_at_once, partial(policy.clock.timed, "read"))
+        self._write_turns = ScratchPool(num_turns, partial(policy.clock.timed, "write"))
+        self._read_turns = ScratchPool(num_turns, partial(policy.clock.timed, "read"))
         self._layout = UnnamedFileLayout(self._directory, session) if layout is None else layout
         with translated("open", str(self._directory), "nothing was stored"):
             self._mode = detect_io_mode(self._layout.directory)
@@ -171,9 +174,16 @@ class LocalDisk:
             allocated_bytes=self._budget.segment_bytes + self._index.allocated_bytes,
             budget_bytes=budget_bytes,
             num_records=len(self._locations),
-            io_mode=self._mode.description,
+            io_mode=self._io_mode(),
             write_allowance_bytes=None if self._allowance is None else self._allowance.left_bytes(monotonic()),
         )
+
+    def _io_mode(self) -> str:
+        """LMDB reads and writes by way of the page cache, whatever extents do."""
+        longest_bytes = _LONGEST_VALUE_BYTES if self._inline_bytes is None else self._inline_bytes
+        if not self._mode.direct or longest_bytes <= _QUICK_BYTES:
+            return self._mode.description
+        return f"buffered up to {format_bytes(longest_bytes)} (inline_bytes), {self._mode.description} above"
 
     def drives(self) -> list[DriveUsage]:
         day_bytes = None if self._allowance is None else self._allowance.day_bytes
@@ -292,7 +302,7 @@ class LocalDisk:
         num_bytes, order = len(record.source), record.order
         is_raw = order.codec == NO_CODEC and not order.probe
         with self._write_errors(record, "a new segment"):
-            extent = await self._space.take(num_bytes)
+            extent = await self._take_extent(num_bytes)
         if not is_raw:
             self._space.promise()  # encoding gives a tail back
         try:
@@ -306,6 +316,15 @@ class LocalDisk:
         if written.encoded_bytes < num_bytes:
             extent = self._space.trim(extent, written.encoded_bytes)
         return await self._enter(record, written, extent, outcome)
+
+    async def _take_extent(self, num_bytes: int) -> Extent:
+        """As `ExtentSpace.take`; where there is no room, freed small records give theirs back first."""
+        try:
+            return await self._space.take(num_bytes)
+        except StoreFullError:
+            if not await self._entries.give_back_space():
+                raise
+        return await self._space.take(num_bytes)
 
     async def _fill(self, record: _Record, extent: Extent) -> tuple[Written, Outcome | None]:
         """Write the record; with the outcome of entering it in the index, if that was tried."""

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 from .allocator import ALIGNMENT_BYTES, round_up
 from .forking import Inode, inode_of, not_while_forking
-from .linux import file_system_of, open_unnamed
+from .linux import file_system_of, is_overlay_in_memory, open_unnamed
 from .transfer import SYSTEM_CALLS
 
 
@@ -31,6 +31,8 @@ def detect_io_mode(directory: Path) -> IoMode:
         return IoMode(False, f"buffered ({name})")
     descriptor = open_unnamed(directory)
     try:
+        if is_overlay_in_memory(descriptor):
+            return IoMode(False, "buffered (tmpfs under overlayfs)")
         with mmap.mmap(-1, ALIGNMENT_BYTES) as block:
             set_direct(descriptor)
             os.pwritev(descriptor, [block], 0)

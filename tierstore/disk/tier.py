@@ -51,7 +51,7 @@ class DiskUsage:
     Attributes:
         disk_bytes, allocated_bytes: that live records take, padding included; taken from the file system.
         budget_bytes: the most that records may take.
-        io_mode: "O_DIRECT", or "buffered (reason)".
+        io_mode: "O_DIRECT", or "buffered (reason)"; of long records in the index, up to which length they are buffered.
         write_allowance_bytes: bytes that may still be written now; None: there is no limit, or the daemon keeps it.
     """
 

@@ -9,14 +9,20 @@ import time
 import warnings
 from functools import partial
 
+import torch
+
+from ..base.caller import stacklevel_of_user
 from ..base.defaults import NUM_AT_ONCE, NUM_BESIDE_DEVICE
 from ..base.system_words import words_of
 from ..base.threads import is_thread_of_store
 from ..disk.tier import DiskUsage
 from ..errors import StorageIOError, StoreFullError, TierStoreError, TierStoreWarning
 from ..ledger.lookahead import LearnedOrders
+from ..residency.pinning import device_in_use
 from ..residency.residency import Residency
-from ..returning.advice import stacklevel_of_user
+from ..returning.allocator import allocator_of_process
+from ..returning.cached import CachedMemory
+from ..returning.caching import CachingAllocator, caching_allocator
 from ..returning.returner import MemoryUse, Returner
 from ..tracing.events import StoreSettings
 from ..tracing.recordings import Recordings, header_of
@@ -25,6 +31,7 @@ from .lifetime import watch_over
 from .options import StoreOptions
 from .plans import PlansOfStore
 from .stats import StoreStats
+from .use import Use
 
 _OPEN_DEADLINE_SECONDS = 60.0  # to end the parts that were begun, when a store cannot be opened
 
@@ -42,11 +49,14 @@ class Core:
 
     def __init__(self, store: object, options: StoreOptions) -> None:
         self.name = options.name
+        self.use = Use(options.name)
+        self.use.begin()
         self._staging_bytes = options.staging_bytes
         self._opened_at = time.monotonic()
         self._closed_at: float | None = None
         num_drives = 1 if options.disk is None else options.disk.num_drives
         num_lanes = num_drives * (NUM_BESIDE_DEVICE + (NUM_AT_ONCE if options.disk is None else options.disk.io_depth))
+        allocator = caching_allocator(torch.__version__, _make_tensor)
         self._start_engine(store, options.open_disk, num_lanes)
         self.residency = Residency(
             options.name,
@@ -55,9 +65,15 @@ class Core:
             staging_bytes=options.staging_bytes,
             staging_grows=options.staging_grows,
             copies=options.copies,
+            pools=isinstance(allocator, CachingAllocator) and not _has_accelerator(options),
         )
         self.engine.serve(self.residency)
-        self.returner = Returner(options.return_memory, self.residency.has_any)
+        self.returner: Returner | CachedMemory
+        if isinstance(allocator, str):
+            of_process = allocator_of_process().for_tensors(_make_tensor)
+            self.returner = Returner(options.return_memory, self.residency.has_any, of_process)
+        else:
+            self.returner = CachedMemory(options.return_memory, allocator)
         windows = options.host_bytes, options.staging_bytes
         self.plans = PlansOfStore(self.returner.limit, self.residency.limit_windows, *windows)
         settings = _settings(options, self.engine.disk.usage(), num_lanes)
@@ -66,6 +82,8 @@ class Core:
         self.traces = Recordings(self.residency, partial(header_of, settings))
         watch_over(self)
         self._start_returner()
+        if options.copies is None and (device := device_in_use()) is not None:
+            self.residency.begin_to_pin(device)
 
     def _start_engine(self, store: object, open_disk: OpenDisk, num_lanes: int) -> None:
         try:
@@ -79,7 +97,7 @@ class Core:
                 on_death=self._store_died,
             )
         except (OSError, StoreFullError) as error:
-            reason = error.reason if isinstance(error, StoreFullError) else words_of(error)
+            reason = error.reason if isinstance(error, StoreFullError) else words_of(error, self.name)
             raise StorageIOError("open", self.name, reason, "nothing was stored") from error
 
     def _start_returner(self) -> None:
@@ -87,7 +105,7 @@ class Core:
             self.returner.start()
         except OSError as error:
             self.close(_OPEN_DEADLINE_SECONDS)
-            raise StorageIOError("open", self.name, words_of(error), "nothing was stored") from error
+            raise StorageIOError("open", self.name, words_of(error, self.name), "nothing was stored") from error
 
     def stats(self) -> StoreStats:
         disk, returner = self.engine.disk, self.returner
@@ -126,8 +144,19 @@ class Core:
                 text = f"<TierStore {self.name}>: {reason}"
                 warnings.warn(text, TierStoreWarning, stacklevel=stacklevel_of_user())
 
+    def warn_if_nothing_came(self) -> None:
+        """Of a store that is closed. A plan may store nothing. Warnings may raise."""
+        with self.residency.counted() as (counters, _):
+            is_used = counters.packed_tensors or any(counters.kept_bytes.values())
+        if not (is_used or self.plans.had_any):
+            self.use.warn_if_nothing_came()
+
     def _mapped_bytes(self) -> int:
         return self.residency.slab.mapped_bytes + self.engine.disk.scratch_bytes
+
+    @property
+    def is_open(self) -> bool:
+        return self._closed_at is None
 
     def close(self, deadline_seconds: float) -> None:
         if self._closed_at is None:
@@ -147,7 +176,7 @@ class Core:
     def _store_died(self) -> None:
         """Nobody refers to the store any more. If its constructor was interrupted, it may be incomplete."""
         for name in ("returner", "traces"):
-            part: Returner | Recordings | None = getattr(self, name, None)
+            part: Returner | CachedMemory | Recordings | None = getattr(self, name, None)
             if part is not None:
                 part.request_stop()
 
@@ -163,12 +192,23 @@ class Core:
             self.traces.end(deadline_seconds, "the interpreter exits")
         except TierStoreError as error:
             warnings.warn(str(error), TierStoreWarning, stacklevel=2)
+        if self.is_open:
+            self.warn_if_nothing_came()
 
     def end_in_child(self) -> None:
         """Close the child's copies of descriptors, refuse all use. The parent's are untouched."""
         self.engine.disk.abandon_after_fork()  # first: the others may be in the middle of a change
         self.traces.abandon()
         self.residency.guard.abandon("it belongs to the process that this one was forked from")
+
+
+def _make_tensor(nbytes: int) -> object:
+    return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
+
+
+def _has_accelerator(options: StoreOptions) -> bool:
+    """Whether the slab may have to be pinned."""
+    return options.copies is not None or torch.accelerator.is_available()
 
 
 def _settings(options: StoreOptions, usage: DiskUsage, num_lanes: int) -> StoreSettings:

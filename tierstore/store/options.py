@@ -5,6 +5,7 @@ What makes `StoreOptions` raises ConfigError for one that cannot be used. Nothin
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial, wraps
@@ -21,6 +22,7 @@ from ..base.config import (
     check_directories,
     free_bytes_of_each,
     local_world_size,
+    parse_budget,
     parse_io_depth,
     parse_return_memory,
     parse_size,
@@ -47,6 +49,7 @@ _STAGING_BYTES = 112 * 2**20
 _CONNECTED_BYTES = 80 * 2**20
 _MOST_SECONDS = 1e9  # more is for ever, and no timer takes it
 _MOST_ADDRESS_BYTES = 107  # unix(7)
+_HOST_AND_PORT = re.compile(r"(\w+://)?[\w.\-\[\]:]*:\d{1,5}/?")
 _WHICH_SOCKET = "give the path of the daemon's socket"
 
 Place = str | PathLike[str]
@@ -85,9 +88,9 @@ def local_options(path: Place | Sequence[Place], given: Mapping[str, Any]) -> St
     codec = values["codec"]
     parse_codec(codec)
     budgets = _disk_budgets(directories, values["disk_bytes"])
-    inline_bytes = _size_or_none(values, "inline_bytes")
+    inline_bytes = None if values["inline_bytes"] is None else parse_size(values["inline_bytes"], "inline_bytes")
     io_depth = parse_io_depth(values["io_depth"])
-    day_bytes = _size_or_none(values, "max_write_bytes_per_day")
+    day_bytes = _budget_or_none(values, "max_write_bytes_per_day")
     checksum = values["checksum"]
     if not isinstance(checksum, bool):
         raise ConfigTypeError("checksum", checksum, "give True or False")
@@ -128,7 +131,7 @@ def connected_options(address: str | PathLike[str] | None, given: Mapping[str, A
     if not (name is None or isinstance(name, str)):
         raise ConfigTypeError("name", name, "give a string")
     daemon_uid = trusted_uid(given["daemon_uid"])
-    window_bytes = parse_size(given["window_bytes"], "window_bytes")
+    window_bytes = parse_budget(given["window_bytes"], "window_bytes")
     path = _lasting(address)
 
     async def open_disk(executor: Executor) -> DiskTier:
@@ -156,7 +159,7 @@ def options_over(open_disk: OpenDisk, name: str, given: Mapping[str, Any]) -> St
 def _options(
     name: str, values: Mapping[str, Any], staging_bytes: int, open_disk: OpenDisk, disk: DiskOptions | None
 ) -> StoreOptions:
-    given_bytes = _size_or_none(values, "staging_bytes")
+    given_bytes = _budget_or_none(values, "staging_bytes")
     return StoreOptions(
         name,
         _host_budget(values["host_bytes"]),
@@ -173,17 +176,17 @@ def _disk_budgets(directories: Sequence[Path], disk_bytes: SizeLike | None) -> l
     free_bytes = free_bytes_of_each(directories)
     if disk_bytes is None:
         return [int(each * _DISK_SHARE) // local_world_size() for each in free_bytes]
-    return divided_budget(parse_size(disk_bytes, "disk_bytes"), free_bytes)
+    return divided_budget(parse_budget(disk_bytes, "disk_bytes"), free_bytes)
 
 
-def _size_or_none(values: Mapping[str, Any], name: str) -> int | None:
-    return None if values[name] is None else parse_size(values[name], name)
+def _budget_or_none(values: Mapping[str, Any], name: str) -> int | None:
+    return None if values[name] is None else parse_budget(values[name], name)
 
 
 def _host_budget(host_bytes: SizeLike | None) -> int:
     if host_bytes is None:
-        host_bytes = available_host_bytes() // _HOST_SHARE // local_world_size()
-    return parse_size(host_bytes, "host_bytes")
+        return available_host_bytes() // _HOST_SHARE // local_world_size()
+    return parse_budget(host_bytes, "host_bytes")
 
 
 def _lasting(address: str | PathLike[str]) -> str:
@@ -192,7 +195,9 @@ def _lasting(address: str | PathLike[str]) -> str:
         raise ConfigTypeError("address", address, _WHICH_SOCKET)
     if not os.fspath(address) or "\0" in os.fspath(address):
         raise ConfigError("address", address, _WHICH_SOCKET)
-    absolute = os.path.abspath(address)
+    if _HOST_AND_PORT.fullmatch(os.fspath(address)) and not os.path.exists(address):
+        raise ConfigError("address", address, f"{_WHICH_SOCKET}: data never goes over TCP, only a daemon's metrics do")
+    absolute = os.path.abspath(os.path.expanduser(address))
     return absolute if len(os.fsencode(absolute)) <= _MOST_ADDRESS_BYTES else str(address)
 
 

@@ -24,9 +24,10 @@ class PlansOfStore:
         staging_bytes: int,
     ) -> None:
         self._limit_process, self._limit_windows = limit_process, limit_windows
-        self._wishes: dict[_Wishes, None] = {}  # those of the plan that told last are the last
+        self._wishes: dict[_Wishes, None] = {}  # in the order in which the plans asked
         self._opened = _Limits(None, host_bytes, staging_bytes)
-        self._limits = self._opened  # as they were set last
+        self._limits = self._opened  # in force
+        self.had_any = False
 
     @property
     def figures(self) -> Mapping[str, float]:
@@ -79,6 +80,7 @@ class PlansOfStore:
         found = next((wishes for wishes in list(self._wishes) if wishes.plan() is plan), None)
         if found is None:
             found = _Wishes(plan)
+            self.had_any = True
             self._wishes[found] = None
         return found
 

@@ -100,9 +100,12 @@ class StoreStats:
 
     How it works here:
 
-        io_mode: how extents are read and written: "O_DIRECT", or "buffered" and why.
-        host_memory: what the slab is made of: "pageable", "pinned", or "pageable" and why it is not pinned.
-        memory_return: when freed memory is returned: "auto", "always", "never", or "off" and why.
+        io_mode: how records are read and written: "O_DIRECT", or "buffered" and why. Records of up to 128 KiB in the
+            index go through the page cache in any case; with a larger `inline_bytes` it says so.
+        host_memory: what the slab is made of: "pageable", "pinned", or "pageable" and why it is not pinned, or which
+            part of it.
+        memory_return: when freed memory is returned: "auto", "always", "never", or "off" and why. With the caching
+            allocator (docs/how_to/memory_on_cpu.md) also whose memory it serves.
         codec_choices: how often each codec was used, by kind of tensor: its dtype and, under "auto", what its bytes
             look like, such as "float32, many zeros". "bits" is a mask with a bit for each byte.
         memory_plan: figures of the `MemoryPlan` that uses the store; empty: none does. `limit_bytes`,
@@ -228,11 +231,11 @@ class StoreStats:
         if self.spilled_bytes and "tmpfs" in self.io_mode:
             parts.append("note: that disk is memory (tmpfs), so none was gained; name a directory on a drive")
         free_bytes = self.allocator_free_bytes or 0
-        is_left_to_allocator = not self.returned_bytes and self.memory_return not in ("always", "never")
+        is_left_to_allocator = not self.returned_bytes and not self.memory_return.startswith(("always", "never"))
         if is_left_to_allocator and _LEAST_AWAY_BYTES <= away_bytes <= _MOST_TIMES_KEPT * free_bytes:
             parts.append(
                 "note: the process has not shrunk by all that went to disk: its allocator keeps "
-                f"{format_bytes(free_bytes)} of freed memory (docs/how_to/memory_on_cpu.md)"
+                f"{format_bytes(free_bytes)} of freed memory{_for_what(self)} (docs/how_to/memory_on_cpu.md)"
             )
         return f"tierstore: {'; '.join(parts)}"
 
@@ -246,6 +249,12 @@ def _totals_of(stats: StoreStats) -> dict[str, float]:
     totals["prefetch_late"] = float(stats.prefetch_late)
     totals["prefetch_missed"] = float(stats.prefetch_misses)
     return totals
+
+
+def _for_what(stats: StoreStats) -> str:
+    if "caching allocator" in stats.memory_return:
+        return " for the tensors that come next"
+    return "; tierstore-native's caching allocator would use it again"
 
 
 def _why_nothing(stats: StoreStats) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from os import PathLike
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Self, TypedDict, Unpack
 
 import torch
 
@@ -20,6 +20,7 @@ from ..errors import ConfigError, ConfigTypeError
 from ..residency.handle import Handle, Record
 from ..residency.layout import layout_of, outside_of_modes, storage_of
 from ..residency.uncompiled import uncompiled
+from .codec_names import Codec
 from .core import Core
 from .options import StoreOptions, connected_options, local_options, options_over, refuses_unknown
 from .stats import StoreStats
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
     from .engine import OpenDisk
 
 _CLOSE_DEADLINE_SECONDS = 60.0
-
-Codec = Literal["auto", "none", "floats", "zstd", "shuffle-zstd"] | str
-"""Both kinds of zstd may be followed by a level: "zstd:3"."""
 
 
 class StoreChanges(TypedDict, total=False):
@@ -83,7 +81,8 @@ class TierStore:
             costs step time; "never". See docs/how_to/memory_on_cpu.md.
         copies: the copy engine for accelerators; None: the one for whatever `torch.accelerator` drives.
 
-    Sizes are bytes as `int`, or strings: "8GiB" and "8G" are 8 * 2**30 bytes, "8GB" is 8 * 10**9.
+    Sizes are bytes as `int`, or strings: "8GiB" and "8G" are 8 * 2**30 bytes, "8GB" is 8 * 10**9. A budget below 1 MiB
+    that has no unit, and is not 0, gets a `TierStoreWarning`.
 
     Every method may be called from any thread. `put` waits while the budget is full, `get` while the bytes are not
     in memory, `flush` for writes, `close` for the I/O in progress, `trace` for its file when it ends. Nothing else
@@ -261,7 +260,7 @@ class TierStore:
         """
         self._core.plans.drain()
         if isinstance(tensor, torch.Tensor) and tensor.is_inference():
-            with outside_of_modes(), torch.inference_mode(False):
+            with outside_of_modes():
                 tensor = tensor.clone()
         what = "give a plain strided torch.Tensor (no subclass, nor a quantized, nested or meta tensor)"
         if not isinstance(tensor, torch.Tensor):
@@ -344,7 +343,8 @@ class TierStore:
     def close(self) -> None:
         """Free everything, in memory and on disk. Idempotent; waits for the I/O in progress, abandons the rest.
 
-        A graph that still holds saved tensors raises `StoreClosedError` when it asks for one.
+        A graph that still holds saved tensors raises `StoreClosedError` when it asks for one. If neither a saved tensor
+        nor a `put` came, a `TierStoreWarning` says what was forgotten.
 
         On a store's own thread (where a garbage collection may run a finalizer) it does not wait: the store is closed,
         and its work in progress ends by itself. Another thread that closes the store waits for that.
@@ -352,7 +352,10 @@ class TierStore:
         Raises:
             StorageIOError: I/O did not end within a minute, or a trace could not be written to its end.
         """
+        is_first = self._core.is_open
         self._core.close(_CLOSE_DEADLINE_SECONDS)
+        if is_first:
+            self._core.warn_if_nothing_came()
 
     def __enter__(self) -> Self:
         return self
@@ -360,7 +363,10 @@ class TierStore:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.close()
+        if error is None:
+            self.close()
+        else:  # which tells more than any warning
+            self._core.close(_CLOSE_DEADLINE_SECONDS)
 
     def __reduce__(self) -> tuple[object, ...]:
         raise TypeError("a tierstore store belongs to its process and cannot be pickled; open one in each process")
