@@ -54,7 +54,7 @@ def main(directory: str, device: str = "cpu") -> None:
         fully_shard(block)
     fully_shard(model)
     plain = step(model, device)
-    with TierStore(directory, host_bytes=0) as store:
+    with TierStore(directory, host_bytes=0, staging_bytes=0) as store:
         for action in (KEEP, STORE, RECOMPUTE, RECOMPUTE_STORED):
             with with_action(model, "012", action, [], store):
                 planned = [step(model, device), step(model, device)][-1]

@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - the name that everybody uses
 from torch.utils.checkpoint import checkpoint
 
+from tests.conftest import MakeStore
 from tests.hooks.programs import all_bits, assert_same_bits, forget_after_error, grads
 from tests.memory_plan.blocks import (
     KEEP,
@@ -46,6 +47,12 @@ ACTIONS = [KEEP, STORE, RECOMPUTE, RECOMPUTE_STORED, *HOLDING]
 AGAIN = [RECOMPUTE, RECOMPUTE_STORED, *HOLDING]
 each_action = pytest.mark.parametrize("action", ACTIONS, ids=str)
 each_recomputing = pytest.mark.parametrize("action", AGAIN, ids=str)
+
+
+@pytest.fixture
+def store(make_store: MakeStore) -> TierStore:
+    """The matrices that an action stores leave memory, each by itself."""
+    return make_store(staging_bytes="128KiB")
 
 
 def run(model: nn.Module, take: Callable[[nn.Module], Any], names: list[str], action: Any, store: Any) -> Any:
@@ -181,7 +188,7 @@ def their_hooks() -> Iterator[None]:
 
 def inside_scopes_of_the_user(model: nn.Module) -> list[Any]:
     found = []
-    with TierStore("/tmp", host_bytes=0, disk_bytes="1GiB") as store:
+    with TierStore("/tmp", host_bytes=0, staging_bytes=0, disk_bytes="1GiB") as store:
         for around in (lambda: tiered_offload(store, min_bytes=0), keep_resident, their_hooks):
             model.zero_grad()
             with around():

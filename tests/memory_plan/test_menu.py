@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tierstore.memory_plan.decision import Action, HeldOutput, Option, options_of
+import pytest
+
+from tierstore.memory_plan.decision import Action, HeldOutput, Option, Prices, StepCosts, options_of
 from tierstore.memory_plan.recording import Operator, RecordedCall
 
 MIN_BYTES = 10
@@ -27,8 +29,8 @@ def recorded(**changes: Any) -> RecordedCall:
     return RecordedCall("block", **(settings | changes))
 
 
-def by_action(*calls: RecordedCall, kept_anyway: tuple[int, ...] = ()) -> dict[Action, Option]:
-    return {option.action: option for option in options_of(calls, 0.141, MIN_BYTES, kept_anyway)}
+def by_action(*calls: RecordedCall, kept_anyway: tuple[int, ...] = (), seconds: float = 0.141) -> dict[Action, Option]:
+    return {option.action: option for option in options_of(calls, seconds, MIN_BYTES, kept_anyway)}
 
 
 def test_options_of_a_block_the_more_held_the_less_computed() -> None:
@@ -67,3 +69,20 @@ def test_calls_share_what_is_held_once() -> None:
     options = by_action(recorded(), recorded(inputs={3: 60}, saved={3: 60, 10: 100}))
     assert options[Action("recompute")].kept == {1: 50, 2: 4, 3: 60}
     assert options[KEEP].kept == SAVED | {3: 60}
+
+
+@pytest.mark.parametrize("kept_anyway", [(), (11,), (1, 2, 10, 11)], ids=str)
+@pytest.mark.parametrize("recorded_seconds", [0.0, 1e-9, 0.08])
+@pytest.mark.parametrize("seconds", [-1.0, 0.0, 1e-12, 0.141])
+def test_whatever_a_busy_machine_measures_each_strategy_can_be_followed(
+    seconds: float, recorded_seconds: float, kept_anyway: tuple[int, ...]
+) -> None:
+    """It costs some time to compute a block again. Where holding an output costs nothing, only that is offered."""
+    call = recorded(operators=[operator(recorded_seconds, {11: 100}), operator(0.0, {12: 5})])
+    options = by_action(call, seconds=seconds, kept_anyway=kept_anyway)
+    assert options.keys() >= {KEEP, STORE}
+    assert all(option.seconds > 0 for action, option in options.items() if action.kind == "recompute")
+    prices = Prices({"block": list(options.values())}, [], StepCosts(1.0, 1e-9, 0))
+    assert prices.uniform(KEEP).actions == {"block": KEEP}
+    assert prices.uniform(STORE).actions == {"block": STORE}
+    assert prices.uniform(Action("recompute")).actions["block"].kind == "recompute"

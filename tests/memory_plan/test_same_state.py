@@ -22,6 +22,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
+from tests.conftest import MakeStore
 from tests.existing import set_existing
 from tests.hooks.programs import SIDE, all_bits, assert_same_bits, forget_after_error, grads
 from tests.memory_plan.blocks import RECOMPUTE, Inner, Normed, planned, the_batch
@@ -33,6 +34,12 @@ from tierstore.memory_plan.steps import with_calls
 IN_PLACE, BETWEEN = "modified by an inplace operation", "was changed between forward and backward"
 ACTIONS = [RECOMPUTE, Action("recompute", (HeldOutput(1, "aten.addmm.default"),), True)]
 Take = Callable[[Any, Any], list[Any]]
+
+
+@pytest.fixture
+def store(make_store: MakeStore) -> TierStore:
+    """The matrices that an action stores leave memory, each by itself."""
+    return make_store(staging_bytes="128KiB")
 
 
 class Mode(enum.Enum):

@@ -23,6 +23,7 @@ from tests.daemon.conftest import StartDaemon, environment_of_tests, short_direc
 from tests.reliability.drives import fill_up, mounted_drive, used_bytes
 from tierstore import TierStore, tiered_offload
 from tierstore.base.device_files import has_driver
+from tierstore.tuning import system
 from tierstore.tuning.report import Report
 from tierstore.tuning.system import find_daemon
 
@@ -93,7 +94,7 @@ def examined(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Examined]:
             stdout=subprocess.PIPE,
             stderr=theirs,
             text=True,
-            env=environment_of_tests(TERM="xterm", MALLOC_ARENA_MAX="4"),
+            env=environment_of_tests(TERM="xterm", MALLOC_TOP_PAD_="0", TIERSTORE_ALLOCATOR="0"),
         )
         os.close(theirs)
         shown = b"".join(iter(lambda: _read_terminal(mine), b""))
@@ -121,12 +122,24 @@ def test_report_of_a_drive_has_what_was_measured_without_torch_and_names_the_set
     assert measured.drive.reads
     assert {each.data for each in measured.codecs} >= {"noise", "activations, bfloat16", "masks", "zeros"}
     assert measured.memory.copy_bytes_per_second > 0
+    assert measured.processor.load is not None
+    assert examined.report.is_busy == measured.processor.is_busy
     assert "little-space" in codes(examined.report)
     assert b"measuring for about 1 s" in examined.shown, "on a terminal"
     assert has_driver() or examined.imported_torch == "False"
     if examined.report.measurements.memory.allocator == "glibc":
         (finding,) = [each for each in examined.report.findings if each.code == "memory-not-returned"]
-        assert "MALLOC_ARENA_MAX is set" in finding.sentence
+        assert "MALLOC_TOP_PAD_ is set" in finding.sentence
+
+
+def test_load_of_the_machine_is_the_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pressure = tmp_path / "cpu"
+    monkeypatch.setattr(system, "_CPU_PRESSURE", pressure)
+    assert system.describe_processor().waiting_share is None
+    pressure.write_text("some avg10=82.80 avg60=79.62 avg300=49.67 total=2\nfull avg10=0.00 avg60=0.00 total=0\n")
+    monkeypatch.setattr(os, "getloadavg", lambda: (11.25, 2.0, 1.0))
+    measured = system.describe_processor()
+    assert (measured.load, measured.waiting_share, measured.is_busy) == (11.25, 0.828, True)
 
 
 def test_file_is_made_and_a_store_is_opened_with_it(examined: Examined) -> None:

@@ -31,6 +31,8 @@ CASES: list[tuple[str, str, dict[str, Any], str]] = [
     ("little-space", "warning", {"drive": {"free_bytes": 15 * GIB}}, "15.00 GiB"),
     ("in-memory", "problem", {"drive": {"file_system": "tmpfs"}}, "tmpfs"),
     ("in-memory", "warning", {"drive": {"file_system": "ramfs"}, "accelerators": link()}, "ramfs"),
+    ("in-memory", "problem", {"drive": {"file_system": "overlay", "io_mode": "buffered (tmpfs under overlayfs)"}},
+        "tmpfs under overlayfs"),
     ("network-drive", "warning", {"drive": {"file_system": "nfs4"}}, "nfs4"),
     ("no-direct-io", "warning", {"drive": {"io_mode": "buffered (nfs)"}}, "nfs"),
     ("drive-very-slow", "problem", {"drive": drive_of_speed(150e6, 3e9)}, "150 MB/s"),
@@ -46,7 +48,9 @@ CASES: list[tuple[str, str, dict[str, Any], str]] = [
     ("little-memory", "warning", {"memory": {"available_bytes": 3 * GIB}}, "3.00 GiB"),
     ("little-memory", "problem", {"memory": {"available_bytes": 500 * MIB}}, "500 MiB"),
     ("swapping", "warning", {"memory": {"swap_used_bytes": 5 * GIB}}, "5.00 GiB"),
-    ("memory-not-returned", "note", {"memory": {"allocator_left_alone": "MALLOC_X is set"}}, "MALLOC_X"),
+    ("no-caching-allocator", "note", {"memory": {"no_caching_allocator": "it is not built"}}, "it is not built"),
+    ("memory-not-returned", "note",
+        {"memory": {"allocator_left_alone": "MALLOC_X is set", "no_caching_allocator": "it is not built"}}, "MALLOC_X"),
     ("no-huge-pages", "warning", {"memory": {"huge_pages": "never"}}, "transparent_hugepage"),
     ("no-huge-pages", "warning", {"memory": {"huge_pages": None}}, "transparent_hugepage"),
     ("cpu-quota", "note", {"processor": {"quota_cores": 2.5}}, "2.5 of 16"),
@@ -89,6 +93,24 @@ def test_each_code_has_a_case_and_a_line_in_the_documentation() -> None:
     assert {code for code, _, _, _ in CASES} == set(codes)
     documented = re.findall("`([a-z]+(?:-[a-z]+)*)`", PAGE.read_text(encoding="utf-8").partition("## The report")[0])
     assert set(documented) - {"never"} == set(codes)
+
+
+@pytest.mark.parametrize(
+    ("processor", "is_busy"),
+    [
+        ({"load": 23.9}, False),
+        ({"load": 24.0}, True),
+        ({"load": 0.5, "waiting_share": 0.2}, True),
+        ({"load": 90.0, "waiting_share": 0.19}, False),
+        ({"load": None, "waiting_share": None}, False),
+    ],
+)
+def test_busy_machine_is_told_by_what_waits_or_else_by_its_load_and_is_no_finding(
+    processor: dict[str, Any], is_busy: bool
+) -> None:
+    report = report_of(machine(processor=processor))
+    assert report.is_busy == is_busy
+    assert report.findings == report_of(machine()).findings
 
 
 def test_worst_is_said_first() -> None:

@@ -77,6 +77,17 @@ def test_view_shows_verdict_settings_findings_and_limits() -> None:
     assert "activations, bfloat16" in shown(machine(), verbose=True)
 
 
+def test_view_of_a_busy_machine_says_so_before_its_findings() -> None:
+    nothing_else = {"drive": {"model": None}}
+    assert "Findings: none" in shown(machine(**nothing_else, processor={"load": 2.0}))
+    text = shown(machine(**nothing_else, processor={"num_present": 2, "load": 11.04, "waiting_share": 0.83}))
+    (line,) = [line for line in text.splitlines() if "busy" in line]
+    told = "The machine is busy: load 11 on 2 cores, and work waited for a core in 83% of the last 10 seconds. Times"
+    assert line.startswith(told)
+    assert "Other findings: none" in text
+    assert "load 30 on 16 cores. Times" in shown(machine(processor={"load": 30.0}))
+
+
 def test_view_of_names_that_steer_a_terminal_is_harmless() -> None:
     steering = AcceleratorState(links=(msgspec.structs.replace(LINK, name="[red]\x1b[2J"),))
     text = shown(machine(drive={"file_system": "\x1b[31mred", "path": "/a[bold]b"}, accelerators=steering))

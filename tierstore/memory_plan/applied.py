@@ -26,7 +26,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint
 from ..base.threads import refuse_to_wait
 from ..hooks.checkpoints import is_in_checkpoint, pack_inputs
 from ..hooks.module import ModuleScope
-from ..hooks.select import Kept
+from ..hooks.select import keep
 from ..hooks.selective import holding_contexts
 from ..residency.torch_names import import_dynamo, tree_flatten, tree_unflatten
 from ..residency.uncompiled import uncompiled
@@ -82,7 +82,7 @@ class PlannedCalls:
             def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
                 if not action.held:
                     return nullcontext(), again
-                holding, again.replaying = holding_contexts(_HeldOperators(action.held), pack or Kept, Kept)
+                holding, again.replaying = holding_contexts(_HeldOperators(action.held), pack or keep, keep)
                 return holding, again
 
             scope = self._scope if action.stores else None

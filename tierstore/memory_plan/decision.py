@@ -34,7 +34,8 @@ _LEAST_SHARE = 0.02
 """Outputs of operators that take less than this of the block's time are not worth holding."""
 _MOST_PREFIXES = 6
 _CALL_SECONDS = 40e-6
-"""What selective checkpointing adds for each operator, in forward and backward together: it is called in Python."""
+"""What selective checkpointing adds for each operator, in forward and backward together: it is called in Python. Also
+the least that is believed of computing a block again."""
 
 
 class HeldOutput(NamedTuple):
@@ -109,7 +110,8 @@ def options_of(
     calls: Sequence[RecordedCall], recompute_seconds: float, min_bytes: int, kept_anyway: Collection[int] = ()
 ) -> list[Option]:
     """What may be done with a block that is called as `calls` tell, once or more in a step. To compute it again takes
-    `recompute_seconds`. Storages of less than `min_bytes` stay where they are; those `kept_anyway` cost nothing."""
+    `recompute_seconds`, as measured: a clock may show no time, or less. Storages of less than `min_bytes` stay where
+    they are; those `kept_anyway` cost nothing. To keep and to store are offered in any case."""
 
     def both_ways(kept: Action, stored: Action, needed: Mapping[int, int], seconds: float) -> tuple[Option, Option]:
         charged = {name: nbytes for name, nbytes in needed.items() if name not in kept_anyway}
@@ -117,9 +119,11 @@ def options_of(
         small = {name: nbytes for name, nbytes in charged.items() if nbytes < min_bytes}
         return Option(kept, charged, {}, seconds), Option(stored, small, large, seconds)
 
-    options = [*both_ways(Action("keep"), Action("store"), union(call.saved for call in calls), 0.0)]
+    plain = both_ways(Action("keep"), Action("store"), union(call.saved for call in calls), 0.0)
     if any(call.differs for call in calls) or not calls:
-        return options
+        return [*plain]
+    again: list[Option] = []
+    recompute_seconds = max(recompute_seconds, _CALL_SECONDS)
     recorded_seconds = max(sum(call.seconds for call in calls), 1e-9)
     are_alike = all(call.kind == calls[0].kind for call in calls)
     for held in (), *(_prefixes(calls[0]) if are_alike else ()):
@@ -131,8 +135,8 @@ def options_of(
                 seconds -= operator.seconds * recompute_seconds / recorded_seconds
             if held:
                 seconds += _CALL_SECONDS * len(call.operators)
-        options += both_ways(Action("recompute", held), Action("recompute", held, stores=True), needed, seconds)
-    return [option for option in options if not _is_worse(option, options)]
+        again += both_ways(Action("recompute", held), Action("recompute", held, stores=True), needed, seconds)
+    return [*plain, *(option for option in again if not _is_worse(option, [*plain, *again]))]
 
 
 def _prefixes(call: RecordedCall) -> list[tuple[HeldOutput, ...]]:
@@ -250,13 +254,16 @@ class Prices(NamedTuple):
 
     def uniform(self, action: Action) -> Decision:
         """This action in each block; blocks that cannot be computed again are stored instead, and where that would
-        spare nothing they keep what they save."""
+        spare nothing they keep what they save. Outputs are held where that costs nothing."""
         chosen = {}
         for name, several in self.options.items():
-            by_action = {option.action: option for option in several}
+            by_kind: dict[tuple[Kind, bool], Option] = {}
+            for option in several:  # those that hold least come first
+                by_kind.setdefault((option.action.kind, option.action.stores), option)
             could_be_computed = name in self.blocks and not self.blocks[name].differs
-            others = [Action("keep")] if could_be_computed else [Action("store"), Action("keep")]
-            chosen[name] = next(by_action[each] for each in (action, *others) if each in by_action)
+            stored = by_kind.get(("store", False), by_kind["keep", False])
+            otherwise = by_kind["keep", False] if could_be_computed else stored
+            chosen[name] = by_kind.get((action.kind, action.stores), otherwise)
         return self.decision_of(chosen)
 
 

@@ -13,6 +13,7 @@ import torch
 
 from ..residency.torch_names import TorchDispatchMode, tree_leaves, tree_map_only
 from ..returning.allocator import allocator_of_process
+from ..returning.caching import at_work
 from ..returning.code_pages import release_code
 
 _TORCH = Path(torch.__file__).resolve().parent
@@ -52,6 +53,9 @@ class ResidentMeter:
         """Let go of what nobody needs, so that `level` counts what is alive: memory that is free, code that rests."""
         if self._release is not None:
             self._release()
+        caching = at_work()
+        if caching is not None:
+            caching.return_all()
         release_code(_TORCH)
 
     @staticmethod

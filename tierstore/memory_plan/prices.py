@@ -42,7 +42,10 @@ _USUAL_SECONDS, _LEAST_SECONDS = 0.4 / 2**30, 0.05 / 2**30
 """What a byte in the store costs if that cannot be measured, and the least that is believed: it takes CPU time."""
 _LEAST_DIFFERENCE = 0.2
 """Two steps tell what the store costs if they differ by this share of the bytes."""
-
+_LEAST_PLAIN, _LEAST_UNCHECKPOINTED = 0.05, 0.5
+"""The shares of a measured step that are believed to be left without what it stores, and without what it computes again
+(forward alone, at most). Any step may be longer than another on a busy machine, so a difference of two may be
+anything."""
 
 Calls = Mapping[str, Sequence[RecordedCall]]
 
@@ -211,11 +214,11 @@ def _with_times(
     # In host memory, what is computed again competes with the store for cores, and its price is to tell that.
     ways = (_RECOMPUTE,) if trials.meter.is_of_host else (_CHECKPOINT, _RECOMPUTE)
     recomputed = _first_that_fits(trials, untimed, *ways)
-    if recomputed is not None:
-        again_seconds = trials.again_seconds
+    measured_seconds = again_seconds if recomputed is None else trials.again_seconds
     stored = _first_that_fits(trials, untimed, _STORE)
-    timed = with_options(again_seconds)
-    costs = _costs(timed.costs, stored, recomputed, sum(again_seconds.values()))
+    # A block that was not computed again, or in no time, keeps the price of its forward.
+    timed = with_options(again_seconds | {name: seconds for name, seconds in measured_seconds.items() if seconds > 0})
+    costs = costs_of(timed.costs, stored, recomputed, sum(measured_seconds.values()))
     return timed._replace(costs=costs), [each for each in (recomputed, stored) if each is not None]
 
 
@@ -229,20 +232,25 @@ def _first_that_fits(trials: Trials, prices: Prices, *actions: Action) -> TriedD
     return TriedDecision(decision, trials.take(decision, 2))
 
 
-def _costs(
+def costs_of(
     costs: StepCosts, stored: TriedDecision | None, recomputed: TriedDecision | None, again_seconds: float
 ) -> StepCosts:
-    """`again_seconds`: that `recomputed` has computed again."""
-    per_byte, step_seconds = _USUAL_SECONDS, 3 * again_seconds  # backward computes twice as much as forward
+    """What a plain step and a byte in the store cost, by what was measured. `again_seconds`: that `recomputed` has
+    computed again."""
+    per_byte, plain_seconds = _USUAL_SECONDS, 0.0
+    if recomputed is not None:
+        seconds = recomputed.measured.seconds
+        plain_seconds = max(seconds - again_seconds, _LEAST_UNCHECKPOINTED * seconds)
     if stored is not None and recomputed is not None:
         more_bytes = stored.decision.stored_bytes - recomputed.decision.stored_bytes
         if more_bytes > _LEAST_DIFFERENCE * stored.decision.stored_bytes:
-            added_seconds = stored.measured.seconds - (recomputed.measured.seconds - again_seconds)
-            per_byte = max(added_seconds / more_bytes, _LEAST_SECONDS)
-    if stored is not None:
-        step_seconds = stored.measured.seconds - per_byte * stored.decision.stored_bytes
-    elif recomputed is not None:
-        step_seconds = recomputed.measured.seconds - again_seconds - per_byte * recomputed.decision.stored_bytes
+            most = (1 - _LEAST_PLAIN) * stored.measured.seconds / stored.decision.stored_bytes
+            per_byte = max(min((stored.measured.seconds - plain_seconds) / more_bytes, most), _LEAST_SECONDS)
+    known = stored or recomputed
+    if known is None:
+        return replace(costs, step_seconds=3 * again_seconds, store_seconds=per_byte)  # backward takes twice as long
+    seconds = stored.measured.seconds if stored is not None else plain_seconds
+    step_seconds = max(seconds - per_byte * known.decision.stored_bytes, _LEAST_PLAIN * seconds)
     return replace(costs, step_seconds=step_seconds, store_seconds=per_byte)
 
 

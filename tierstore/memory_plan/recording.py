@@ -19,7 +19,7 @@ from torch.utils.checkpoint import SAC_IGNORED_OPS
 
 from ..hooks.below import version_counter_of
 from ..hooks.in_place import Around
-from ..hooks.select import Kept, stays_alive
+from ..hooks.select import keep, stays_alive
 from ..hooks.thread_hooks import unpack as unpack_kept
 from ..residency.layout import memory_at
 from ..residency.torch_names import TorchDispatchMode, storage_address, top_hooks, tree_leaves
@@ -170,7 +170,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Hooks that are around it see what is saved too, though only the innermost are called."""
-        pack, unpack = top_hooks(False) or (Kept, unpack_kept)
+        pack, unpack = top_hooks(False) or (keep, unpack_kept)
 
         def note_and_pack(tensor: torch.Tensor) -> Any:
             self._note(tensor)

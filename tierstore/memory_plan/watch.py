@@ -12,11 +12,11 @@ import torch
 from torch.autograd import Variable
 from torch.utils.hooks import RemovableHandle
 
+from ..base.caller import stacklevel_of_user
 from ..base.config import format_bytes
 from ..errors import TierStoreWarning
 from ..hooks.in_place import Around
 from ..residency.torch_names import current_backward
-from ..returning.advice import stacklevel_of_user
 from ..store.tier_store import TierStore
 from .contents import Contents
 from .meter import Meter

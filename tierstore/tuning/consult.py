@@ -19,8 +19,8 @@ from ..base.system_words import words_of
 from ..errors import ConfigError, StorageIOError
 from ..plain_text import plain
 from .examine import examine
-from .findings import Finding, unfit_because
-from .measurements import Measurements, fastest, rate
+from .findings import unfit_because
+from .measurements import Measurements, Processor, fastest, rate
 from .report import Report, Setting, config_text, report_of
 
 _STYLES = {"problem": "bold red", "warning": "yellow", "note": "dim"}
@@ -45,7 +45,7 @@ def consult(
         try:
             machine = examine(directory, socket, seconds)
         except OSError as error:
-            raise StorageIOError("examine", path, words_of(error), "nothing was changed") from error
+            raise StorageIOError("examine", path, words_of(error, str(path)), "nothing was changed") from error
     report = report_of(machine)
     if as_json:
         print(json_text(report))
@@ -78,7 +78,8 @@ def report_view(report: Report, *, verbose: bool = False) -> RenderableType:
     return Group(
         Text("Offloading works here." if report.is_usable else is_bad, "bold"),
         _settings(report.settings, unfit_because(machine.drive)),
-        _findings(report.findings),
+        *_busy(machine.processor),
+        _findings(report),
         facts,
         *(_speeds(machine) if verbose else ()),
     )
@@ -94,11 +95,22 @@ def _settings(settings: tuple[Setting, ...], unfit: str | None) -> Table:
     return table
 
 
-def _findings(findings: tuple[Finding, ...]) -> RenderableType:
-    if not findings:
-        return Text("Findings: none\n")
+def _busy(cores: Processor) -> Iterator[RenderableType]:
+    """A line of its own: it is about now, where findings are about the machine."""
+    if not cores.is_busy:
+        return
+    signs = [] if cores.load is None else [f"load {cores.load:.3g} on {cores.num_present} cores"]
+    if cores.waiting_share is not None:
+        signs.append(f"work waited for a core in {cores.waiting_share:.0%} of the last 10 seconds")
+    advice = "Times measured now mean little: measure again when it is idle."
+    yield Text(f"The machine is busy: {', and '.join(signs)}. {advice}\n", _STYLES["warning"])
+
+
+def _findings(report: Report) -> RenderableType:
+    if not report.findings:
+        return Text("Other findings: none\n" if report.is_busy else "Findings: none\n")
     table = Table(title="Findings", title_justify="left", show_header=False, show_lines=True)
-    for finding in findings:
+    for finding in report.findings:
         advice = "" if finding.advice is None else f"\n→ {finding.advice}"
         text = Text.assemble(_plain(finding.sentence), _plain(advice, "italic"))
         table.add_row(Text(finding.severity, _STYLES[finding.severity]), text)

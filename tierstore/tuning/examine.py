@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..base.config import available_host_bytes, local_world_size
 from ..base.device_files import has_driver
 from ..disk.linux import copy_memory
+from ..returning import caching
 from ..returning.allocator import allocator_of_process
 from . import system
 from .codecs import measure_codecs
@@ -77,6 +78,7 @@ def _memory(seconds: float) -> Memory:
         copy_bytes_per_second=_speed(lambda: copy_memory(into, memoryview(source)), num_bytes, seconds),
         allocator=allocator.name,
         allocator_left_alone=allocator.left_alone or None,
+        no_caching_allocator=caching.why_none(caching.installed_torch()),
     )
 
 
@@ -119,10 +121,11 @@ def measure_accelerators(seconds: float, memory_bytes: int = _DEVICE_BUFFER_BYTE
 def _link(device: torch.device, seconds: float, num_bytes: int) -> AcceleratorLink:
     import torch
 
+    from ..residency.copies import queue_copy
     from ..residency.slab import Slab
 
     def copy(target: torch.Tensor, source: torch.Tensor) -> None:
-        target.copy_(source, non_blocking=True)
+        queue_copy(target, source, slot.address)
         torch.accelerator.synchronize()
 
     backend: Any = getattr(torch, device.type)

@@ -21,7 +21,8 @@ MIB, GIB = 2**20, 2**30
 _LITTLE_SPACE_BYTES = 16 * GIB
 _USELESS_DRIVE, _SLOW_DRIVE = 200e6, 1e9  # bytes per second; a SATA drive does 500 MB/s
 _SLOW_ANSWER_SECONDS = 5e-3
-_IN_MEMORY = ("tmpfs", "ramfs")
+_OVERLAY_IN_MEMORY = "tmpfs under overlayfs"  # in the mode of transfers; as a file system it is an "overlay"
+_IN_MEMORY = ("tmpfs", "ramfs", _OVERLAY_IN_MEMORY)
 _NETWORK = (
     "9p", "afs", "beegfs", "ceph", "cifs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "orangefs", "smb3", "smbfs",
     "fuse.ceph", "fuse.glusterfs", "fuse.gcsfuse", "fuse.s3fs", "fuse.sshfs",
@@ -98,10 +99,11 @@ def _place(machine: Measurements) -> _Found:
             "other users, and training waits when it does.",
             "Name a directory on a local drive, if there is one.",
         )
-    if drive.file_system in _IN_MEMORY:
+    kind = _OVERLAY_IN_MEMORY if _OVERLAY_IN_MEMORY in (drive.io_mode or "") else drive.file_system
+    if kind in _IN_MEMORY:
         yield (_warning if has_links else _problem)(
             "in-memory",
-            f"{drive.path} is in memory ({drive.file_system}), so tensors that are spilled there still take memory.",
+            f"{drive.path} is in memory ({kind}), so tensors that are spilled there still take memory.",
             "Name a directory on a drive." + " This one relieves only the memory of accelerators." * has_links,
         )
     elif drive.io_mode is not None and drive.io_mode.startswith("buffered"):
@@ -156,7 +158,14 @@ def _memory(machine: Measurements) -> _Found:
             f"{format_bytes(memory.swap_used_bytes)} are swapped out, and training may need some of that memory.",
             "Keep host_bytes below the memory that is really free: the store spills faster than the kernel swaps.",
         )
-    if memory.allocator_left_alone is not None:
+    if memory.no_caching_allocator is not None:
+        yield _note(
+            "no-caching-allocator",
+            f"Freed memory is returned and taken anew, not used again ({memory.no_caching_allocator}). That costs page "
+            "faults where memory is short: steps within a limit take longer.",
+            "pip install ./native, with a C++ compiler. docs/how_to/memory_on_cpu.md says what it does.",
+        )
+    if memory.no_caching_allocator is not None and memory.allocator_left_alone is not None:
         yield _note(
             "memory-not-returned",
             f"The store does not return freed memory of {memory.allocator} to the system here, because "

@@ -1,6 +1,7 @@
 """The measurements of a machine, as plain records. Units are in the names; None: the value could not be found out.
 
-`tierstore doctor --json` prints these records, so a change of them is a change of `REPORT_VERSION`."""
+`tierstore doctor --json` prints these records, so a change of them, but for
+more fields that have a default, is a change of `REPORT_VERSION`."""
 
 from __future__ import annotations
 
@@ -8,6 +9,8 @@ from msgspec import Struct
 
 from ..simulator import CodecSpeed
 from ..simulator.hardware import Rate
+
+_BUSY_SHARE, _BUSY_LOAD = 0.2, 1.5  # the load for each core; a doctor that has just ended leaves one of its own
 
 
 class Transfer(Struct, frozen=True, kw_only=True):
@@ -54,6 +57,8 @@ class Memory(Struct, frozen=True, kw_only=True):
         copy_bytes_per_second: of one thread, between buffers that it has used before.
         huge_pages: the kernel's setting for private memory; None: it has none.
         allocator_left_alone: why a store does not make it return freed memory; None: the store does.
+        no_caching_allocator: why PyTorch's tensors do not use freed memory again by the caching allocator; None: they
+            do, or there is no PyTorch.
     """
 
     total_bytes: int
@@ -64,18 +69,35 @@ class Memory(Struct, frozen=True, kw_only=True):
     huge_pages: str | None
     allocator: str
     allocator_left_alone: str | None
+    no_caching_allocator: str | None = None
 
 
 class Processor(Struct, frozen=True, kw_only=True):
-    """The processor's cores."""
+    """The processor's cores, and how busy the machine was before it was measured.
+
+    Attributes:
+        load: threads of the whole machine that ran or waited, on average of the last minute.
+        waiting_share: part of the last ten seconds, from 0 to 1, in which work waited for a core; None: the kernel does
+            not tell.
+    """
 
     num_present: int
     num_allowed: int
     quota_cores: float | None
+    load: float | None = None
+    waiting_share: float | None = None
 
     @property
     def usable_cores(self) -> float:
         return min(float(self.num_allowed), self.quota_cores or float(self.num_allowed))
+
+    @property
+    def is_busy(self) -> bool:
+        """By what waits now. The load is of the last minute, and counts waits for drives: it decides where the kernel
+        tells nothing else."""
+        if self.waiting_share is not None:
+            return self.waiting_share >= _BUSY_SHARE
+        return self.load is not None and self.load >= _BUSY_LOAD * self.num_present
 
 
 class Limits(Struct, frozen=True, kw_only=True):

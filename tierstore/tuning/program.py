@@ -78,7 +78,7 @@ class Program:
                 )
             except OSError as error:
                 raise ConfigError(
-                    "COMMAND", self.command[0], f"it cannot be run: {error.strerror}; {_WHOLE}"
+                    "COMMAND", self.command[0], f"the system does not start it: {error.strerror}; {_WHOLE}"
                 ) from error
             with ExitStack() as undo:
                 ended = os.pidfd_open(process.pid)

@@ -33,13 +33,14 @@ class Setting(Struct, frozen=True):
 
 class Report(Struct, frozen=True, kw_only=True):
     """The report as `tierstore doctor --json` prints it. `is_usable`: offloading works here and is useful: no finding
-    is a problem. `findings`: the worst first."""
+    is a problem. `is_busy`: other work slowed the measurements down. `findings`: the worst first."""
 
     version: int
     is_usable: bool
     findings: tuple[Finding, ...]
     settings: tuple[Setting, ...]
     measurements: Measurements
+    is_busy: bool = False
 
 
 def report_of(machine: Measurements) -> Report:
@@ -51,6 +52,7 @@ def report_of(machine: Measurements) -> Report:
         findings=findings,
         settings=settings_of(machine),
         measurements=machine,
+        is_busy=machine.processor.is_busy,
     )
 
 

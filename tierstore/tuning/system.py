@@ -21,6 +21,7 @@ from .measurements import Daemon, Drive, Limits, Processor
 _DAEMON_SECONDS = 3.0
 _SECTOR_BYTES = 512  # the unit of /sys/block/*/size, whatever the device's sectors are
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+_CPU_PRESSURE = Path("/proc/pressure/cpu")  # "some avg10=82.80 avg60=...", in percent; kernels may be built without
 
 
 def describe_drive(directory: Path) -> Drive:
@@ -41,9 +42,22 @@ def describe_drive(directory: Path) -> Drive:
 
 
 def describe_processor() -> Processor:
-    """Of this process."""
-    cores = len(allowed_cores())
-    return Processor(num_present=os.cpu_count() or 1, num_allowed=cores, quota_cores=quota_cores())
+    """Of this process and, as to what makes it busy, of the machine."""
+    waiting = re.match(r"some avg10=([\d.]+) ", _read(_CPU_PRESSURE) or "")
+    return Processor(
+        num_present=os.cpu_count() or 1,
+        num_allowed=len(allowed_cores()),
+        quota_cores=quota_cores(),
+        load=_load(),
+        waiting_share=float(waiting[1]) / 100 if waiting else None,
+    )
+
+
+def _load() -> float | None:
+    try:
+        return os.getloadavg()[0]
+    except OSError:
+        return None
 
 
 def describe_limits() -> Limits:
