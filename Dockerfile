@@ -1,12 +1,12 @@
 # The sidecar daemon, without torch. How to run it: docs/how_to/daemon.md. Build it in the folder of the source:
 #
-#     docker build --tag tierstore:0.3.0 .
+#     docker build --tag tierstore:0.4.0 .
 
 ARG PYTHON=3.11
 
 FROM python:${PYTHON}-slim AS build
 WORKDIR /src
-COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY pyproject.toml setup.py constraints.txt README.md LICENSE ./
 COPY tierstore tierstore
 COPY hooks hooks
 COPY daemon daemon

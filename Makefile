@@ -6,7 +6,10 @@ BIN := $(VENV)/bin
 CONSTRAINTS := $(VENV)/tierstore-constraints.txt
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c $(CONSTRAINTS)
 RUNTIME := $(VENV)/.tierstore
+NATIVE := $(VENV)/.tierstore-native
 DEV := $(VENV)/.tierstore-dev
+# Before anything is made: pip would only say that it finds no numpy. Double quotes, as the shell has it in single ones.
+NEW_ENOUGH := import sys; a, b, *_ = sys.version_info; sys.exit(f"Python {a}.{b} is too old: tierstore needs 3.11 or newer. Name one: make PYTHON=python3.11 ..." if (a, b) < (3, 11) else 0)
 INSTALLED_TORCH := import importlib.metadata as m; print("torch==" + m.version("torch"))
 # One more than there are cores, as tests wait for drives and processes; at most four.
 WORKERS = $(shell $(BIN)/python -c "import os; print(min(4, len(os.sched_getaffinity(0)) + 1))")
@@ -36,11 +39,11 @@ export KEEP_A_SAMPLE
 help:                   ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(RUNTIME)        ## train a small language model with and without the store
+demo: $(NATIVE)         ## train a small language model with and without the store
 	$(BIN)/tierstore demo
 
-test: $(DEV)            ## run the test suite (8 minutes on two cores)
-	@echo "The tests take about 8 minutes on two cores; make test-all runs the slow ones, too."
+test: $(DEV)            ## run the test suite (15 minutes on two idle cores)
+	@echo "The tests take about 15 minutes on two idle cores; make test-all runs the slow ones, too."
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 test-slow: $(DEV)       ## run the tests that make test leaves out (24 minutes)
@@ -95,7 +98,8 @@ clean:                  ## remove .venv and all caches
 	rm -rf .venv .matrix .mutants build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
 $(CONSTRAINTS): FORCE
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@if test -x $(BIN)/python; then $(BIN)/python -c '$(NEW_ENOUGH)'; else $(PYTHON) -c '$(NEW_ENOUGH)'; fi
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 	@{ grep -v '^torch==' constraints.txt; $(BIN)/python -c '$(INSTALLED_TORCH)' 2>/dev/null || grep '^torch==' constraints.txt; } > $@
 
 FORCE:
@@ -105,8 +109,11 @@ $(RUNTIME): pyproject.toml constraints.txt | $(CONSTRAINTS)
 	$(PIP) -e .
 	@touch $@
 
-$(DEV): $(RUNTIME) $(wildcard native/*.*)
+$(NATIVE): $(RUNTIME) $(wildcard native/*.*)
+	@$(PIP) --quiet ./native 2>$@.log || echo "tierstore-native was not built, which is optional (is there a C compiler? $@.log)."
+	@touch $@
+
+$(DEV): $(NATIVE)
 	@echo "Adding what the tests and checks need: linters, transformers, lightning, ray and others (another GB, some minutes)."
 	$(PIP) -e '.[dev,trainers,docs]'
-	@$(PIP) --quiet ./native || echo "Without a C compiler, tests of ./native are skipped."
 	@touch $@

@@ -17,9 +17,9 @@ from .harness import RESULTS, Benchmark, read_results, run_benchmark
 from .report import goals_as_markdown, table_of, verdicts_of
 
 SUITE = (
-    "pack_cost", "calls", "live_handles", "disk_throughput", "data_plane", "small_tensors", "prefetch",
-    "larger_than_memory", "two_drives", "training_step", "memory_limit", "freed_memory", "codec_choice",
-    "packed_floats", "sidecar_throughput", "trainers", "memory_plan",
+    "pack_cost", "calls", "live_handles", "disk_throughput", "data_plane", "small_tensors", "many_lengths",
+    "prefetch", "larger_than_memory", "two_drives", "training_step", "memory_limit", "freed_memory", "codec_choice",
+    "packed_floats", "sidecar_throughput", "neighbours", "trainers", "memory_plan",
 )  # fmt: skip
 TUNING = ("prefetch_tuning", "tuned_settings")
 """Those whose question is which settings are best."""

@@ -1,8 +1,10 @@
 """How many calls does a saved tensor make? Their number does not depend on the machine, and their time follows it.
 
-A chain of `sin` saves a fresh tensor in each operation, in the fourth step of the same graph. "Packs" and "unpacks" are
+A chain of `sin` saves a fresh tensor in each operation, in the last step of the same graph. "Packs" and "unpacks" are
 all calls of Python and of C below the hooks, on the training thread, of a tensor of 1 KiB: kept in host memory, kept on
-an accelerator, or leaving it for host memory. Those of hooks that do nothing are subtracted. The accelerator is a
+an accelerator, or leaving it for host memory; or left where it is, as a parameter, a view of one, or for being small.
+"In batches" is of tensors that are too large for a group; so staging is so small that those of 1 KiB are.
+Those of hooks that do nothing are subtracted. The accelerator is a
 simulated one that copies at once, so what the driver's own calls cost is not in it. "Round trip" is all functions of
 tierstore, on all threads, for a tensor that goes to the drive and back.
 """
@@ -14,11 +16,11 @@ import gc
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -38,20 +40,29 @@ NUM_STEPS = 10
 
 
 class Case(NamedTuple):
-    """`most_packs`, `most_unpacks`, `most_microseconds` of both: the goals."""
+    """`most_packs`, `most_unpacks`, `most_microseconds` of both: the goals. `saves`: what each operation saves, its
+    input or the same tensor each time. `options` of the store."""
 
     is_simulated: bool
     device_bytes: int
     most_packs: int
     most_unpacks: int
     most_microseconds: float
+    min_bytes: int = 1
+    saves: str = "its input"
+    options: Mapping[str, Any] = MappingProxyType({})
 
 
 CASES = {
-    "host": Case(False, 0, 20, 6, 8),
+    "host": Case(False, 0, 11, 4, 8),
     "stays on the device": Case(True, 2**30, 32, 12, 8),
     "leaves the device": Case(True, 0, 60, 30, 35),
+    "leaves in batches": Case(True, 0, 60, 40, 80, options={"staging_bytes": "15KiB"}),  # seven of them in each
+    "parameter": Case(False, 0, 3, 3, 4, saves="parameter"),
+    "view of a parameter": Case(False, 0, 4, 3, 4, saves="view of a parameter"),
+    "small": Case(False, 0, 8, 3, 4, min_bytes=2**20),
 }
+MOST_AT_THE_END = 3
 DRIVE = {"2 MiB": (2**21, 64, 160), "256 KiB": (2**18, 1024, 60), "128 KiB": (2**17, 2048, 45)}
 """Bytes of a tensor, how many there are, and the goal."""
 HOST_BYTES_OF_DRIVE = "16MiB"
@@ -67,6 +78,11 @@ BENCHMARK = Benchmark(
         *(
             Goal(f"{name}: unpack", "unpacks", name, at_most=case.most_unpacks, beyond=FLOOR)
             for name, case in CASES.items()
+        ),
+        *(
+            Goal(f"{name}: at the end of the scope", "ends", name, at_most=MOST_AT_THE_END, beyond=FLOOR)
+            for name in CASES
+            if "leaves" not in name  # what leaves has to leave by then
         ),
         *(
             Goal(f"{name}: time of both", "microseconds", name, at_most=case.most_microseconds)
@@ -106,8 +122,9 @@ def measure(process: str, scratch: Path) -> dict[str, dict[str, float]]:
     for name, case in CASES.items():
         with ExitStack() as stack:
             copies = stack.enter_context(_AtOnce()) if case.is_simulated else None
-            store = stack.enter_context(TierStore(scratch, host_bytes="1GiB", copies=copies))
-            figures[name] = calls_within(tiered_offload(store, min_bytes=1, device_bytes=case.device_bytes))
+            store = stack.enter_context(TierStore(scratch, host_bytes="1GiB", copies=copies, **case.options))
+            scope = tiered_offload(store, min_bytes=case.min_bytes, device_bytes=case.device_bytes)
+            figures[name] = calls_within(scope, case.saves)
     return figures
 
 
@@ -115,10 +132,10 @@ def _same(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def calls_within(scope: Any) -> dict[str, float]:
-    """Calls for one pack and one unpack inside a scope, which is entered for each step; and microseconds of both hooks:
-    the mean over the tensors of the least of some steps."""
-    profiles = [cProfile.Profile(), cProfile.Profile()]
+def calls_within(scope: Any, saves: str = "its input") -> dict[str, float]:
+    """Calls for one pack and one unpack inside a scope, which is entered for each step, and at the scope's end for each
+    tensor; and microseconds of both hooks: the mean over the tensors of the least of some steps."""
+    profiles = [cProfile.Profile(), cProfile.Profile(), cProfile.Profile()]
     times: list[list[int]] = []
 
     def timed(hook: Any) -> Any:
@@ -133,12 +150,16 @@ def calls_within(scope: Any) -> dict[str, float]:
     for step in range(NUM_STEPS):
         is_counted = step == NUM_STEPS - 1
         times.append([])
-        leaf = torch.full((16, 16), 0.5, requires_grad=True)
+        leaf = torch.nn.Parameter(torch.full((16, 16), 0.5))
+        saved = {"its input": None, "parameter": leaf, "view of a parameter": leaf.t()}[saves]
         with scope, nullcontext() if is_counted else saved_tensors_hooks(*map(timed, top_hooks(False))):
             hidden = leaf * 1.5
             with profiled(profiles[0], is_counted):
                 for _ in range(NUM_TENSORS):
-                    hidden = hidden.sin()
+                    hidden = hidden.sin() if saved is None else hidden + saved.sin()
+            if is_counted:
+                profiles[2].enable()
+        profiles[2].disable()
         loss = hidden.sum()
         del hidden
         with profiled(profiles[1], is_counted):
@@ -146,7 +167,7 @@ def calls_within(scope: Any) -> dict[str, float]:
         del loss
     num_calls = [sum(entry.callcount for entry in profile.getstats()) / NUM_TENSORS for profile in profiles]
     microseconds = sum(map(min, zip(*times[2:-1], strict=True))) / 1000 / NUM_TENSORS
-    return dict(zip(("packs", "unpacks"), num_calls, strict=True)) | {"microseconds": microseconds}
+    return dict(zip(("packs", "unpacks", "ends"), num_calls, strict=True)) | {"microseconds": microseconds}
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import signal
 import statistics
 import subprocess
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from tierstore.demo.model import ByteTransformer, ModelShape, choose_vector_kernels, random_batch
 from tierstore.demo.settings import load_text
+from tierstore.returning.caching import caching_allocator
 
 from .cgroup import MemoryCgroup, memory_cgroup
 from .child import conversation
@@ -41,7 +43,7 @@ class Run:
 
 
 def timed_step(loss_of: Loss, optimizer: torch.optim.Optimizer, run: Run) -> Figures:
-    began = time.perf_counter()
+    before, began = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
     with run.forward():
         loss = loss_of()
     run.between()
@@ -49,7 +51,21 @@ def timed_step(loss_of: Loss, optimizer: torch.optim.Optimizer, run: Run) -> Fig
     run.after()
     optimizer.step()
     optimizer.zero_grad()
-    return {"step_seconds": time.perf_counter() - began, "last_loss": loss.item()}
+    seconds, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF)
+    return {
+        "step_seconds": seconds,
+        "last_loss": loss.item(),
+        "page_faults": after.ru_minflt - before.ru_minflt,
+        "user_seconds": after.ru_utime - before.ru_utime,
+        "system_seconds": after.ru_stime - before.ru_stime,
+    }
+
+
+def use_caching_allocator() -> None:
+    """As a store has it, but without one. Raises RuntimeError: it is not built here."""
+    found = caching_allocator(torch.__version__, lambda num_bytes: torch.empty(num_bytes, dtype=torch.uint8))
+    if isinstance(found, str):
+        raise RuntimeError(f"no caching allocator: {found}")
 
 
 def text_training(shape: ModelShape, batch: int) -> tuple[Loss, torch.optim.Optimizer]:

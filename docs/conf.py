@@ -48,7 +48,7 @@ nitpick_ignore_regex = [
         "py:.*",
         r"(nn|optim)\.\w+|(.*\.)?(Any|Callable|ConfigSource|Copies|Figure|OpenDisk|P|PathLike|Select|Self)",
     ),
-    ("py:.*", r"(.*\.)?(Codec|Mode|OffloadOptions|PrefetchOrder|Record|SizeLike|StoreChanges|T|Where)"),
+    ("py:.*", r"(.*\.)?(Codec|M|Mode|OffloadOptions|PrefetchOrder|Record|SizeLike|StoreChanges|T|Where)"),
 ]
 
 # The site

@@ -18,10 +18,11 @@ from tests.census import Census
 from tests.descriptors import descriptors_of
 from tierstore import TierStore
 from tierstore.demo.model import choose_vector_kernels
-from tierstore.ledger import windows as host
 
 MakeStore = Callable[..., TierStore]
 _CENSUS = pytest.StashKey[Census]()
+_HAS_FIXTURES = pytest.StashKey[bool]()
+"""Of a module with fixtures for all of its tests."""
 _OF_LOOPS = ("[eventpoll]", "[eventfd]")
 """Descriptors that each event loop has, and each pool of threads without the interpreter."""
 _OF_CUDA = "[eventfd]"
@@ -31,7 +32,6 @@ _OF_CUDA = "[eventfd]"
 @pytest.hookimpl(trylast=True)  # after pytest-xdist's own
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_CENSUS] = Census()
-    host.MOST_TRACKED_BYTES = 0  # most tests have small tensors, and need them to leave; see test_small_tensors.py
     if (
         signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     ):  # a shell's background; whoever is started from here inherits it
@@ -80,12 +80,18 @@ def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.Abstrac
     return {"uvloop": uvloop.new_event_loop}
 
 
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> None:
+    if fixturedef.scope == "module" and fixturedef.argname != "_thawed":
+        request.node.stash[_HAS_FIXTURES] = True
+
+
 @pytest.fixture(autouse=True, scope="module")
-def _thawed() -> Iterator[None]:
-    """What fixtures of the whole module have left is collected."""
+def _thawed(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What fixtures of the whole module have left is collected, where there are any: all is looked through for that."""
     yield
-    gc.unfreeze()
-    gc.collect()
+    if _HAS_FIXTURES in request.node.stash:
+        gc.unfreeze()
+        gc.collect()
 
 
 @pytest.fixture(autouse=True)
@@ -169,6 +175,12 @@ def make_store(store_directory: Path) -> Iterator[MakeStore]:
     yield make
     for store in stores:
         store.close()
+
+
+@pytest.fixture
+def no_caching_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stores that are opened now have a thread that returns memory, and a slab of their own."""
+    monkeypatch.setenv("TIERSTORE_ALLOCATOR", "0")
 
 
 @pytest.fixture

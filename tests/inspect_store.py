@@ -57,6 +57,7 @@ class InsideStore:
         self._store = store
         self.name = store._core.name
         self.residency = store._core.residency
+        self._enter_packs(self.residency.guard)
         self.ledger = store._core.residency.ledger
         self.books = self.ledger.books
         self.engine = store._core.engine
@@ -67,6 +68,14 @@ class InsideStore:
         self.copies: Any = self.devices.streams._copies
         self.device_window = self.devices.window
         self.returner = store._core.returner
+
+    def _enter_packs(self, guard: Any) -> None:
+        """What was packed without the lock is seen too: NOTE [Grants] in `ledger/grants.py`."""
+        if not guard.is_mine() and guard.mutex.acquire(timeout=1):
+            try:
+                self.residency.books.end_grants()
+            finally:
+                guard.mutex.release()
 
     @property
     def lock(self) -> Any:
@@ -100,8 +109,11 @@ class InsideStore:
 
     @contextmanager
     def lock_given_back(self) -> Iterator[None]:
-        """Others may have the lock meanwhile, which this thread holds."""
+        """Others may have the lock meanwhile, which this thread holds as it waits. In the block it acts for them."""
+        from tierstore.residency.guard import WAITING
+
         lock = self.residency.guard.mutex
+        WAITING.discard(threading.get_ident())
         lock.release()
         try:
             yield

@@ -92,8 +92,9 @@ CALLS = tuple(name for name, numbers in _NUMBERS.items() if numbers[_COLUMN] is 
 
 _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS, _FILTER_MODE = 22, 38, 2  # linux/prctl.h, linux/seccomp.h
 _ERRNO, _ALLOW = 0x00050000, 0x7FFF0000  # SECCOMP_RET_...
-_LOAD, _UNLESS, _RETURN = 0x20, 0x15, 0x06  # BPF_LD | BPF_W | BPF_ABS, BPF_JMP | BPF_JEQ | BPF_K, BPF_RET | BPF_K
-_NUMBER_AT, _ARCHITECTURE_AT = 0, 4  # in struct seccomp_data
+_LOAD, _RETURN = 0x20, 0x06  # BPF_LD | BPF_W | BPF_ABS, BPF_RET | BPF_K
+_EQUAL, _AT_LEAST = 0x15, 0x35  # BPF_JMP | BPF_JEQ | BPF_K, BPF_JMP | BPF_JGE | BPF_K
+_NUMBER_AT, _ARCHITECTURE_AT, _OFFSET_AT = 0, 4, 40  # in struct seccomp_data; the last: the fourth argument's low half
 
 
 class _Program(ctypes.Structure):
@@ -107,18 +108,20 @@ def is_available() -> bool:
     return platform.machine() in _MACHINES
 
 
-def refuse(call: str, error: int = errno.EPERM) -> None:
-    """Have the kernel refuse a call to this thread, and to all that it starts from now on. It cannot be undone."""
+def refuse(call: str, error: int = errno.EPERM, *, first_bytes: int | None = None) -> None:
+    """Have the kernel refuse a call to this thread, and to all that it starts from now on. It cannot be undone.
+    `first_bytes`: of pread64 and pwrite64, only those that begin in so many bytes of a file."""
     number = _NUMBERS[call][_COLUMN]
     assert number is not None, call
-    steps = (
-        (_LOAD, 0, 0, _ARCHITECTURE_AT),
-        (_UNLESS, 0, 3, _ARCHITECTURE),
-        (_LOAD, 0, 0, _NUMBER_AT),
-        (_UNLESS, 0, 1, number),
-        (_RETURN, 0, 0, _ERRNO | error),
-        (_RETURN, 0, 0, _ALLOW),
-    )
+    conditions = [(_ARCHITECTURE_AT, _EQUAL, _ARCHITECTURE), (_NUMBER_AT, _EQUAL, number)]
+    if first_bytes is not None:
+        conditions += [(_OFFSET_AT + 4, _EQUAL, 0), (_OFFSET_AT, _AT_LEAST, first_bytes)]
+    steps = []
+    for place, (at, kind, value) in enumerate(conditions):
+        to_allow = 2 * (len(conditions) - place) - 1
+        jumps = (0, to_allow) if kind == _EQUAL else (to_allow, 0)
+        steps += [(_LOAD, 0, 0, at), (kind, *jumps, value)]
+    steps += [(_RETURN, 0, 0, _ERRNO | error), (_RETURN, 0, 0, _ALLOW)]
     program = _Program(len(steps), b"".join(struct.pack("=HBBI", *step) for step in steps))
     libc = ctypes.CDLL(None, use_errno=True)
     for arguments in ((_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), (_PR_SET_SECCOMP, _FILTER_MODE, ctypes.byref(program))):

@@ -78,3 +78,29 @@ def test_active_environment_is_used_and_its_torch_stays(tmp_path: Path) -> None:
     assert sorted(wanted["without"]) == sorted(pinned)
     (torch,) = [line for line in pinned if line.startswith("torch==")]
     assert sorted(wanted["with"]) == sorted([*(line for line in pinned if line != torch), "torch==9.8+cpu"])
+
+
+def test_python_that_is_too_old_is_told_before_anything_is_made(tmp_path: Path) -> None:
+    for file in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(_ROOT / file, tmp_path)
+    old = tmp_path / "python3.10"
+    old.write_text(f'#!/bin/sh\nexec {sys.executable} "$1" "import sys; sys.version_info = (3, 10, 12); $2"\n')
+    old.chmod(0o755)
+    before = sorted(tmp_path.iterdir())
+    environment = {name: value for name, value in os.environ.items() if name != "VIRTUAL_ENV"}
+    made = subprocess.run(
+        ["make", "demo", f"PYTHON={old}"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert made.returncode != 0
+    assert "Python 3.10 is too old: tierstore needs 3.11 or newer" in made.stderr
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_time_of_the_suite_is_told_alike_everywhere() -> None:
+    told = {
+        page: re.findall(r"(?m)^(?:test:|\t@echo \"The tests|\$ make test\b).*?(\d+(?: to \d+)?) minutes", text)
+        for page in ("Makefile", "CONTRIBUTING.md", "README.md")
+        if (text := (_ROOT / page).read_text(encoding="utf-8"))
+    }
+    assert all(told.values()), told
+    assert len({each for found in told.values() for each in found}) == 1, told

@@ -65,7 +65,7 @@ __all__ = [
     "tiered_offload",
 ]
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
 
 _HOMES = {
     "Handle": ".residency.handle",
@@ -81,13 +81,15 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        return getattr(import_module(_HOMES.get(name, ".errors"), __name__), name)
-    except AttributeError as error:  # Python would say no more than "cannot import name"
-        raise ImportError(f"tierstore cannot be imported here: {error}", name=__name__) from error
+if not TYPE_CHECKING:  # a type checker would take every name for one of ours
+
+    def __getattr__(name: str) -> Any:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        try:
+            return getattr(import_module(_HOMES.get(name, ".errors"), __name__), name)
+        except AttributeError as error:  # Python would say no more than "cannot import name"
+            raise ImportError(f"tierstore cannot be imported here: {error}", name=__name__) from error
 
 
 def __dir__() -> list[str]:

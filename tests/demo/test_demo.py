@@ -179,6 +179,12 @@ def test_demo_keeps_every_bit_and_another_seed_has_others(ran: DemoResult) -> No
     assert first_difference(ran.plain.digests, other.digests) == (1, "loss")
 
 
+def test_demo_that_moved_nothing_says_what_shows_more(ran: DemoResult) -> None:
+    assert ran.why_nothing_moved() is None
+    still = replace(ran, stored=replace(ran.stored, stats={**(ran.stored.stats or {}), "spilled_bytes": 0}))
+    assert "nothing to disk" in str(still.why_nothing_moved())
+
+
 def test_run_that_crashes_says_how(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import os\nos.abort()\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

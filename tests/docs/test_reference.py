@@ -70,8 +70,9 @@ def test_configuration_has_every_variable_that_the_code_reads() -> None:
     variables = set(first_cells(section_of(REFERENCE / "configuration.md", "## Environment of a training")))
     root = DOCS.parent / "tierstore"
     code = "".join(file.read_text(encoding="utf-8") for file in (root / "base").rglob("*.py"))
-    code += "".join((root / file).read_text(encoding="utf-8") for file in ("store/trial.py", "disk/codec/floats.py"))
-    named = set(re.findall(r'(?:environ(?:ment)?\.get\(|_?(?:VARIABLE|SWITCH) = )"([A-Z_]+)"', code))
+    others = ("store/trial.py", "disk/codec/floats.py", "returning/caching.py")
+    code += "".join((root / file).read_text(encoding="utf-8") for file in others)
+    named = set(re.findall(r'(?:environ(?:ment)?\.get\(|_?(?:VARIABLE|SWITCH|CGROUPS) = )"([A-Z_]+)"', code))
     assert named == variables
 
 

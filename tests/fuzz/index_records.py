@@ -62,7 +62,7 @@ class _Bench:
 
     def fill(self, entries: list[tuple[str, bytes, bytes]]) -> None:
         """The index holds these, by table, key and value, and nothing else."""
-        tables = {name: getattr(self.index, f"_{name}") for name in ("locations", "values", "leases")}
+        tables = {name: getattr(self.index._lmdb, name) for name in ("locations", "values", "leases")}
         with self.index.begin(write=True) as transaction:
             for table in tables.values():
                 transaction.drop(table, delete=False)
@@ -141,8 +141,8 @@ def _read(key: int, location: Location) -> None:
         place = FileRange(bench.segment, location.offset, location.taken_bytes, 1)
         raises(DamagedBytesError, lambda: read_record(place, location, seed, destination, bench.pool))
         return
-    with bench.index.begin(db=bench.index._values, buffers=True) as transaction:
-        value = transaction.get(key.to_bytes(8, "big"))
+    with bench.index.begin(buffers=True) as transaction:
+        value = transaction.get(key.to_bytes(8, "big"), db=bench.index._lmdb.values)
         assert value is not None
         raises(DamagedBytesError, lambda: decode_small_value(location, seed, destination, bench.pool, value))
 

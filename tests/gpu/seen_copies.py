@@ -1,6 +1,6 @@
 """A copy engine whose copies PyTorch's record of streams sees, and which can be made to forget a wait."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -23,15 +23,15 @@ class SeenCopies:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._copies, name)
 
-    def copy_out(self, source: torch.Tensor, target: torch.Tensor, stream: Any) -> Marker:
+    def copy_out_many(self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor], stream: Any) -> Marker:
         with self._seen():
-            return self._copies.copy_out(source, target, stream)
+            return self._copies.copy_out_many(sources, targets, stream)
 
-    def copy_in(
-        self, source: torch.Tensor, device: torch.device, stream: Any, ready: Marker | None
-    ) -> tuple[torch.Tensor, Marker]:
+    def copy_in_many(
+        self, sources: Sequence[torch.Tensor], device: torch.device, stream: Any, ready: Marker | None
+    ) -> tuple[Sequence[torch.Tensor], Marker]:
         with self._seen():
-            return self._copies.copy_in(source, device, stream, ready)
+            return self._copies.copy_in_many(sources, device, stream, ready)
 
     @contextmanager
     def _seen(self) -> Iterator[None]:

@@ -32,14 +32,14 @@ def recipes(page: Path = PAGE) -> dict[str, str]:
 
 
 class SpillingStore(TierStore):
-    """A store with no host memory to hold anything: all that it is given goes to disk."""
+    """A store with no memory to hold anything: all that it is given goes to disk, however small."""
 
     def __init__(self, path: str | os.PathLike[str], **options: Any) -> None:
-        super().__init__(path, host_bytes=0, **options)
+        super().__init__(path, host_bytes=0, staging_bytes=0, **options)
 
     @classmethod
     def connect(cls, address: str | os.PathLike[str] | None = None, **options: Any) -> SpillingStore:  # type: ignore[override]
-        return super().connect(address, host_bytes=0, **options)
+        return super().connect(address, host_bytes=0, staging_bytes=0, **options)
 
 
 class _NoScope(ContextDecorator):

@@ -87,7 +87,7 @@ def fit(path: Path, callbacks: list[Callback], module: LightningModule, **argume
 
 
 def callback_of(path: Path | TierStore) -> TierStoreCallback:
-    options = None if isinstance(path, TierStore) else {"host_bytes": 0}
+    options = None if isinstance(path, TierStore) else {"host_bytes": 0, "staging_bytes": 0}
     return TierStoreCallback(path, store_options=options, min_bytes=0)
 
 
@@ -147,7 +147,7 @@ def test_fit_again_opens_a_store_of_its_own(tmp_path: Path) -> None:
 
 
 def test_store_that_was_open_stays_open(tmp_path: Path, make_store: MakeStore) -> None:
-    store = make_store(host_bytes=0)
+    store = make_store(host_bytes=0, staging_bytes=0)
     fit(tmp_path, [callback_of(store)], Module())
     stats = store.stats()
     assert stats.packed_tensors > 0

@@ -51,7 +51,7 @@ class Model(nn.Sequential):
 def test_loop_of_ones_own(store: TierStore, diff: str) -> None:
     def gradients(code: str) -> list[Any]:
         model = Model()
-        hidden = torch.randn(4096, 64, generator=torch.Generator().manual_seed(1))
+        hidden = torch.randn(5000, 64, generator=torch.Generator().manual_seed(1))
         names = {"model": model, "block": model[0], "batch": hidden, "hidden": hidden, "store": store}
         exec(code, names | {"torch": torch, "tiered_offload": tiered_offload})
         return all_bits(parameter.grad for parameter in model.parameters())

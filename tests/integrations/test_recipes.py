@@ -391,7 +391,8 @@ def test_axolotl_stand_in_with_a_real_trainer(
 
     monkeypatch.chdir(tmp_path)
     Path("tierstore.toml").write_text(
-        f'[store]\npath = "{store_directory}"\nhost_bytes = 0\n[offload]\nmin_bytes = 0\n', encoding="utf-8"
+        f'[store]\npath = "{store_directory}"\nhost_bytes = 0\nstaging_bytes = 0\n[offload]\nmin_bytes = 0\n',
+        encoding="utf-8",
     )
 
     def run(*, offloads: bool) -> tuple[list[Any], list[dict[str, float]]]:

@@ -11,11 +11,12 @@ import torch
 from peft import LoraConfig, get_peft_model
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from tests.conftest import MakeStore
 from tests.daemon.conftest import StartDaemon, short_directory, start_daemon
 from tests.hooks.programs import all_bits
+from tests.hooks.virtual_accelerator import VirtualAccelerator, narrow_windows
 from tests.integrations.language import Tokens, tiny_model
 from tests.integrations.left import directory, what_is_left
 from tierstore import ConfigError, StoreClosedError, TierStore
@@ -29,6 +30,8 @@ pytestmark = pytest.mark.filterwarnings("default")  # the libraries' own
 
 SPILLED = "tierstore/spilled_gib"
 PACKED = "tierstore/packed_gib"
+ALL_LEAVES: dict[str, Any] = {"host_bytes": 0, "staging_bytes": 0}
+"""Options of a store in which no tensor stays, however small."""
 
 
 def trainer_of(path: Path, model: nn.Module | None = None, **arguments: Any) -> Trainer:
@@ -88,11 +91,11 @@ def test_same_losses_and_parameters_as_without(tmp_path: Path, case: str) -> Non
     plain.train()
     trainer = trainer_of(tmp_path, make(), **arguments)
     drive = directory(tmp_path)
-    assert offload_trainer(trainer, drive, store_options={"host_bytes": 0}, min_bytes=0) is trainer
+    assert offload_trainer(trainer, drive, store_options=ALL_LEAVES, min_bytes=0) is trainer
     trainer.train()
     assert outcome(trainer) == outcome(plain)
     assert len(logged(trainer)) == 3
-    assert sum(logged(trainer, "tierstore/packed_gib")) > 0
+    assert sum(logged(trainer)) > 0
     assert what_is_left(drive) == []
 
 
@@ -109,15 +112,15 @@ def test_store_is_where_it_is_wanted(
 ) -> None:
     trainer, drive, store = trainer_of(tmp_path), directory(tmp_path), None
     options: dict[str, Any] = {"min_bytes": 0}
-    where: Any = {"store": {"path": str(drive), "host_bytes": 0}, "offload": options}
+    where: Any = {"store": {"path": str(drive), **ALL_LEAVES}, "offload": options}
     if kind == "open store":
-        where = store = TierStore(drive, host_bytes=0)
+        where = store = TierStore(drive, **ALL_LEAVES)
     elif kind == "open daemon":
-        where = store = TierStore.connect(start_daemon().socket, host_bytes=0)
+        where = store = TierStore.connect(start_daemon().socket, **ALL_LEAVES)
     elif kind == "socket":
-        where, options = start_daemon().socket, options | {"store_options": {"host_bytes": 0}}
+        where, options = start_daemon().socket, options | {"store_options": ALL_LEAVES}
     elif kind == "file":
-        text = f'[store]\npath = "{drive}"\nhost_bytes = 0\n[offload]\nmin_bytes = 0\n'
+        text = f'[store]\npath = "{drive}"\nhost_bytes = 0\nstaging_bytes = 0\n[offload]\nmin_bytes = 0\n'
         where, options = tmp_path / "tierstore.toml", {}
         where.write_text(text, encoding="utf-8")
     else:
@@ -138,7 +141,7 @@ def test_resumed_training_same_bits(tmp_path: Path) -> None:
         for max_steps in (2, 4):
             trainer = trainer_of(path, save_strategy="steps", save_steps=2, max_steps=max_steps)
             if offloads:
-                offload_trainer(trainer, directory(tmp_path), store_options={"host_bytes": 0}, min_bytes=0)
+                offload_trainer(trainer, directory(tmp_path), store_options=ALL_LEAVES, min_bytes=0)
             trainer.train(resume_from_checkpoint=max_steps == 4)
         assert trainer.state.global_step == 4
         return all_bits(trainer.model.parameters())
@@ -148,7 +151,7 @@ def test_resumed_training_same_bits(tmp_path: Path) -> None:
 
 def test_numbers_are_in_each_log_of_training_alone_and_in_a_real_file_of_tensorboard(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, report_to="tensorboard", eval_strategy="steps", eval_steps=1)
-    offload_trainer(trainer, directory(tmp_path), store_options={"host_bytes": 0}, min_bytes=0)
+    offload_trainer(trainer, directory(tmp_path), store_options=ALL_LEAVES, min_bytes=0)
     trainer.train()
     (file,) = (tmp_path / "out").rglob("events.out.tfevents.*")
     events = EventAccumulator(str(file))
@@ -185,7 +188,7 @@ def test_training_that_fails_leaves_nothing_and_can_be_begun_again(tmp_path: Pat
         trainer = Failing(model=tiny_model(), args=arguments, train_dataset=Tokens(32))
         trainer.error = error
         if offloads:
-            offload_trainer(trainer, drive, store_options={"host_bytes": 0}, min_bytes=0)
+            offload_trainer(trainer, drive, store_options=ALL_LEAVES, min_bytes=0)
         with pytest.raises(error, match="as asked for") as caught:
             trainer.train()
         assert what_is_left(drive) == []
@@ -282,3 +285,26 @@ def test_room_is_left_for_the_state_that_an_optimizer_will_have() -> None:
     parameters[0].sum().backward()
     optimizer.step()
     assert missing_state_bytes(optimizer) == 0
+
+
+class Synchronizing(TrainerCallback):
+    """Waits for an accelerator at each step's end, as a step that reads its loss does."""
+
+    def __init__(self, accelerator: VirtualAccelerator) -> None:
+        self._accelerator = accelerator
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        self._accelerator.synchronize()
+
+
+@pytest.mark.parametrize("checkpoints", [False, True])
+def test_trainer_keeps_on_the_accelerator_what_compute_does_not_cover_unless_it_checkpoints(
+    tmp_path: Path, make_store: MakeStore, monkeypatch: pytest.MonkeyPatch, checkpoints: bool
+) -> None:
+    narrow_windows(monkeypatch, 16 * 1024)
+    accelerator = VirtualAccelerator(1e6)
+    store = make_store(host_bytes="1GiB", copies=accelerator)
+    trainer = trainer_of(tmp_path, max_steps=5, **(NOT_REENTRANT if checkpoints else {}))
+    trainer.add_callback(Synchronizing(accelerator))
+    offload_trainer(trainer, store, min_bytes=0).train()
+    assert (store.stats().device_limit_bytes > 0) is not checkpoints

@@ -68,10 +68,10 @@ def test_same_losses_and_parameters_as_without(tmp_path: Path, make: Callable[..
     plain = make(tmp_path / "plain", **arguments)
     plain.train()
     trainer = make(tmp_path / "stored", **arguments)
-    offload_trainer(trainer, drive, store_options={"host_bytes": 0}, min_bytes=0)
+    offload_trainer(trainer, drive, store_options={"host_bytes": 0, "staging_bytes": 0}, min_bytes=0)
     trainer.train()
     assert outcome(trainer) == outcome(plain)
-    stored = [log["tierstore/packed_gib"] for log in trainer.state.log_history if "loss" in log]
+    stored = [log["tierstore/spilled_gib"] for log in trainer.state.log_history if "loss" in log]
     assert len(stored) == 2
     assert min(stored) > 0
     assert what_is_left(drive) == []

@@ -4,7 +4,14 @@ from .changes import after, drop, never, replace
 
 MUTATIONS = {
     "test_graph_dropped_nothing_is_held": {
-        "a saved output is not held itself": replace("OffloadScope.pack", "tensor.detach()", "tensor"),
+        "a saved output is not held itself": replace(
+            "OffloadScope.pack", "tensor.detach()", "tensor", inside="saved.alias = ..."
+        ),
+    },
+    "test_kept_result_of_the_node_that_saves_it_dies_with_the_graph": {
+        "nor is one that stays where it is": replace(
+            "OffloadScope.pack", "tensor.detach()", "tensor", inside="tensor = ..."
+        ),
     },
     "test_what_others_hold_is_in_no_group": {
         "what others hold is in no group": replace(
@@ -12,7 +19,7 @@ MUTATIONS = {
         ),
     },
     "test_edit_between_forward_and_backward_same_outcome[data replaced]": {
-        "a kept parameter is handed back itself": replace("Kept.__init__", "tensor if tensor.is_leaf else ...", "..."),
+        "a kept parameter is handed back itself": replace("OffloadScope.pack", "not tensor.is_leaf", "True"),
     },
     "test_graph_ends_nothing_is_held": {
         "a dropped handle frees its record": drop("Remains.__new__", "note_death", inside="super().__new__(...)"),

@@ -25,13 +25,13 @@ MUTATIONS = {
             "DeviceRules.make_room", "self._memory.wait_where_packed(reload.record, reload.end)"
         ),
         "a copy in that nobody waited for yet keeps its target": replace(
-            "_Reload.__init__", "copy.memory", "copy.memory[:0].clone()"
+            "_Reload.__init__", "copy.memory", "copy.memory[:0]"
         ),
         "the copy stream waits for what packed": drop(
-            "AcceleratorCopies.copy_out", "copying.wait_event(stream.record_event())"
+            "AcceleratorCopies.copy_out_many", "copying.wait_event(stream.record_event())"
         ),
         "the copy stream waits for an event after the allocation": replace(
-            "AcceleratorCopies.copy_in",
+            "AcceleratorCopies.copy_in_many",
             """
             with stream:
                 ...
@@ -43,7 +43,7 @@ MUTATIONS = {
             """,
         ),
         "the copy stream waits for the allocation at all": drop(
-            "AcceleratorCopies.copy_in", "copying.wait_event(allocated)"
+            "AcceleratorCopies.copy_in_many", "copying.wait_event(allocated)"
         ),
     },
     "test_copied_from_the_stream_that_packed_and_kept_for_the_one_that_unpacked": {
@@ -56,7 +56,7 @@ MUTATIONS = {
     },
     "test_shortage_of_one_graph_registers_others_too": {
         "where a device is short of room, what is tracked is registered": drop(
-            "Saving.find_room_to_track", "self._registration.register_on_device(group_bytes)"
+            "Saving.find_room_to_track", "self._registration.register_on_device(self._ledger.device_grouping())"
         ),
     },
     "test_each_leaves_alone_where_no_group_can_be_made": {
@@ -67,6 +67,14 @@ MUTATIONS = {
     "test_memory_of_members_is_kept_for_every_stream_that_may_use_it": {
         "the blocks of a group's members are not given away before every stream is through with them": drop(
             "Streams.gather", "self._copies.share(part, known)"
+        ),
+    },
+    "test_blocks_of_a_batch_are_kept_for_every_stream_that_may_use_them": {
+        "no block of a batch is given away before every stream is through with it": replace(
+            "Streams.share", "copy.memory", "copy.memory[:1]"
+        ),
+        "no block of a batch that came back is given away before who asked is through with it": replace(
+            "Streams.wait_where_asked", "handle.parts.values() or (handle.source,)", "(handle.source,)"
         ),
     },
     "test_dropped_graph_gives_the_room_back": {
@@ -95,7 +103,7 @@ MUTATIONS = {
             "DeviceRules.when_copied", "self._may_ask and end.query()"
         ),
         "device memory is held until it is copied": replace(
-            "Streams.copy_out", "CopyOut(memory, ...)", "CopyOut(memory[:0].clone(), ...)"
+            "Streams.copy_out", "CopyOut(memory, ...)", "CopyOut([], ...)"
         ),
         "a finalizer parks what is being copied": after(
             "DeviceRules.release",
@@ -108,7 +116,7 @@ MUTATIONS = {
     },
     "test_reload_waits_for_the_copy_out_that_still_runs": {
         "a reload waits for the copy that fills its slot": replace(
-            "Streams.copy_back", "record.ready", "None", inside="self._copies.copy_in(...)"
+            "Streams.copy_back", "record.ready", "None", inside="self._copies.copy_in_many(...)"
         ),
     },
     "test_reload_is_seen_by_every_later_kernel[elsewhere]": {

@@ -11,6 +11,9 @@ MUTATIONS = {
         "a forked child cannot use what it inherited": drop("Guard.abandon", "self.closed = ..."),
         "forked children are told": drop("lifetime:", "os.register_at_fork(after_in_child=_in_child)"),
     },
+    "test_forked_child_next_pack_raises": {
+        "not even without the lock": drop("Ledger.abandon", "self.books.tracked.abandon_grants()"),
+    },
     "test_forked_child_has_no_such_thread_and_its_own_store_returns_memory": {
         "a child does not inherit the lock of a return that was on its way": drop(
             "returner:", "os.register_at_fork(after_in_child=_in_child)"
@@ -19,7 +22,7 @@ MUTATIONS = {
     "test_fork_child_that_outlives_a_killed_parent_keeps_no_disk_space": {
         "a child has no descriptor of an extent": drop("LocalDisk.abandon_after_fork", "*self._space.inodes"),
         "a child has no descriptor of the index": drop("LocalDisk.abandon_after_fork", "self._index.inode"),
-        "a child has no mapping of the index": drop("Index._keep_from_children", "dont_fork(*found)"),
+        "a child has no mapping of the index": drop("Environment._keep_from_children", "dont_fork(*found)"),
     },
     "test_segment_is_opened_and_noted_in_one_with_regard_to_forks": {
         "no file is opened while a fork goes on": replace("_open_noted", "with not_while_forking: ...", "if True: ..."),

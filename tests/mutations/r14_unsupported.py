@@ -3,22 +3,27 @@
 from .changes import always, drop, never, replace
 
 MUTATIONS = {
+    "test_subclass_that_answers_nobody_is_not_asked": {
+        "subclasses stay": never("OffloadScope.pack", "kind is not torch.Tensor and kind is not Parameter"),
+    },
     "test_unsupported_kind_saved_right_value_and_counted": {
-        "subclasses stay": never("storage_of", "kind is not torch.Tensor and kind is not torch.nn.Parameter"),
         "sparse tensors stay": replace(
-            "storage_of", "return None", "raise", inside="try: ...\nexcept RuntimeError: ..."
+            "OffloadScope.pack",
+            "return self.keep(tensor, 'unsupported')",
+            "raise",
+            inside="try: ...\nexcept RuntimeError: ...",
         ),
-        "zeros without memory stay": replace("storage_of", "None if not address and storage.nbytes() else ...", "..."),
-        "quantized tensors stay": drop("storage_of", "tensor.is_quantized"),
+        "zeros without memory stay": never("OffloadScope.pack", "nbytes and not address"),
+        "quantized tensors stay": drop("OffloadScope.pack", "tensor.is_quantized"),
         "what stays is counted by reason": drop(
-            "OffloadScope.keep", "self._residency.count_kept(reason, bytes_of(tensor))"
+            "OffloadScope.keep", "self._newly_kept.adder(reason)(bytes_of(tensor))"
         ),
     },
     "test_transform_under_a_scope_is_refused_with_advice": {
         "the refusal of torch.func says what to do": drop("advise", "error.add_note(advice)"),
     },
     "test_nested_tensors_same_bits": {
-        "nested tensors stay": drop("storage_of", "tensor.is_nested"),
+        "nested tensors stay": drop("OffloadScope.pack", "tensor.is_nested"),
     },
     "test_put_of_an_inference_tensor_as_it_was_then": {
         "inference tensors are copied when put": drop("TierStore.put", "tensor = tensor.clone()"),

@@ -1,10 +1,11 @@
 """`python -m tests.release`: build the release, install it into empty environments, and try it.
 
-Wheel and sdist go to `dist/`. Each is installed by pip into a new environment, with what `constraints.txt` pins; there
-`tierstore --version` and a short demo run. In the unpacked sdist all tests are collected, and some run. It needs a
-package index, and some gigabytes for PyTorch.
+Wheel and sdist go to `dist/`. `twine check --strict` reads their page. Each is installed by pip into a new environment,
+with what `constraints.txt` pins; there `tierstore --version` and a short demo run. In the unpacked sdist all tests are
+collected, and some run. It needs a package index, and some gigabytes for PyTorch.
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -18,9 +19,10 @@ from rich.console import Console
 
 import tierstore
 
-from .artefacts import ROOT, build, unpack
+from .artefacts import ROOT, Release, build, unpack
 
-_DEMO = ("demo", "--device=cpu", "--steps=2", "--layers=2", "--width=64", "--context=128", "--batch=4")
+_DEMO = ("demo", "--json", "--device=cpu", "--steps=2", "--layers=4", "--width=128", "--context=256", "--batch=8")
+"""Saves eight times what the store may hold, so most of it goes to the drive."""
 _TESTS = ("tests/tuning/test_findings.py", "tests/hooks/test_gradients.py", "tests/bench/test_goals.py")
 """What runs in the unpacked sdist; all others are only collected there."""
 
@@ -38,6 +40,8 @@ def main(
         try:
             release = build(target, scratch)
             _console.print(f"built {release.sdist.name} and {release.wheel.name} in {target}")
+            if install:
+                _check_page(release, scratch / "twine")
             _test_sdist(unpack(release.sdist, scratch / "tested"))
             for package in release if install else ():
                 _try(package, scratch / package.suffix.removeprefix("."))
@@ -45,6 +49,14 @@ def main(
             _console.print(f"failed: {' '.join(map(str, error.cmd))}", style="red", markup=False)
             _console.print(error.stderr or error.stdout or "", markup=False, highlight=False)
             raise typer.Exit(1) from error
+
+
+def _check_page(release: Release, folder: Path) -> None:
+    """Ask the program that uploads whether an index can show the page."""
+    pip = _new_environment(folder)
+    _run([*pip, "twine"], cwd=folder)
+    _run([folder / "bin" / "twine", "check", "--strict", *release], cwd=folder)
+    _console.print("twine check --strict: an index can show the page")
 
 
 def _test_sdist(tree: Path) -> None:
@@ -58,15 +70,23 @@ def _test_sdist(tree: Path) -> None:
 
 def _try(package: Path, folder: Path) -> None:
     """Install into a new environment; ask for the version, and train for two steps."""
-    _run([sys.executable, "-m", "venv", folder], cwd=ROOT)
-    python = folder / "bin" / "python"
-    pip = [python, "-m", "pip", "install", "--disable-pip-version-check", "--quiet"]
+    pip = _new_environment(folder)
     _run([*pip, "--constraint", ROOT / "constraints.txt", package], cwd=folder)
     version = _run([folder / "bin" / "tierstore", "--version"], cwd=folder).strip()
     if version != f"tierstore {tierstore.__version__}":
         raise subprocess.CalledProcessError(1, [package.name, "--version"], output=version)
-    _run([folder / "bin" / "tierstore", *_DEMO], cwd=folder)
-    _console.print(f"{package.name}: installed, {version}, the demo's gradients are the same")
+    shown = _run([folder / "bin" / "tierstore", *_DEMO], cwd=folder)
+    spilled_bytes = json.loads(shown)["tierstore"]["stats"]["spilled_bytes"]
+    if not spilled_bytes:
+        raise subprocess.CalledProcessError(1, [package.name, *_DEMO], output="the store wrote nothing to disk")
+    told = f"the demo wrote {spilled_bytes / 2**20:.0f} MiB to disk, and its gradients are the same"
+    _console.print(f"{package.name}: installed, {version}, {told}")
+
+
+def _new_environment(folder: Path) -> list[object]:
+    """The words that install into it."""
+    _run([sys.executable, "-m", "venv", folder], cwd=ROOT)
+    return [folder / "bin" / "python", "-m", "pip", "install", "--disable-pip-version-check", "--quiet"]
 
 
 def _run(command: Sequence[object], cwd: Path, environment: dict[str, str] | None = None) -> str:

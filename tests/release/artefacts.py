@@ -1,6 +1,7 @@
 """Builds a release: an sdist from a copy of the repository, and a wheel from the unpacked sdist."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -43,12 +44,13 @@ def _is_ours(path: Path) -> bool:
     return not any(part.match(pattern) for part in parts for pattern in _NOT_OURS)
 
 
-def build(target: Path, scratch: Path) -> Release:
+def build(target: Path, scratch: Path, address: str | None = None) -> Release:
     """Build both into `target`.
 
     Args:
         target: an existing folder.
         scratch: an empty folder, for copies.
+        address: of the repository, in place of the one in `pyproject.toml`.
 
     Raises:
         subprocess.CalledProcessError: setuptools refused; its words are in `stderr`.
@@ -57,6 +59,10 @@ def build(target: Path, scratch: Path) -> Release:
     for path in files_of_repository():
         (tree / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / path, tree / path, follow_symlinks=False)
+    if address is not None:
+        project = (tree / "pyproject.toml").read_text(encoding="utf-8")
+        named = re.sub('(?m)^address = ".*?"', f'address = "{address}"', project)
+        (tree / "pyproject.toml").write_text(named, encoding="utf-8")
     sdist = target / _build("sdist", tree, target)
     return Release(sdist, target / _build("wheel", unpack(sdist, scratch / "unpacked"), target))
 

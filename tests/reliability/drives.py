@@ -14,18 +14,29 @@ _RUN_SECONDS = 30
 
 @contextmanager
 def mounted_drive(folder: Path, num_bytes: int, kinds: Sequence[str] = ("ext4", "tmpfs")) -> Iterator[Path]:
-    """An empty file system of that size, unmounted at the end: an ext4 on a loop device, or a tmpfs.
+    """An empty file system of that size, unmounted at the end: an ext4 or a btrfs (of 128 MiB or more) on a loop
+    device, a tmpfs, an overlayfs whose upper directory is in one, or a folder of the drive beneath, by way of FUSE.
 
     It is of the first kind that can be mounted. Skips the test, with what the system said, where none can.
     """
     drive, image = folder / "mounted", folder / "image"
+    beneath = folder / "beneath"
+    layers = f"lowerdir={beneath}/lower,upperdir={beneath}/upper,workdir={beneath}/work"
     drive.mkdir()
+    beneath.mkdir()
     with image.open("wb") as file:
         file.truncate(num_bytes)
     commands = {
         "ext4": (
             ["mkfs.ext4", "-q", "-m", "0", "-O", "^has_journal", str(image)],
             ["mount", "-o", "loop", str(image), str(drive)],
+        ),
+        "btrfs": (["mkfs.btrfs", "-q", str(image)], ["mount", "-o", "loop", str(image), str(drive)]),
+        "fuse": (["bindfs", str(beneath), str(drive)],),
+        "overlay": (
+            ["mount", "-t", "tmpfs", "-o", f"size={num_bytes}", "tmpfs", str(beneath)],
+            ["mkdir", f"{beneath}/lower", f"{beneath}/upper", f"{beneath}/work"],
+            ["mount", "-t", "overlay", "-o", layers, "overlay", str(drive)],
         ),
         "tmpfs": (["mount", "-t", "tmpfs", "-o", f"size={num_bytes}", "tmpfs", str(drive)],),
     }
@@ -42,6 +53,8 @@ def mounted_drive(folder: Path, num_bytes: int, kinds: Sequence[str] = ("ext4", 
         unmounting = _run(["umount", str(drive)])
         if unmounting:
             _run(["umount", "--lazy", str(drive)])
+        if beneath.is_mount():
+            _run(["umount", str(beneath)])
         image.unlink()
     assert not unmounting, f"somebody still uses the drive: {unmounting}"
 

@@ -88,7 +88,7 @@ import sys, torch
 from tests.reliability.trainers import open_store
 from tierstore import StoreClosedError, tiered_offload
 store = open_store(KIND, ADDRESS, 0)
-weight = torch.randn(300, 300, requires_grad=True)
+weight = torch.randn(600, 600, requires_grad=True)
 def graph():
     with tiered_offload(store, min_bytes=0):
         return (weight.exp() * weight.sin()).cos().sum()

@@ -12,6 +12,7 @@ package), "failed" (by another error), "hung" (until its deadline), and "died".
 
 import faulthandler
 import json
+import logging
 import os
 import select
 import shutil
@@ -135,6 +136,7 @@ class _Child:
             ending = "refused", f"{type(error).__name__}: {error}"
         except BaseException:  # noqa: BLE001 - told
             ending = "failed", traceback.format_exc()
+        logging.shutdown()
         os.write(told, json.dumps(ending).encode())
         os._exit(0)
 

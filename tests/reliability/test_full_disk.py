@@ -2,6 +2,7 @@
 
 import os
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from tests.reliability.conftest import DRIVE_BYTES, OpenStore, end_well
 from tests.reliability.drives import MIB, fill_up, used_bytes
 from tests.store.disk_conformance import PLAIN, gather, read_back
 from tests.store.disks import local_disk
+from tests.waiting import until
 from tierstore import (
     DaemonUnavailableError,
     QuotaExceededError,
@@ -243,8 +245,8 @@ def test_session_that_ends_while_the_drive_is_full_is_gone(small_drive: Path, st
             handles = [store.put(torch.full((50,), number)) for number in range(NUM_TINY)]
             store.flush()
             filler = fill_up(small_drive)
-        while sessions_of(daemon).keys() != {"neighbour"}:  # a client that closes waits for seconds at most
-            pass
+        # A client that closes waits for seconds at most; who asks without a rest would slow the daemon down.
+        until(lambda: sessions_of(daemon).keys() == {"neighbour"}, meanwhile=lambda: time.sleep(0.1))
         assert torch.equal(neighbour.get(kept), torch.arange(1000))
         filler.unlink()
         more = neighbour.put(torch.arange(1000))

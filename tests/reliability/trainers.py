@@ -15,7 +15,6 @@ import torch
 
 from tests.reliability.states import HELD_SECONDS, copies_for, held_at
 from tierstore import TierStore
-from tierstore.ledger import windows as host
 from tierstore.residency.device import Copies
 
 
@@ -24,7 +23,6 @@ def say(words: str) -> None:
 
 
 def open_store(kind: str, address: str, host_bytes: int, copies: Copies | None = None) -> TierStore:
-    host.MOST_TRACKED_BYTES = 0  # what is packed has to leave, however small
     if kind == "embedded":
         return TierStore(
             address.split(os.pathsep), host_bytes=host_bytes, disk_bytes="32MiB", codec="none", copies=copies

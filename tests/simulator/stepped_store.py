@@ -150,15 +150,16 @@ class _SteppedCopies:
     def current_stream(self, device: torch.device) -> str:
         return "compute"
 
-    def copy_out(self, source: torch.Tensor, target: torch.Tensor, stream: Any) -> Marker:
-        target.copy_(source)
+    def copy_out_many(self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor], stream: Any) -> Marker:
+        for source, target in zip(sources, targets, strict=True):
+            target.copy_(source)
         return self._queue("offload", None)
 
-    def copy_in(
-        self, source: torch.Tensor, device: torch.device, stream: Any, ready: Marker | None
-    ) -> tuple[torch.Tensor, Marker]:
+    def copy_in_many(
+        self, sources: Sequence[torch.Tensor], device: torch.device, stream: Any, ready: Marker | None
+    ) -> tuple[Sequence[torch.Tensor], Marker]:
         assert ready is None or isinstance(ready, _SteppedCopy)
-        return source.clone(), self._queue("reload", ready)
+        return [source.clone() for source in sources], self._queue("reload", ready)
 
     def _queue(self, what: str, ready: _SteppedCopy | None) -> _SteppedCopy:
         copy = _SteppedCopy(self, ready)

@@ -107,7 +107,7 @@ def test_step_read_takes_no_turn_from_the_writes() -> None:
     """Two writes of half a second, one at a time; the first record is read while the second is being written."""
     answers_late = replace(drive(inf), write_latency_seconds=0.5, read_latency_seconds=0.25)
     actions = [Pack(0), Pack(1), EndScope(), Compute(0.6), Unpack(0), Release(0), Compute(1.0), Unpack(1), Release(1)]
-    workload = Workload([Saved(8192, 0), Saved(8192, 1)], actions)
+    workload = Workload([Saved(2 * _MIB, 0), Saved(2 * _MIB, 1)], actions)
     step = _steps(workload, Hardware(answers_late, cores=4), Settings(0, prefetch="none", io_depth=1), num_steps=1)[0]
     assert step.seconds == pytest.approx(0.6 + 0.25 + 1.0 + 0.25)
 

@@ -41,7 +41,6 @@ class TrainerPlan(NamedTuple):
     Attributes:
         home: "embedded", or the daemon: "steady" lives as long as the soak, "shaky" for a round.
         options: of its store, beside where it is.
-        most_tracked_bytes: of small tensors, that may stay.
         num_episodes: of each of its threads, which share the store.
         allowed: names of the errors that the round brings about; any other is a failure.
     """
@@ -49,7 +48,6 @@ class TrainerPlan(NamedTuple):
     seed: int
     home: str
     options: dict[str, Any]
-    most_tracked_bytes: int
     num_threads: int
     num_episodes: int
     allowed: tuple[str, ...]
@@ -115,7 +113,7 @@ def _trainer(chance: random.Random, disturbance: str, num_episodes: int) -> Trai
         home = "embedded"
     num_threads = chance.randint(1, 3)
     options: dict[str, Any] = {"host_bytes": chance.choice(_HOST_BYTES)}
-    options["staging_bytes"] = chance.choice([MIB, 4 * MIB, 16 * MIB])
+    options["staging_bytes"] = chance.choice([80 * 1024, MIB, 4 * MIB, 16 * MIB])
     if home == "embedded":
         options["codec"] = chance.choice(_CODECS)
         options["inline_bytes"] = chance.choice([0, 4096, 128 * 1024, None])
@@ -127,7 +125,6 @@ def _trainer(chance: random.Random, disturbance: str, num_episodes: int) -> Trai
         chance.getrandbits(60),
         home,
         options,
-        chance.choice([0, 80 * 1024, 4 * MIB]),
         num_threads,
         max(1, num_episodes // num_threads),
         _ALLOWED.get(disturbance, ()),

@@ -18,7 +18,6 @@ from tests.soak.episodes import EPISODES, Worker
 from tests.soak.plan import Order, Said, TrainerPlan
 from tierstore import DaemonUnavailableError, TierStore, TierStoreError
 from tierstore.demo.model import choose_vector_kernels
-from tierstore.ledger import windows
 from tierstore.residency.handle import Handle
 
 _MOST_FLUSHES = 100
@@ -60,7 +59,6 @@ def _round(order: Order, conductor: Connection) -> None:
 def _open(order: Order) -> TierStore | None:
     """None: on a small drive a daemon may have no room for a session while others fill it."""
     plan = order.plan
-    windows.MOST_TRACKED_BYTES = plan.most_tracked_bytes
     if plan.home == "embedded":
         return TierStore(order.places, **plan.options)
     try:

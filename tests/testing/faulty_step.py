@@ -59,6 +59,12 @@ class Training:
         self._batch = torch.randn(width, width)
         self.expected = self.step(None)
 
+    def staging_bytes(self, stage: str) -> int:
+        """Of a store in which each matrix leaves by itself, so that there is a third one for a fault to strike.
+
+        Where a pack is to wait, only one may move at a time."""
+        return self.nbytes if stage in ("pack", "offload") else 12 * self.nbytes
+
     def step(self, store: TierStore | None, at: Callable[[str], None] = lambda _: None) -> list[torch.Tensor]:
         """The gradients of one step. `at` is told what comes next, and may raise."""
         self._model.zero_grad()

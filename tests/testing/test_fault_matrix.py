@@ -23,7 +23,7 @@ def test_fault_in_a_step_right_bits_or_the_promised_error(store_directory: Path,
             store_directory,
             host_bytes=0,
             disk_bytes="1GiB",
-            staging_bytes=training.nbytes if case.stage in ("pack", "offload") else "16MiB",
+            staging_bytes=training.staging_bytes(case.stage),
             codec=case.codec,
             copies=copies,
         )

@@ -94,7 +94,7 @@ def test_fault_in_a_step_right_bits_or_the_promised_error(daemon: Daemon, census
     seed = 1 + CASES.index(case) if case.fault == "torn" else 0
     training = training_of(192 if case.is_of_system_calls else 64, seed)
     with SimulatedCopies() if case.stage in ("offload", "reload") else nullcontext() as copies:
-        staging_bytes = training.nbytes if case.stage in ("pack", "offload") else "16MiB"
+        staging_bytes = training.staging_bytes(case.stage)
         store = FaultyStore.connect(daemon.socket, **SMALL, staging_bytes=staging_bytes, copies=copies)
         faults: SetsPlans = daemon if case.is_of_system_calls else LocalFaults(store.faults)
         came = run_case(training, store, faults, case)
@@ -107,7 +107,7 @@ def test_daemon_lost_in_a_step_right_bits_or_told_in_time_and_used_again_when_it
     daemon: Daemon, census: Census, stage: str, operation: Operation, occurrence: int, comes_back: bool
 ) -> None:
     training = training_of(64)
-    staging_bytes = training.nbytes if stage == "pack" else "16MiB"
+    staging_bytes = training.staging_bytes(stage)
     reconnect_seconds = 30 if comes_back else 0.2
     store = FaultyStore.connect(
         daemon.socket, **SMALL, staging_bytes=staging_bytes, reconnect_seconds=reconnect_seconds

@@ -69,4 +69,6 @@ def demo(
         console = Console(highlight=False)
         console.print(result.table())
         console.print(result.verdict(), style="bold")
+        if (reason := result.why_nothing_moved()) is not None:
+            console.print(reason)
     raise typer.Exit(0 if result.difference is None else 1)

@@ -17,6 +17,9 @@ def serve(**given: Given | None) -> None:
     SIGTERM and SIGINT end the daemon. It then completes the requests that it has accepted, keeps the stored data for
     the next start, and exits with 0. A second signal ends it at once.
 
+    A session is one client: a TierStore.connect() of a training process. A record is what is stored as one: a tensor
+    with its views, or many small ones.
+
     By default it listens at /run/tierstore/tierstore.sock for root, at $XDG_RUNTIME_DIR/tierstore/tierstore.sock for
     other users, or without that directory at /tmp/tierstore-UID/tierstore.sock. Clients look there.
 

@@ -37,6 +37,7 @@ def watch_daemon(
     previous = signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the terminal is restored
     console = Console(highlight=False)
     last: DaemonReport | None = None
+    found = True
     try:
         live = Live(console=console, screen=console.is_terminal, auto_refresh=False)
         with nullcontext() if as_json else live:
@@ -55,15 +56,16 @@ def watch_daemon(
                 else:
                     live.update(top_view(last, rates), refresh=console.is_terminal)
                 if number == num_updates:
+                    found = error is None
                     break
                 time.sleep(interval_seconds)
-        if not (console.is_terminal or as_json):
-            console.line()
     except KeyboardInterrupt:
-        return True
+        pass
     finally:
         signal.signal(signal.SIGTERM, previous)
-    return error is None
+    if not (console.is_terminal or as_json):
+        console.line()
+    return found
 
 
 def _print_line(error: str | None, state: bytes | None, rates: Rates | None) -> None:

@@ -18,6 +18,7 @@ from rich.table import Table
 from ..base.config import SizeLike, format_bytes, parse_size
 from ..base.system_words import ending_of
 from ..errors import TierStoreError
+from ..returning.caching import installed_torch, why_none
 from .place import file_system_of, is_in_memory, store_directory
 from .settings import DEFAULT_TEXT, DemoSettings, load_text
 
@@ -108,6 +109,15 @@ class DemoResult:
         what = "the loss" if name == "loss" else f"the gradient of {name}"
         return f"gradients bitwise identical: no (first at step {step}: {what})"
 
+    def why_nothing_moved(self) -> str | None:
+        """What to change if the store wrote nothing to disk, so that the run shows little; None: it did."""
+        if (self.stored.stats or {}).get("spilled_bytes"):
+            return None
+        return (
+            "The store wrote nothing to disk: all that was saved fits into its memory. A longer --context, a larger "
+            "--batch or more --layers show more."
+        )
+
     def table(self) -> RenderableType:
         table = Table("", title=f"{self.settings.steps} training steps on {self.plain.device}", title_justify="left")
         table.caption, table.caption_justify = _CAPTION, "left"
@@ -169,6 +179,7 @@ def run_demo(settings: DemoSettings, *, path: str | None, host_bytes: SizeLike |
     )
     say("The training runs twice, in a fresh process each time, from the same seed. This takes a minute or two.")
     say('The store returns freed memory to the system at once (return_memory="always"). All else is the default.')
+    say(f"Allocator: {_allocator()}.")
     say(f"The store spills to {directory} ({file_system_of(directory)}).")
     if is_in_memory(directory):
         say("That file system is in memory, so spilled tensors still take memory.")
@@ -177,6 +188,11 @@ def run_demo(settings: DemoSettings, *, path: str | None, host_bytes: SizeLike |
         budget = plain.peak_bytes // HOST_SHARE
     say(f"The store may hold {format_bytes(budget)} of host memory.")
     return DemoResult(settings, budget, plain, run_training("tierstore", settings, say, str(directory), budget))
+
+
+def _allocator() -> str:
+    missing = why_none(installed_torch())
+    return "tierstore's, which uses freed memory again" if missing is None else f"PyTorch's own ({missing})"
 
 
 def run_training(

@@ -36,7 +36,7 @@ class TierStoreCallback(Callback):  # type: ignore[misc]
 
     Args:
         where, limit, store_options, **offload_options: as `TrainingPlan`'s. With a `limit`, the plan is printed; the
-            first batch is computed up to 15 times for it, and `training_step` must leave backward to Lightning.
+            first batch is computed up to 20 times for it, and `training_step` must leave backward to Lightning.
 
     Raises:
         ConfigError: an argument cannot be used. `fit` also raises it, and what `TierStore` raises.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -13,10 +14,12 @@ import torch
 from torch import nn
 
 from ..base.config import SizeLike, check_directory, parse_size
+from ..base.config_file import offload_options as options_of_file
 from ..errors import ConfigError, ConfigTypeError
 from ..hooks.offload import OffloadOptions, tiered_offload
 from ..memory_plan import MemoryPlan, plan_memory
-from ..store.tier_store import TierStore
+from ..store.options import connected_options, local_options
+from ..store.tier_store import StoreChanges, TierStore
 
 __all__ = ["Training", "TrainingPlan", "Where", "missing_state_bytes"]
 
@@ -51,7 +54,9 @@ class TrainingPlan:
             that ends in ".toml"), or a mapping like one, as for `TierStore.from_config`: the store is opened when the
             training begins, and closed when it ends, by an exception too. Or an open `TierStore`, which stays open.
         store_options: arguments of `TierStore`, or of `TierStore.connect`.
-        offload_options: arguments of `tiered_offload`; they replace those of a file. Not together with `limit`.
+        offload_options: arguments of `tiered_offload`; they replace those of a file. Not together with `limit`. Where
+            neither has `device_bytes`, it is 0 for a model that checkpoints (`checkpoints_itself`), and "auto" for
+            any other: no training is slowed down by copies that nobody asked for.
         limit: for the peak of a step, such as "6GiB": `plan_memory` decides by the first batch what is kept, stored and
             computed again. None: everything is stored.
 
@@ -79,8 +84,14 @@ class TrainingPlan:
             raise ConfigTypeError(
                 "where", where, "give a directory, a daemon's socket, a TOML file or an open TierStore"
             )
-        if _kind_of(where) == "directory":
-            check_directory(where)
+        _refuse_unknown(offload_options, OffloadOptions.__annotations__, _options_of("directory"))
+        kind = _kind_of(where)
+        if kind in _OPENS:
+            _refuse_unknown(dict(store_options or {}), _options_of(kind))
+        if kind == "directory":
+            local_options(check_directory(where), _options_of(kind) | dict(store_options or {}))
+        elif kind == "socket":
+            connected_options(where, _options_of(kind) | dict(store_options or {}))  # type: ignore[arg-type]
         self._where, self._limit = where, limit
         self._store_options, self._offload_options = dict(store_options or {}), offload_options
 
@@ -89,14 +100,21 @@ class TrainingPlan:
         where: Any = self._where
         kind, options = _kind_of(where), self._offload_options
         store = where if kind == "store" else _OPENS[kind](where, **self._store_options)
-        try:
+
+        def scope_of(options: OffloadOptions) -> tiered_offload:
             is_file = kind == "file"
-            scope = tiered_offload.from_config(store, where, **options) if is_file else tiered_offload(store, **options)
+            return tiered_offload.from_config(store, where, **options) if is_file else tiered_offload(store, **options)
+
+        try:
+            given = options_of_file(where, options).values if kind == "file" else options
+            leaves_choice = "device_bytes" not in given and given.get("prefetch", "learned") == "learned"
+            scope = scope_of(options)
+            covered = scope_of({**options, "device_bytes": "auto"}) if leaves_choice else scope
         except BaseException:
             if kind != "store":
                 store.close()
             raise
-        return Training(store, scope, closes=kind != "store", limit=self._limit)
+        return Training(store, scope, covered, closes=kind != "store", limit=self._limit)
 
 
 class _NoLossError(Exception):
@@ -104,13 +122,23 @@ class _NoLossError(Exception):
 
 
 class Training:
-    """The store and the scope of one training. A context manager, which closes it. `closes`: the store with it. `plan`:
-    the memory plan in force, made by the first batch with a loss if there is a `limit`."""
+    """The store and the scope of one training. A context manager, which closes it. `scope`: for models that checkpoint,
+    `covered`: for others. `closes`: the store with it. `plan`: the memory plan in force, made by the first batch with a
+    loss if there is a `limit`."""
 
-    def __init__(self, store: TierStore, scope: tiered_offload, *, closes: bool, limit: SizeLike | None = None) -> None:
+    def __init__(
+        self,
+        store: TierStore,
+        scope: tiered_offload,
+        covered: tiered_offload,
+        *,
+        closes: bool,
+        limit: SizeLike | None = None,
+    ) -> None:
         self.store = store
         self.plan: MemoryPlan | None = None
-        self._scope, self._closes, self._limit = scope, closes, limit
+        self._scope, self._covered, self._closes, self._limit = scope, covered, closes, limit
+        self._chosen: tiered_offload | None = None
         self._planned: nn.Module | None = None
         self._last = store.stats()
 
@@ -131,7 +159,7 @@ class Training:
     ) -> T:
         """Compute a loss, and store what that saves, or follow the plan, which the first call that has a loss makes.
 
-        That takes up to 15 steps, and leaves room for state that the `optimizers` do not have yet. `loss_of` takes the
+        That takes up to 20 steps, and leaves room for state that the `optimizers` do not have yet. `loss_of` takes the
         loss out of what `compute` returns; None: the batch has none. Raises what `compute` and `plan_memory` raise."""
         if self._limit is not None and self.plan is None:
             with suppress(_NoLossError):
@@ -144,7 +172,9 @@ class Training:
                     print(self.plan, flush=True)
         if self.plan is not None:
             return self.plan.watch(compute)
-        with self._scope:
+        if self._chosen is None:
+            self._chosen = self._scope if checkpoints_itself(model) else self._covered
+        with self._chosen:
             return compute()
 
     def metrics(self) -> dict[str, float]:
@@ -168,11 +198,20 @@ class Training:
                     self.plan.remove(planned)
             finally:
                 if self._closes:
-                    self.store.close()
+                    self.store.__exit__(None, ended_by, None)
         except Exception as error:
             if ended_by is None:
                 raise
             ended_by.add_note(f"tierstore: the end of the training failed too: {type(error).__name__}: {error}")
+
+
+def checkpoints_itself(model: nn.Module) -> bool:
+    """Whether a part of it was told to checkpoint, as transformers tells its layers, and torch's wrapper is made to.
+    PyTorch has no public name for that wrapper, so it is known by the name of its class."""
+    return any(
+        getattr(module, "gradient_checkpointing", False) is True or type(module).__name__ == "CheckpointWrapper"
+        for module in model.modules()
+    )
 
 
 def _loss(found: torch.Tensor | None) -> torch.Tensor:
@@ -186,6 +225,25 @@ _OPENS: Mapping[str, Callable[..., TierStore]] = {
     "socket": TierStore.connect,
     "directory": TierStore,
 }
+
+
+def _options_of(kind: str) -> dict[str, Any]:
+    """The options of what opens such a store, with their defaults."""
+    if kind == "file":
+        return dict.fromkeys(StoreChanges.__annotations__)
+    parameters = signature(_OPENS[kind]).parameters.values()
+    return {each.name: each.default for each in parameters if each.kind is Parameter.KEYWORD_ONLY}
+
+
+def _refuse_unknown(given: Mapping[str, Any], allowed: Collection[str], of_store: Collection[str] = ()) -> None:
+    for name, value in given.items():
+        if name in allowed:
+            continue
+        if name in of_store:
+            what = f"it is an option of the store: give store_options={{{name!r}: {value!r}}}"
+        else:
+            what = f"there is no such option; there are {', '.join(allowed)}"
+        raise ConfigTypeError(name, value, what)
 
 
 def _kind_of(where: Where) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ..ledger.books import Books
 from ..ledger.groups import Group, Part
@@ -31,11 +31,12 @@ class SimulatedRegistration(RegistrationRules[SimulatedTensor, SimulatedRecord])
         return None if record is None or record.is_read else record()
 
     @staticmethod
-    def _are_sole_owners(tensors: Sequence[SimulatedTensor]) -> bool:
-        storage = tensors[0].storage
-        record = storage.record
-        has_alias = record is not None and record.is_in_place and record.is_alive
-        return not (storage.is_held or has_alias) and storage.num_tracked == len(tensors)
+    def _num_owners(by_storage: Mapping[int, Sequence[SimulatedTensor]]) -> Iterable[int]:
+        for tensors in by_storage.values():
+            storage = tensors[0].storage
+            record = storage.record
+            has_alias = record is not None and record.is_in_place and record.is_alive
+            yield storage.num_tracked + storage.is_held + has_alias
 
     @staticmethod
     def _take_if_ours(tensors: list[SimulatedTensor], nbytes: int) -> Part[SimulatedTensor] | None:
@@ -87,6 +88,10 @@ class SimulatedMemory:
     @staticmethod
     def has_sole_owner(record: SimulatedRecord) -> bool:
         return not record.is_in_place or record.is_sole_owner()
+
+    @staticmethod
+    def has_room_for_read(record: SimulatedRecord) -> bool:
+        return True
 
     @staticmethod
     def prepare_read(record: SimulatedRecord) -> None:

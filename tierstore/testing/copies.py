@@ -6,7 +6,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Any
 
@@ -63,22 +63,27 @@ class SimulatedCopies:
         self.num_out += 1
         return self._copy(source, target)
 
-    def copy_in(
-        self, source: torch.Tensor, device: torch.device, stream: Any, ready: Marker | None
-    ) -> tuple[torch.Tensor, Marker]:
-        """Until the copy has run, the target holds garbage."""
-        self._take_room(source.numel())
-        self.num_in += 1
-        target = torch.full((source.numel(),), 0xEE, dtype=torch.uint8, device=device)
-        self._targets[weakref.ref(target.untyped_storage(), self._targets.pop)] = source.numel()
+    def copy_out_many(self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor], stream: Any) -> Marker:
+        return [self.copy_out(source, target, stream) for source, target in zip(sources, targets, strict=True)][-1]
+
+    def copy_in_many(
+        self, sources: Sequence[torch.Tensor], device: torch.device, stream: Any, ready: Marker | None
+    ) -> tuple[Sequence[torch.Tensor], Marker]:
+        """Until the copies have run, the targets hold garbage."""
+        if self._room_bytes is not None:
+            self._take_room(sum(source.nbytes for source in sources), self._room_bytes)
+        self.num_in += len(sources)
+        targets = [torch.full((source.nbytes,), 0xEE, dtype=torch.uint8, device=device) for source in sources]
+        for target in targets:
+            self._targets[weakref.ref(target.untyped_storage(), self._targets.pop)] = target.nbytes
         if ready is not None:
             self._queue.put(ready.synchronize)
-        return target, self._copy(source, target)
+        return targets, [self._copy(source, target) for source, target in zip(sources, targets, strict=True)][-1]
 
-    def _take_room(self, nbytes: int) -> None:
-        if self._room_bytes is not None and sum(list(self._targets.values())) + nbytes > self._room_bytes:
+    def _take_room(self, nbytes: int, room_bytes: int) -> None:
+        if sum(list(self._targets.values())) + nbytes > room_bytes:
             self.num_refused += 1
-            raise torch.OutOfMemoryError(f"a simulated device of {self._room_bytes} bytes has no room for {nbytes}")
+            raise torch.OutOfMemoryError(f"a simulated device of {room_bytes} bytes has no room for {nbytes}")
 
     def wait(self, stream: Any, marker: Marker) -> None:
         marker.synchronize()
@@ -148,22 +153,22 @@ class FaultyCopies:
         self.seconds_between = copies.seconds_between
         self.spare_bytes = copies.spare_bytes
 
-    def copy_out(self, source: torch.Tensor, target: torch.Tensor, stream: Any) -> Marker:
-        drawn = self._begin("offload", source)
-        return self._delayed(self._copies.copy_out(source, target, stream), drawn)
+    def copy_out_many(self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor], stream: Any) -> Marker:
+        drawn = self._begin("offload", sources)
+        return self._delayed(self._copies.copy_out_many(sources, targets, stream), drawn)
 
-    def copy_in(
-        self, source: torch.Tensor, device: torch.device, stream: Any, ready: Marker | None
-    ) -> tuple[torch.Tensor, Marker]:
-        drawn = self._begin("reload", source)
-        target, copied = self._copies.copy_in(source, device, stream, None if ready is None else _real(ready))
-        return target, self._delayed(copied, drawn)
+    def copy_in_many(
+        self, sources: Sequence[torch.Tensor], device: torch.device, stream: Any, ready: Marker | None
+    ) -> tuple[Sequence[torch.Tensor], Marker]:
+        drawn = self._begin("reload", sources)
+        targets, copied = self._copies.copy_in_many(sources, device, stream, None if ready is None else _real(ready))
+        return targets, self._delayed(copied, drawn)
 
     def wait(self, stream: Any, marker: Marker) -> None:
         self._copies.wait(stream, _real(marker))
 
-    def _begin(self, operation: Operation, source: torch.Tensor) -> Drawn:
-        drawn = self._faults.draw(operation, source.numel())
+    def _begin(self, operation: Operation, sources: Sequence[torch.Tensor]) -> Drawn:
+        drawn = self._faults.draw(operation, sum(source.numel() for source in sources))
         if drawn.error is not None:
             raise RuntimeError(f"{operation}: {os.strerror(drawn.error)} (injected)")
         self._num_copies += 1

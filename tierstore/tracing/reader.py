@@ -56,7 +56,7 @@ def _check_version(path: Path, lines: Sequence[bytes]) -> None:
     try:
         header = msgspec.json.decode(lines[0] if lines else b"", type=_AnyHeader)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        what = "it is no trace, as tiered_offload(store, trace=FILE) writes one"
+        what = "it is no trace that tiered_offload(store, trace=FILE) has written"
         raise ConfigError("trace", str(path), f"{what}: line 1 is no header ({error})") from error
     if header.format != FORMAT:
         raise ConfigError("trace", str(path), f"line 1 is the header of something else: {header.format!r}")

@@ -203,7 +203,7 @@ class Recorder(Observer):
             raise StorageIOError("write", self.place, f"not done within {deadline_seconds:g} s", _CUT_SHORT)
         error, self._error = self._error, None
         if error is not None:
-            reason = words_of(error) if isinstance(error, OSError) else repr(error)
+            reason = words_of(error, self.place) if isinstance(error, OSError) else repr(error)
             raise StorageIOError("write", self.place, reason, _CUT_SHORT) from error
 
     def abandon(self) -> None:

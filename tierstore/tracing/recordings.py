@@ -115,7 +115,7 @@ class Recordings:
         except OSError as error:  # its thread cannot be started
             file.close()
             where = "nothing is recorded, training is not affected"
-            raise StorageIOError("trace", place, words_of(error), where) from error
+            raise StorageIOError("trace", place, words_of(error, place), where) from error
         self._begun.add(place)
         return recorder
 
