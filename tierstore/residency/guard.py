@@ -15,6 +15,7 @@ import time
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from enum import Enum, auto
 from functools import wraps
 from operator import call, methodcaller
 from types import FrameType
@@ -48,13 +49,23 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
-def whole(method: Callable[Concatenate[Any, _P], _T]) -> Callable[Concatenate[Any, _P], _T]:
-    """Decorator: the call holds the lock of `_guard`. If an interrupt ends it in a change, the store is closed.
+class Closed(Enum):
+    """What a call does in a store that was closed."""
 
-    Half changed books could lose a wake-up, or give one slot to two records: the result would be a hang, or wrong
-    values. So the method sets `Guard.is_changing` before the first step of a change. When it returns, the books are
-    whole, and who has to learn of the change is told. The call runs outside of the caller's modes (`unseen_by_modes`).
-    """
+    RUNS = auto()
+    RAISES = auto()
+    IS_SKIPPED = auto()
+
+
+def _door(closed: Closed, method: Callable[Concatenate[Any, _P], _T]) -> Callable[Concatenate[Any, _P], _T]:
+    """The one door to the books for threads of the program. `Saving.track_on_device` and `HandingOut.next_member` repeat
+    it inline, to save calls.
+
+    The call holds the lock of `_guard`. If an interrupt ends it in a change, the store is closed: half changed books
+    could lose a wake-up, or give one slot to two records, and the result would be a hang, or wrong values. Ctrl-C is
+    held back meanwhile. When the call returns, the books are whole, and who has to learn of the change is told. It runs
+    outside of the caller's modes (`unseen_by_modes`)."""
+    entered = method if closed is Closed.RUNS else _after_a_drain(method)
 
     @wraps(method)
     def call(self: Any, /, *arguments: _P.args, **keywords: _P.kwargs) -> _T:
@@ -64,13 +75,15 @@ def whole(method: Callable[Concatenate[Any, _P], _T]) -> Callable[Concatenate[An
         with guard.mutex:
             try:
                 CTRL_C.hold()
-                if guard.is_changing:
+                if guard.is_changing or (closed is Closed.RAISES and guard.closed is not None):
                     guard.must_be_open()
+                if closed is Closed.IS_SKIPPED and guard.closed is not None:
+                    return None  # type: ignore[return-value]  # `change_if_open` is for calls without an answer
                 if is_inside_modes():  # inlined `unseen_by_modes`, to save a call
                     with outside_of_modes():
-                        result = method(self, *arguments, **keywords)
+                        result = entered(self, *arguments, **keywords)
                 else:
-                    result = method(self, *arguments, **keywords)
+                    result = entered(self, *arguments, **keywords)
                 guard.is_changing = False
                 if guard.jobs.has_news or guard.jobs.has_progress:
                     guard.tell()
@@ -83,6 +96,32 @@ def whole(method: Callable[Concatenate[Any, _P], _T]) -> Callable[Concatenate[An
                     CTRL_C.let_through()
 
     return call
+
+
+def _after_a_drain(method: Callable[Concatenate[Any, _P], _T]) -> Callable[Concatenate[Any, _P], _T]:
+    def change(self: Any, /, *arguments: _P.args, **keywords: _P.kwargs) -> _T:
+        guard: Guard = self._guard
+        guard.drain()
+        guard.is_changing = True
+        return method(self, *arguments, **keywords)
+
+    return change
+
+
+def whole(method: Callable[Concatenate[Any, _P], _T]) -> Callable[Concatenate[Any, _P], _T]:
+    """Decorator: see `_door`. The method sets `Guard.is_changing` itself, before the first step of a change."""
+    return _door(Closed.RUNS, method)
+
+
+def change(method: Callable[Concatenate[Any, _P], _T]) -> Callable[Concatenate[Any, _P], _T]:
+    """Decorator: see `_door`. The method finds everything accounted for, and changes the books from its first line to
+    its last. Raises StoreClosedError."""
+    return _door(Closed.RAISES, method)
+
+
+def change_if_open(method: Callable[Concatenate[Any, _P], None]) -> Callable[Concatenate[Any, _P], None]:
+    """Decorator: as `change`, but nothing is done in a closed store."""
+    return _door(Closed.IS_SKIPPED, method)
 
 
 class Guard:

@@ -22,7 +22,7 @@ from ..ledger.counters import STALL_CAUSES
 from ..ledger.ledger import Ledger
 from ..ledger.state import IN_MEMORY, State
 from .device import DeviceTier
-from .guard import Guard, is_inside_any, whole
+from .guard import Guard, change_if_open, is_inside_any, whole
 from .handle import Member, Record
 from .layout import Layout, describe, fits_in_storage, is_inside_modes, rebuild, rebuild_beyond
 from .outstanding import OutstandingViews
@@ -122,7 +122,7 @@ class HandingOut:
                 else:
                     handle.keep_view(of, view)
                 return view
-            except BaseException as error:  # as in `Saving.track_on_host`
+            except BaseException as error:  # as in `whole`
                 guard.judge(error)
                 raise
 
@@ -133,22 +133,16 @@ class HandingOut:
             with self._guard.lock:
                 streams.asked_on(device)
 
-    @whole
+    @change_if_open
     def pass_by(self, ahead: Lookahead[Record], reload_ahead: Lookahead[Record], index: int) -> None:
         """Backward has asked for tracked tensors, of which pack `index` is the last. Does not wait."""
-        if self._guard.closed is None:
-            self._guard.drain()
-            self._guard.is_changing = True
-            self._ledger.pass_by(ahead, reload_ahead, index)
+        self._ledger.pass_by(ahead, reload_ahead, index)
 
-    @whole
+    @change_if_open
     def prefetch(self, records: Iterable[Record]) -> None:
         """Fetch the records, in this order, as far as there is room, and go on as room is freed. Does not wait."""
-        if self._guard.closed is None:
-            self._guard.drain()
-            self._guard.is_changing = True
-            self._up.name(records)
-            self._ledger.go_ahead()
+        self._up.name(records)
+        self._ledger.go_ahead()
 
     # --- under the lock --------------------------------------------------------------------------------------------
 

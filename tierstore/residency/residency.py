@@ -22,7 +22,7 @@ from ..ledger.windows import HostWindows, Window
 from .copies import AcceleratorCopies, Copies
 from .device import DeviceTier
 from .graph_times import GraphTimes
-from .guard import Guard, whole
+from .guard import Guard, change_if_open, whole
 from .handing_out import HandingOut
 from .handle import Record
 from .handle_making import HandleFactory
@@ -91,15 +91,11 @@ class Residency:
         self.ledger.down.end_plan(log.records)
         self.saving.scan_owners(log)
 
-    @whole
+    @change_if_open
     def look_ahead(self, lookahead: Lookahead[Record]) -> None:
         """Bring back what backward will ask for. Does not wait."""
-        guard = self.guard
-        if guard.closed is None:
-            guard.drain()
-            guard.is_changing = True
-            self.books.ahead = lookahead
-            self.ledger.go_ahead()
+        self.books.ahead = lookahead
+        self.ledger.go_ahead()
 
     @whole
     def begin_to_pin(self, device: torch.device) -> None:
@@ -203,18 +199,14 @@ class Residency:
     def window_limits(self) -> tuple[int, int]:
         return self.books.windows.limits
 
-    @whole
+    @change_if_open
     def limit_windows(self, host_bytes: int, staging_bytes: int) -> None:
         """Keep at most `host_bytes` in host memory from now on, and `staging_bytes` more for what is being moved."""
-        self.guard.drain()
-        self.guard.is_changing = True
         self.books.windows.limit(host_bytes, staging_bytes)
 
-    @whole
+    @change_if_open
     def keep_on_device(self, device_bytes: int) -> None:
         """Let the last `device_bytes` that are saved stay on the accelerator from now on. Spoils times being taken."""
-        self.guard.drain()
-        self.guard.is_changing = True
         self._devices.keep(device_bytes)
         if not self._devices.window.fits(0):
             self._registration.register_on_device(self.ledger.device_grouping())

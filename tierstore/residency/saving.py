@@ -14,7 +14,7 @@ from ..ledger.ledger import Ledger
 from ..ledger.pending import NUM_SCANNED_PER_PACK
 from ..ledger.state import State
 from .device import DeviceTier
-from .guard import Guard, is_inside_any, whole
+from .guard import Guard, change, change_if_open, is_inside_any, whole
 from .handle import Record
 from .layout import Layout, memory_at, unseen_by_modes
 from .ownership import claims_of
@@ -59,52 +59,36 @@ class Saving:
         self._worker = worker
         self.fits_on_device = devices.window.fits
 
+    @whole
     def track_on_host(self, tracked: TrackedTensor, node: int, nbytes: int) -> None:
         """Track a tensor in host memory that autograd node `node` saved; its storage has `nbytes` bytes.
 
         Its bytes are not read before a later node saves something, or its log is settled. Waits while the budget is
         full. Raises what `save` does."""
-        guard = self._guard
-        if guard.is_mine() or (guard.may_be_inside and is_inside_any()):  # as `lock` does
-            guard.refuse_handler()
-        with guard.mutex:
-            try:
-                if guard.closed is not None or guard.is_changing:
-                    guard.must_be_open()
-                down, log = self._down, tracked.log
-                tracked.key = next(self._tracked.keys)
-                log.newest_node = node
-                new_bytes = 0 if (tracked.storage_id, nbytes) in log.num_tracked else nbytes
-                is_short = down.is_short_of(new_bytes)
-                is_planned = log.plan is not None and not down.may_wait
-                is_short |= is_planned
-                if is_short or not log.num_packs:  # else too little is changed to pay for it
-                    CTRL_C.hold()
-                if is_short and (self._books.must_act() or not self._registration.is_registered(tracked)):
-                    self._reclaim(is_planned=is_planned)
-                    down.is_short_of(new_bytes)  # it may stay tracked now
-                guard.is_changing = True
-                counters = self._counters
-                counters.packed_tensors += 1
-                counters.packed_bytes += nbytes
-                new_bytes = self._tracked.add(tracked, node, nbytes)
-                if down.uses_staging:
-                    down.charge_tracked(new_bytes)
-                if is_short:
-                    if self._registration.may_be_registered(tracked):
-                        self._join_if_registered(tracked)
-                    self._slots.trim()
-                elif tracked.index and down.room_bytes >= _SHARE_GRANTED * nbytes and log.may_be_granted():
-                    self._tracked.grant(log, down.room_bytes // _SHARE_GRANTED)
-                guard.is_changing = False
-                if guard.jobs.has_news or guard.jobs.has_progress:
-                    guard.tell()
-            except BaseException as error:  # as in `whole`, but without its extra call: every pack passes here
-                guard.judge(error)
-                raise
-            finally:
-                if CTRL_C.is_held:
-                    CTRL_C.let_through()
+        guard, down, log = self._guard, self._down, tracked.log
+        guard.must_be_open()
+        tracked.key = next(self._tracked.keys)
+        log.newest_node = node
+        new_bytes = 0 if (tracked.storage_id, nbytes) in log.num_tracked else nbytes
+        is_short = down.is_short_of(new_bytes)
+        is_planned = log.plan is not None and not down.may_wait
+        is_short |= is_planned
+        if is_short and (self._books.must_act() or not self._registration.is_registered(tracked)):
+            self._reclaim(is_planned=is_planned)
+            down.is_short_of(new_bytes)  # it may stay tracked now
+        guard.is_changing = True
+        counters = self._counters
+        counters.packed_tensors += 1
+        counters.packed_bytes += nbytes
+        new_bytes = self._tracked.add(tracked, node, nbytes)
+        if down.uses_staging:
+            down.charge_tracked(new_bytes)
+        if is_short:
+            if self._registration.may_be_registered(tracked):
+                self._registration.join_if_registered(tracked)
+            self._slots.trim()
+        elif tracked.index and down.room_bytes >= _SHARE_GRANTED * nbytes and log.may_be_granted():
+            self._tracked.grant(log, down.room_bytes // _SHARE_GRANTED)
 
     def track_on_device(
         self, tracked: TrackedTensor, node: int, nbytes: int, device: torch.device, *, leaves: bool
@@ -149,31 +133,28 @@ class Saving:
                 guard.is_changing = False
                 if guard.jobs.has_news or guard.jobs.has_progress:
                     guard.tell()
-            except BaseException as error:  # as in `track_on_host`
+            except BaseException as error:  # as in `whole`, but without its extra call: many packs pass here
                 guard.judge(error)
                 raise
             finally:
                 if CTRL_C.is_held:
                     CTRL_C.let_through()
 
-    @whole
+    @change
     def find_room_to_track(self, log: TrackedLog, node: int, nbytes: int) -> bool:
         """Node `node` will save a tensor. If neither dead ones nor those that are to leave anyway give it room, the log
         tracks no more. Does not wait."""
-        if self._guard.closed is None:
-            self._guard.drain()
-            if self._devices.window.fits(nbytes):
-                return True
-            self._guard.is_changing = True
-            log.newest_node = node
-            if log.leaving:
-                self._registration.register_leaving(self._ledger.device_grouping(), log, may_wait=True)
-            if not self._devices.window.fits(nbytes):
-                log.tracks_on_device = False
-                self._registration.register_on_device(self._ledger.device_grouping())
+        if self._devices.window.fits(nbytes):
+            return True
+        log.newest_node = node
+        if log.leaving:
+            self._registration.register_leaving(self._ledger.device_grouping(), log, may_wait=True)
+        if not self._devices.window.fits(nbytes):
+            log.tracks_on_device = False
+            self._registration.register_on_device(self._ledger.device_grouping())
         return log.tracks_on_device
 
-    @whole
+    @change
     def save(self, record: Record, log: TrackedLog, node: int, fresh: list[Record], *, is_new: bool = True) -> int:
         """Enter a record that autograd node `node` saved as the next of the log; returns its index there.
 
@@ -186,9 +167,6 @@ class Saving:
             StorageIOError: an earlier write failed; its bytes, and all others, are in memory.
             StoreClosedError: the store is closed.
         """
-        self._guard.must_be_open()
-        self._guard.drain()
-        self._guard.is_changing = True
         if log.leaving_bytes and self._ledger.leaves_now(log, 0):
             log.newest_node = node
             self._registration.register_leaving(self._ledger.device_grouping(), log, may_wait=True)
@@ -205,12 +183,9 @@ class Saving:
             self._tracked.drop_ended()  # orders learned from earlier logs are needed for this one
         return log.append_registered(record, node)
 
-    @whole
+    @change
     def store(self, record: Record) -> None:
         """Like `save`, but without a log: the record is stored even if others hold its storage, and from now on."""
-        self._guard.must_be_open()
-        self._guard.drain()
-        self._guard.is_changing = True
         if self._books.windows.tracked_bytes:
             self._down.scan_pending(0)
         self._take_in(record)
@@ -224,38 +199,29 @@ class Saving:
                 self._withdraw(record)
                 raise
 
-    @whole
+    @change_if_open
     def settle(self, records: Iterable[Record] = ()) -> None:
         """Allow the records' bytes to be read from now on, and count what was kept. Does not wait."""
         self._books.newly_kept.move_to(self._counters.kept_bytes)
-        if self._guard.closed is None:
-            self._guard.drain()
-            self._guard.is_changing = True
-            self._books.pending.settle(records)
-            self._slots.trim()
+        self._books.pending.settle(records)
+        self._slots.trim()
 
-    @whole
+    @change_if_open
     def scan_owners(self, log: TrackedLog) -> None:
         """At the end of a scope or a forward, find out which storages others also hold. Does not wait.
 
         Tracked tensors whose storage others also hold are registered. Pending records are scanned again if room is
         short."""
-        if self._guard.closed is None:
-            self._guard.drain()
-            self._guard.is_changing = True
-            if log.on_device:
-                self._scan_on_device(log)
-            self._down.reclaim(None)
-            self._registration.scan_owners(log)
-            self._books.pending.scan_owners()
+        if log.on_device:
+            self._scan_on_device(log)
+        self._down.reclaim(None)
+        self._registration.scan_owners(log)
+        self._books.pending.scan_owners()
 
-    @whole
+    @change
     def register(self, tracked: TrackedTensor) -> None:
         """Register a tensor whose handle is needed; its bytes may be read from now on. Does not wait."""
         if tracked.handle is None:
-            self._guard.must_be_open()
-            self._guard.drain()
-            self._guard.is_changing = True
             self._registration.register_one(tracked)
 
     @whole
@@ -286,7 +252,7 @@ class Saving:
         self._count_rejoined(tensor.numel() * layout.dtype.itemsize)
         return layout._replace(offset=layout.offset + record.first_byte // layout.dtype.itemsize)
 
-    @whole
+    @change
     def flush(self) -> None:
         """Wait until all writes that were decided on are done.
 
@@ -294,9 +260,6 @@ class Saving:
             StoreFullError, StorageIOError: a write failed; the bytes are in memory.
             StoreClosedError: the store is closed.
         """
-        self._guard.must_be_open()
-        self._guard.drain()
-        self._guard.is_changing = True
         self._books.disk_is_full = False  # others may have freed something
         self._down.scan_pending()
         self._slots.trim()
@@ -326,13 +289,11 @@ class Saving:
             self._books.end_grants(log.remains)
         log.is_behind = False
 
-    @whole
+    @change
     def index_of(self, tracked: TrackedTensor) -> int:
         """Its index in its log; NOT_ENTERED: it was packed without the lock just after its grant was ended.
 
         Does not wait."""
-        self._guard.must_be_open()
-        self._guard.drain()
         return tracked.index
 
     # --- under the lock --------------------------------------------------------------------------------------------
@@ -366,10 +327,6 @@ class Saving:
         self._down.reclaim(NUM_SCANNED_PER_PACK, is_planned=is_planned)
         if self._books.blocked or self._books.spill_error is not None:
             self._guard.make_room()
-
-    @unseen_by_modes
-    def _join_if_registered(self, tracked: TrackedTensor) -> None:
-        self._registration.join_if_registered(tracked)
 
     def _withdraw(self, record: Record) -> None:
         was_changing, self._guard.is_changing = self._guard.is_changing, True
