@@ -1,5 +1,4 @@
-"""A function in a fresh process: `python -m bench.child MODULE FUNCTION ARGUMENTS` ends with its answer as JSON. The
-optional threads in C are off unless the environment or the function says more."""
+"""A function in a fresh process: `python -m bench.child MODULE FUNCTION ARGUMENTS` ends with its answer as JSON."""
 
 from __future__ import annotations
 
@@ -13,8 +12,6 @@ from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
-
-from tierstore.disk.native import SWITCH
 
 _PATH = "a path"
 _DEATH_SECONDS = 5
@@ -69,7 +66,6 @@ def serve(do: Callable[[str], dict[str, float]]) -> None:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault(SWITCH, "0")
     _, module, function, given = sys.argv
     arguments = json.loads(given, object_hook=lambda each: Path(each[_PATH]) if _PATH in each else each)
     found = getattr(import_module(module), function)(*arguments)

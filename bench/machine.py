@@ -24,7 +24,8 @@ def describe_machine(scratch: Path) -> dict[str, str | int]:
 
 def describe_versions() -> dict[str, str]:
     kernel = re.match(r"\d+\.\d+", platform.release())
-    packages = {name: version_of(name) for name in ("tierstore", "torch", "numpy", "lmdb", "zstandard")}
+    names = "tierstore", "tierstore-native", "torch", "numpy", "lmdb", "zstandard"
+    packages = {name: version_of(name) for name in names}
     return {"linux": kernel[0] if kernel else "unknown", "python": platform.python_version()} | packages
 
 

@@ -19,11 +19,12 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from tierstore import TierStore, tiered_offload
 from tierstore.demo.model import ModelShape
+from tierstore.disk.native import THREAD_NAME as NATIVE_THREADS
 
 from .cgroup import CgroupError
 from .child import command, serve
@@ -158,8 +159,9 @@ def train(variant: str, scratch: Path, written_bytes: int, read_bytes: int) -> N
 
 
 def thread_times() -> Figures:
-    """What threads that Python knows of have used since they began, but for the main one, and how long that was ready
-    to run while others had the cores (schedstat in /proc; a kernel without it says 0)."""
+    """What the threads that move bytes have used since they began: those that Python knows of, but for the main one,
+    and the store's in C. And how long the main one was ready to run while others had the cores (schedstat in /proc; a
+    kernel without it says 0)."""
 
     def ran_and_waited(thread: int | None) -> tuple[float, float]:
         try:
@@ -170,6 +172,10 @@ def thread_times() -> Figures:
 
     main = threading.main_thread().native_id
     others = [thread.native_id for thread in threading.enumerate() if thread.native_id != main]
+    for name in Path("/proc/self/task").glob("*/comm"):
+        with suppress(OSError):  # it has just ended
+            if name.read_text().startswith(NATIVE_THREADS):
+                others.append(int(name.parent.name))
     return {
         "background_cpu_seconds": sum(ran_and_waited(each)[0] for each in others),
         "core_wait_seconds": ran_and_waited(main)[1],

@@ -36,12 +36,17 @@ def test_run_each_round_starts_with_another_variant_and_writes_figures_or_why_th
     assert (records["broken"].figures, records["broken"].failure) == (None, "exit code 1: RuntimeError: it broke")
 
 
-def test_threads_in_c_are_off_though_they_are_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("switch", "is_native"), [(None, 1.0), ("0", 0.0)])
+def test_threads_in_c_are_used_where_they_are_installed_unless_the_user_turns_them_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, switch: str | None, is_native: float
+) -> None:
     pytest.importorskip("tierstore_native")
-    monkeypatch.delenv(NATIVE_SWITCH)
+    monkeypatch.delenv(NATIVE_SWITCH, raising=False)
+    if switch is not None:
+        monkeypatch.setenv(NATIVE_SWITCH, switch)
     run_benchmark(dataclasses.replace(TOY, variants=("in C",), rounds=1), tmp_path, None, print, tmp_path / "results")
     (record,) = read_results("toy", tmp_path / "results").records
-    assert record.figures == {"is_native": 0.0}
+    assert record.figures == {"is_native": is_native}
 
 
 def test_run_lines_tell_machine_and_versions_but_no_host_or_path(toy_results: Path) -> None:

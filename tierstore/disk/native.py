@@ -26,6 +26,7 @@ try:
 except ImportError:
     Pool = None
 
+THREAD_NAME = "ts-native"
 _LEAST_BYTES = 4096  # shorter records have no whole page of their own
 
 
@@ -50,7 +51,7 @@ class NativeTransfers:
     `new_speeds`: gets the bytes per second that it was found to move, as `TransferClock`'s."""
 
     def __init__(self, num_at_once: int, new_speeds: deque[tuple[Direction, float]]) -> None:
-        self._pool: Any = Pool(2 * (num_at_once + NUM_BESIDE_DEVICE), num_at_once, NICE, "ts-native")
+        self._pool: Any = Pool(2 * (num_at_once + NUM_BESIDE_DEVICE), num_at_once, NICE, THREAD_NAME)
         self._new_speeds = new_speeds
         self._loop = asyncio.get_running_loop()
         self._numbers = itertools.count()

@@ -58,8 +58,8 @@ class Closed(Enum):
 
 
 def _door(closed: Closed, method: Callable[Concatenate[Any, _P], _T]) -> Callable[Concatenate[Any, _P], _T]:
-    """The one door to the books for threads of the program. `Saving.track_on_device` and `HandingOut.next_member` repeat
-    it inline, to save calls.
+    """The one door to the books for threads of the program. `Saving.track_on_device` and `HandingOut.next_member`
+    repeat it inline, to save calls.
 
     The call holds the lock of `_guard`. If an interrupt ends it in a change, the store is closed: half changed books
     could lose a wake-up, or give one slot to two records, and the result would be a hang, or wrong values. Ctrl-C is
