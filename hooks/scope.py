@@ -82,11 +82,11 @@ class OffloadScope:
         self._num_uncounted = 0
 
     @uncompiled
-    def pack(self, tensor: torch.Tensor) -> SavedTensor | KeptTensor | Kept | HeldTensor:
+    def pack(self, tensor: torch.Tensor, *, is_selected: bool = False) -> SavedTensor | KeptTensor | Kept | HeldTensor:
         """Called by autograd for each tensor that it saves: gives what the graph is to hold in its place.
 
         Waits while the budget is full. Raises what `Saving.track_on_host` raises; the tensor is then still
-        autograd's."""
+        autograd's. `is_selected`: `select` was asked of it already, and wants it."""
         if HOOKS_ARE_CALLED_BELOW and not tensor.requires_grad and is_below_autograd():
             return HeldTensor(self.pack, tensor)
         kind = type(tensor)
@@ -140,7 +140,7 @@ class OffloadScope:
             return self.keep(tensor, "unsupported")
         if not tensor.requires_grad and attributes_of(tensor) is not None:  # NOTE [The same object] in saved.py
             return self.keep(tensor, "unsupported")
-        if self._select is not None and not self._select(tensor):
+        if self._select is not None and not (is_selected or self._select(tensor)):
             return self.keep(tensor, "selected out")
         node = sequence_nr()
         log = self._log
@@ -178,7 +178,7 @@ class OffloadScope:
             grant.append((weakref.ref(saved), (node, nbytes)))
             # Asked only now: NOTE [Grants] in `ledger/grants.py`.
             if log.grant is not grant and self._saving.index_of(saved) == NOT_ENTERED:
-                return self.pack(tensor)
+                return self.pack(tensor, is_selected=True)
         elif device is None:
             self._track_on_host(saved, node, nbytes)
         else:

@@ -129,6 +129,28 @@ def test_grant_ended_as_a_pack_appends_it_is_entered_once(roomy: TierStore, befo
     assert_right(leaf, 60)
 
 
+def test_grant_ended_before_a_pack_appends_select_was_asked_once_of_each_tensor(roomy: TierStore) -> None:
+    """It may count, or answer otherwise when it is asked again."""
+    asked: list[bool] = []
+
+    def select_every_other(tensor: torch.Tensor) -> bool:
+        asked.append(len(asked) % 2 == 0)
+        return asked[-1]
+
+    leaf = new_leaf()
+    with (
+        met_as_they_append(roomy, lambda: roomy.stats(), before=True) as met,
+        tiered_offload(roomy, min_bytes=0, select=select_every_other),
+    ):
+        loss = sines(60, leaf * 2).sum()
+    assert len(met) >= 10
+    assert len(asked) == 60
+    stats = roomy.stats()
+    assert (stats.packed_tensors, stats.kept_bytes["selected out"]) == (30, 30 * NBYTES)
+    loss.backward()
+    assert_right(leaf, 60)
+
+
 def test_threads_that_pack_beside_one_that_reads_stats_all_are_counted(make_store: MakeStore) -> None:
     """The budget holds the graphs of two of three threads."""
     store, leaves, is_over = make_store(host_bytes=600 * NBYTES), [new_leaf() for _ in range(3)], threading.Event()
