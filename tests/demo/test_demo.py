@@ -163,7 +163,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DemoResult]:
         patch.setenv("OMP_NUM_THREADS", "1")  # threads that wait for each other on busy cores take ten times as long
         yield run_demo(replace(SMALL, text=str(file)), path=str(folder), host_bytes="1MiB", say=lines.append)
     assert f"The store spills to {folder}" in "\n".join(lines)
-    for line in ("plain: step 1 of 2: ", "plain: step 2 of 2: ", "tierstore: step 2 of 2: "):
+    for line in ("plain: on CPU", "plain: step 1 of 2: ", "plain: step 2 of 2: ", "tierstore: step 2 of 2: "):
         assert sum(each.startswith(line) for each in lines) == 1
     assert list(folder.iterdir()) == [file]
 
@@ -225,6 +225,9 @@ def test_program_has_a_version_without_torch_and_refuses_what_it_does_not_know(d
         ("--path", "short", "not a directory"),
         ("--steps", "0", "1 or more"),
         ("--width", "100", "multiple of 64"),
+        ("--seed", str(2**64), "-2**63 to 2**64 - 1"),
+        ("--device", "tpu", "offer: auto, cpu"),
+        ("--device", "meta", "offer: auto, cpu"),
     ],
 )
 def test_argument_that_cannot_be_used_is_refused_in_one_line(

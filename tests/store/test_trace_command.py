@@ -106,6 +106,9 @@ def test_bad_file_or_step_is_one_line_and_exit_code_2(
         assert "steps 1 to 2" in refused(what, recorded, "--step", 3)
     for option in ("--html", "--perfetto"):
         assert option in refused("view", recorded, option, tmp_path / "missing" / f"out.{option[2:]}")
+        other = "--perfetto" if option == "--html" else "--html"
+        assert option in refused("view", recorded, option, tmp_path, other, tmp_path / "other output")
+    assert not (tmp_path / "other output").exists(), "none is written where one cannot be"
 
 
 def test_view_imports_no_torch(recorded: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.command_line import Command, Done, command_of
+from tests.command_line import Command, Done, command_of, complaint_of
 from tests.daemon.conftest import environment_of_tests
 from tierstore import TierStore, tiered_offload
 
@@ -184,6 +184,7 @@ def test_tune_says_how_many_steps_were_seen_of_a_program_of_too_few(
     ("arguments", "word"),
     [
         (("--", "/no/such/program"), "COMMAND"),
+        (("--", "no-such-program"), "COMMAND"),
         (("--host-bytes", "12 parsecs", "--", "true"), "--host-bytes"),
         (("--host-bytes", "1MiB", "--", "true"), "host_bytes"),
         (("--hardware", "nothing.toml", "--", "true"), "hardware"),
@@ -195,7 +196,7 @@ def test_tune_with_an_argument_that_cannot_be_used_is_refused(
     arguments: tuple[str, ...], word: str, command: Command, working_directory: Path
 ) -> None:
     (working_directory / "mine.toml").write_text("mine")
-    assert word in _complaint(command(*arguments), 2)
+    assert word in complaint_of(command(*arguments))
     assert (working_directory / "mine.toml").read_text() == "mine"
 
 

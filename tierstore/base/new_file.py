@@ -11,16 +11,31 @@ from .config import check_directory
 
 def check_new_file(option: str, file: Path) -> None:
     """Check that the file can be made. Raises ConfigError, which names the option, if it exists or cannot be made."""
+    _check_folder(option, file)
+    if _exists(option, file):
+        raise ConfigError(option, str(file), "the file exists already; name another, or remove it")
+
+
+def check_written_file(option: str, file: Path) -> None:
+    """Check that the file can be made or written over. Raises ConfigError, which names the option, if it cannot."""
+    if not _exists(option, file):
+        _check_folder(option, file)
+    elif file.is_dir():
+        raise ConfigError(option, str(file), "cannot be written: it is a directory")
+
+
+def _check_folder(option: str, file: Path) -> None:
     try:
         check_directory(file.parent)
     except ConfigError as error:
         raise ConfigError(option, str(file), f"cannot be created: {error.allowed}") from None
+
+
+def _exists(option: str, file: Path) -> bool:
     try:
-        exists = file.exists()
+        return file.exists()
     except OSError as error:  # the name is too long
         raise ConfigError(option, str(file), f"cannot be created: {error.strerror}") from error
-    if exists:
-        raise ConfigError(option, str(file), "the file exists already; name another, or remove it")
 
 
 def check_distinct(read: Mapping[str, Path | None], written: Mapping[str, Path | None]) -> None:

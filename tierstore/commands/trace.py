@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..base.new_file import check_distinct
+from ..base.new_file import check_distinct, check_written_file
 from ..errors import ConfigError
 from ..plain_text import plain
 from .usage import Command, Group, JsonOption
@@ -64,7 +64,11 @@ def view(
     trace, steps = _read(file)
     if html is None and perfetto is None:
         html = file.with_suffix(".html")
-    check_distinct({"the trace": file}, {"--html": html, "--perfetto": perfetto})
+    outputs = {"--html": html, "--perfetto": perfetto}
+    check_distinct({"the trace": file}, outputs)
+    for option, output in outputs.items():
+        if output is not None:
+            check_written_file(option, output)  # both, before one of them is written
     chosen, names, header = choose_step(steps, step), thread_names_of(trace), trace.header
     summary = summarize(chosen, header)
     if html is not None:

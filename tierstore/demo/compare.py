@@ -173,17 +173,24 @@ def run_demo(settings: DemoSettings, *, path: str | None, host_bytes: SizeLike |
     budget = None if host_bytes is None else parse_size(host_bytes, "--host-bytes")
     load_text(settings.text, at_least_bytes=settings.context + 1)
     directory = store_directory(path)
-    say(
+    introduction = [
         f"Training a byte-level transformer ({settings.layers} layers of {settings.width}, "
-        f"{settings.batch} x {settings.context} bytes a step) on {settings.text or DEFAULT_TEXT}."
-    )
-    say("The training runs twice, in a fresh process each time, from the same seed. This takes a minute or two.")
-    say('The store returns freed memory to the system at once (return_memory="always"). All else is the default.')
-    say(f"Allocator: {_allocator()}.")
-    say(f"The store spills to {directory} ({file_system_of(directory)}).")
+        f"{settings.batch} x {settings.context} bytes a step) on {settings.text or DEFAULT_TEXT}.",
+        "The training runs twice, in a fresh process each time, from the same seed. This takes a minute or two.",
+        'The store returns freed memory to the system at once (return_memory="always"). All else is the default.',
+        f"Allocator: {_allocator()}.",
+        f"The store spills to {directory} ({file_system_of(directory)}).",
+    ]
     if is_in_memory(directory):
-        say("That file system is in memory, so spilled tensors still take memory.")
-    plain = run_training("plain", settings, say)
+        introduction.append("That file system is in memory, so spilled tensors still take memory.")
+
+    def introduce(line: str) -> None:
+        """Only the fresh process knows whether the device can be used. Until it says so, an error stands alone."""
+        while introduction:
+            say(introduction.pop(0))
+        say(line)
+
+    plain = run_training("plain", settings, introduce)
     if budget is None:
         budget = plain.peak_bytes // HOST_SHARE
     say(f"The store may hold {format_bytes(budget)} of host memory.")

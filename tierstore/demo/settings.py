@@ -32,6 +32,8 @@ class DemoSettings:
                 raise ConfigError(f"--{option}", given, "give a number of 1 or more")
         if self.width % HEAD_WIDTH:
             raise ConfigError("--width", self.width, f"give a multiple of {HEAD_WIDTH}, the width of an attention head")
+        if not -(2**63) <= self.seed < 2**64:
+            raise ConfigError("--seed", self.seed, "give a whole number from -2**63 to 2**64 - 1, as torch takes them")
 
 
 def load_text(file: str | None, at_least_bytes: int) -> bytes:

@@ -23,6 +23,8 @@ def train(settings: DemoSettings, store_path: str | None, host_bytes: int, say: 
     """Train for the steps asked for, and report. `store_path`: None: plainly, without a store. Raises ConfigError:
     device, text or the store's options cannot be used."""
     device = find_device(settings.device)
+    if store_path is None:  # the first run: it tells that no argument is refused any more
+        say(f"on {describe(device)}")
     model, optimizer, batches = prepare(settings, device)
     is_on_cpu = device.type == "cpu"
     level_bytes = 0
@@ -113,7 +115,7 @@ def find_device(name: str) -> torch.device:
         return accelerator or torch.device("cpu")
     try:
         device = torch.device(name)
-        torch.empty(1, device=device)
+        torch.zeros(1, device=device).item()  # "meta" has no values
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         found = "cpu" if accelerator is None else f"cpu, {accelerator.type}"
         raise ConfigError("--device", name, f"this machine and its torch offer: auto, {found}") from error

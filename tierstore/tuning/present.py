@@ -33,6 +33,7 @@ def present(program: Program, *, config: Path, hardware: Path | None, as_json: b
 
     Main thread only. SIGTERM ends it, and the running trial, as Ctrl-C does."""
     check_new_file("--config", config)
+    program.check()
     machine = None if hardware is None else read_report(hardware).measurements
     messages = Console(stderr=True, highlight=False)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import shutil
 import signal
 import subprocess
 from collections.abc import Sequence
@@ -44,6 +45,13 @@ class Program:
     command: Sequence[str]
     num_graphs: int
     trial_seconds: float
+
+    def check(self) -> None:
+        """Raise ConfigError if there is no such program, which would be told only when a trial begins."""
+        if shutil.which(self.command[0]) is None:
+            raise ConfigError(
+                "COMMAND", self.command[0], f"there is no such program, or it is not executable; {_WHOLE}"
+            )
 
     def run(self, settings: TrialSettings | None, folder: Path) -> None:
         """Run it once, traced to `folder`, with these settings or (None) its own. Blocks; an interrupt ends the

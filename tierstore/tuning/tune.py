@@ -62,6 +62,8 @@ def tune(
     """
     if host_bytes is not None:
         default_settings(host_bytes)  # refused before minutes of work rather than after
+    if machine is not None:
+        hardware_of(machine)  # likewise
     say("recording the program ...")
     recording = _try(run, None)
     settings, scope = recording.settings, recording.scope
