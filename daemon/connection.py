@@ -254,11 +254,13 @@ class Connection:
         def job() -> Coroutine[Any, Any, None]:
             return self._guarded(self._serve(session, message, slab))
 
+        dropped = partial(self._end, session, message)
         if isinstance(message, messages.Write):
             session.being_written.add(message.key)
-            session.writes.add(message.num_bytes, partial(lanes.write, *about, job, asked_at=time.perf_counter()))
+            start = partial(lanes.write, *about, job, dropped, uid=self._uid, asked_at=time.perf_counter())
+            session.writes.add(message.num_bytes, start, dropped)
         else:
-            lanes.read(*about, job)
+            lanes.read(*about, job, dropped, uid=self._uid)
 
     def _request_discard(self, session: Session, message: messages.Discard) -> None:
         if not session.has_any_of(message.keys):
@@ -286,12 +288,15 @@ class Connection:
         except ProtocolError as error:
             self.refuse(error.reason)
         finally:
-            if isinstance(message, messages.Write):
-                session.being_written.discard(message.key)
-                session.writes.end(message.num_bytes)
-            self._num_named[message.slab] -= 1
-            self._registry.waiting.end(session, waiting_bytes_of(message))
-            session.end_job(message.key)
+            self._end(session, message)
+
+    def _end(self, session: Session, message: messages.Write | messages.Read) -> None:
+        if isinstance(message, messages.Write):
+            session.being_written.discard(message.key)
+            session.writes.end(message.num_bytes)
+        self._num_named[message.slab] -= 1
+        self._registry.waiting.end(session, waiting_bytes_of(message))
+        session.end_job(message.key)
 
     async def _discard(self, session: Session, message: messages.Discard) -> None:
         try:

@@ -1,7 +1,9 @@
-"""Starts jobs at the drive: a fixed number at once each way, fairly between sessions, reads before writes. One loop.
+"""Starts jobs at the drive: a fixed number at once each way, fairly between users and between the sessions of each,
+reads before writes. One loop.
 
-NOTE [Fair turns] Start-time fair queueing: all owners that wait get the same share of the service, measured by cost,
-however many items they have queued. An owner that was idle gets no credit for that."""
+NOTE [Fair turns] Start-time fair queueing: all users that wait get the same share of the service, measured by cost,
+however many sessions they have and items these have queued; and so do the sessions of a user. Who was idle gets no
+credit for that."""
 
 from __future__ import annotations
 
@@ -14,16 +16,28 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 T = TypeVar("T")
 
 
-class _Line(Generic[T]):
+class _User:
+    """`starts_at`: when its next item starts, in the time of all users; `now`: that of its own sessions."""
+
     def __init__(self, starts_at: int) -> None:
         self.starts_at = starts_at
+        self.now = self.num_items = self.num_lines = 0
+
+
+class _Line(Generic[T]):
+    """Of one session."""
+
+    def __init__(self, user: _User, uid: int) -> None:
+        self.user, self.uid = user, uid
+        self.starts_at = user.now
         self.items: deque[tuple[int, T]] = deque()
 
 
 class FairQueue(Generic[T]):
-    """Items of several owners, each with a cost. First come first served within an owner."""
+    """Items of several sessions, each with a cost. First come first served within a session."""
 
     def __init__(self) -> None:
+        self._users: dict[int, _User] = {}
         self._lines: dict[int, _Line[T]] = {}
         self._now = 0
         self._num_items = 0
@@ -31,35 +45,68 @@ class FairQueue(Generic[T]):
     def __len__(self) -> int:
         return self._num_items
 
-    def push(self, owner: int, cost: int, item: T) -> None:
-        line = self._lines.get(owner)
-        if line is None:
-            line = self._lines[owner] = _Line(self._now)
-        elif not line.items:
-            line.starts_at = max(line.starts_at, self._now)
+    @property
+    def num_users(self) -> int:
+        """Those with a session that has had an item and is not forgotten."""
+        return len(self._users)
+
+    def push(self, session: int, cost: int, item: T, uid: int = 0) -> None:
+        if (line := self._lines.get(session)) is None:
+            user = self._users.setdefault(uid, _User(self._now))
+            user.num_lines += 1
+            line = self._lines[session] = _Line(user, uid)
+        user = line.user
+        if not user.num_items:
+            user.starts_at = max(user.starts_at, self._now)
+        if not line.items:
+            line.starts_at = max(line.starts_at, user.now)
         line.items.append((cost, item))
+        user.num_items += 1
         self._num_items += 1
 
-    def pop(self, may_have_more: Callable[[int], bool] = lambda owner: True) -> T | None:
+    def pop(self, may_have_more: Callable[[int, int], bool] = lambda session, uid: True) -> T | None:
         """None: none of those who wait may have more."""
-        waiting = (owner for owner, line in self._lines.items() if line.items and may_have_more(owner))
-        owner = min(waiting, key=lambda each: self._lines[each].starts_at, default=None)
-        if owner is None:
+        waiting = (each for each, line in self._lines.items() if line.items and may_have_more(each, line.uid))
+        session = min(waiting, key=self._place_of, default=None)
+        if session is None:
             return None
-        line = self._lines.pop(owner)
-        self._lines[owner] = line  # behind its equals
+        line = self._lines.pop(session)
+        self._lines[session] = line  # behind its equals
         cost, item = line.items.popleft()
-        self._now = line.starts_at
+        user = line.user
+        self._now, user.now = user.starts_at, line.starts_at
+        user.starts_at += cost
         line.starts_at += cost
+        user.num_items -= 1
         self._num_items -= 1
         return item
 
-    def forget(self, owner: int) -> None:
-        """Of one who has nothing queued."""
-        self._lines.pop(owner, None)
+    def drop(self, session: int) -> list[T]:
+        """Take out all that a session has queued."""
+        if (line := self._lines.get(session)) is None:
+            return []
+        items = [item for _, item in line.items]
+        line.items.clear()
+        line.user.num_items -= len(items)
+        self._num_items -= len(items)
+        return items
+
+    def forget(self, session: int) -> None:
+        """Of one that has nothing queued."""
+        if (line := self._lines.pop(session, None)) is not None:
+            line.user.num_lines -= 1
+            if not line.user.num_lines:
+                del self._users[line.uid]
+
+    def _place_of(self, session: int) -> tuple[int, int]:
+        line = self._lines[session]
+        return line.user.starts_at, line.starts_at
 
 
 Job = Callable[[], Coroutine[Any, Any, None]]
+Dropped = Callable[[], None]
+"""Called in the place of a job that is not to begin any more."""
+
 Stay = Literal["read_queued", "read_at_drive", "write_held", "write_queued", "write_at_drive"]
 """Where a request can be: held back by its session's quota of queued bytes, queued for the drive, or at the drive."""
 
@@ -76,7 +123,9 @@ _READS_PER_WRITE = 8
 
 class _Queued(NamedTuple):
     job: Job
+    dropped: Dropped
     session: int
+    uid: int
     num_bytes: int
     queued_at: float
 
@@ -106,15 +155,17 @@ class DriveWay:
         self.most_of_one = most_of_one  # jobs at once, of one session
         self.queue: FairQueue[_Queued] = FairQueue()
         self.running: Counter[int] = Counter()  # by session
+        self.running_of_user: Counter[int] = Counter()
         self.seconds = Histogram(_SECONDS)
         self.wait_seconds = Histogram(_SECONDS)
         self.num_bytes = Histogram(_BYTES)
 
 
 class Lanes:
-    """Starts as many jobs at once as keep the drive busy, as tasks, by `start`: each way `num_each` of one session, and
-    one more of others, so that none waits for jobs of another that take long. `num_writes`: likewise of writes, where
-    each takes a core, as at a high level of zstd.
+    """Starts as many jobs at once as keep the drive busy, as tasks, by `start`: each way `num_each` of one session, one
+    more of others, and again one more of other users, so that none waits for jobs of another that take long.
+    `num_writes`: likewise of a session's writes, and of a user's where there are others, if each takes a core, as at a
+    high level of zstd.
 
     Reads go first: backward stands still for a read, forward only for a full window. A write that begins owes the reads
     a multiple of its cost; while reads wait, no other write begins until reads worth that much have begun. So reads
@@ -132,14 +183,29 @@ class Lanes:
         self._num_each = num_each
         self._owed_to_reads = 0  # cost that the last write still owes to reads; 0 or less: it is paid
 
-    def read(self, session: int, num_bytes: int, job: Job) -> None:
-        self._push(self.reads, session, num_bytes, job)
+    def read(self, session: int, num_bytes: int, job: Job, dropped: Dropped = lambda: None, *, uid: int = 0) -> None:
+        self._push(self.reads, _Queued(job, dropped, session, uid, num_bytes, time.perf_counter()))
 
-    def write(self, session: int, num_bytes: int, job: Job, asked_at: float | None = None) -> None:
+    def write(
+        self,
+        session: int,
+        num_bytes: int,
+        job: Job,
+        dropped: Dropped = lambda: None,
+        *,
+        uid: int = 0,
+        asked_at: float | None = None,
+    ) -> None:
         """`asked_at`: when its client asked (`time.perf_counter`), if it was held back."""
-        self._push(self.writes, session, num_bytes, job)
+        self._push(self.writes, _Queued(job, dropped, session, uid, num_bytes, time.perf_counter()))
         if asked_at is not None:
             self._count(session, "write_held", time.perf_counter() - asked_at)
+
+    def drop(self, session: int) -> list[Dropped]:
+        """Take out the jobs of a session that have not begun; the caller then calls what it gets, once each."""
+        queued = self.reads.queue.drop(session) + self.writes.queue.drop(session)
+        self._start()  # writes may have waited for those reads
+        return [each.dropped for each in queued]
 
     def seconds_of(self, session: int) -> Mapping[Stay, float]:
         return self._seconds_of.get(session, {})
@@ -150,10 +216,9 @@ class Lanes:
         for way in (self.reads, self.writes):
             way.queue.forget(session)
 
-    def _push(self, way: DriveWay, session: int, num_bytes: int, job: Job) -> None:
-        self._seconds_of.setdefault(session, defaultdict(float))
-        queued = _Queued(job, session, num_bytes, time.perf_counter())
-        way.queue.push(session, queued.cost_bytes, queued)
+    def _push(self, way: DriveWay, queued: _Queued) -> None:
+        self._seconds_of.setdefault(queued.session, defaultdict(float))
+        way.queue.push(queued.session, queued.cost_bytes, queued, queued.uid)
         self._start()
 
     def _start(self) -> None:
@@ -165,14 +230,18 @@ class Lanes:
             self._owed_to_reads = _READS_PER_WRITE * cost_bytes
 
     def _has_room(self, way: DriveWay) -> bool:
-        return way.running.total() <= self._num_each
+        return way.running.total() <= self._num_each + 1
 
     def _begin(self, way: DriveWay) -> int:
         """The cost of the job that has begun; 0: none may."""
-        queued = way.queue.pop(lambda session: way.running[session] < way.most_of_one)
+        most_of_user = 1 + (way.most_of_one if way.queue.num_users > 1 else self._num_each)
+        queued = way.queue.pop(
+            lambda session, uid: way.running[session] < way.most_of_one and way.running_of_user[uid] < most_of_user
+        )
         if queued is None:
             return 0
         way.running[queued.session] += 1
+        way.running_of_user[queued.uid] += 1
         self._start_task(self._run(way, queued))
         return queued.cost_bytes
 
@@ -187,11 +256,17 @@ class Lanes:
             way.seconds.observe(seconds)
             self._count(queued.session, way.at_drive, seconds)
             way.num_bytes.observe(queued.num_bytes)
-            way.running[queued.session] -= 1
-            way.running += Counter()  # without those that have none left
+            _take_one(way.running, queued.session)
+            _take_one(way.running_of_user, queued.uid)
             self._start()
 
     def _count(self, session: int, stay: Stay, seconds: float) -> None:
         self.seconds[stay] += seconds
         if (of_session := self._seconds_of.get(session)) is not None:  # it may be forgotten by now
             of_session[stay] += seconds
+
+
+def _take_one(counts: Counter[int], owner: int) -> None:
+    counts[owner] -= 1
+    if not counts[owner]:
+        del counts[owner]

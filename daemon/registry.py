@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
+import time
+from collections import Counter, deque
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -19,7 +20,7 @@ from .limits import Unsent, Waiting
 from .options import ServeSettings
 from .sessions import COUNTER, KEY_BITS, NUMBERS, KeptRecord, Lease, RecordCount, Session, kept_leases, new_lease
 from .tasks import Stage, Tasks
-from .turns import Turns
+from .turns import Turn, Turns
 
 if TYPE_CHECKING:
     from .connection import Connection
@@ -104,12 +105,14 @@ class Registry:
         self._stop_grace(session)
         old, session.connection = session.connection, connection
         if old is not None:
+            self._drop_requests(session)
             old.give_up_session()
 
     def lose(self, session: Session, connection: Connection) -> None:
         """A connection of this session is over. If its client is on no other, the grace period begins."""
         if session.connection is connection:
             session.connection = None
+            self._drop_requests(session)
             self._start_grace(session)
 
     async def end(self, session: Session, reason: str) -> None:
@@ -119,6 +122,7 @@ class Registry:
         session.is_ended = True
         self._stop_grace(session)
         session.connection = None
+        self._drop_requests(session)
         await session.wait_for(None)
         await session.free(tuple(session.records))
         await self.disk.delete_lease(session.lease.number)
@@ -127,6 +131,25 @@ class Registry:
         self.lanes.forget(session.lease.number)
         self.ended_totals.update(session.totals)
         _log.info("session ended: %s", reason, extra=session.about())
+
+    def _drop_requests(self, session: Session) -> None:
+        """Begin none of the requests that the connection of a session has left: it was promised none of them, and asks
+        for them again if it comes back. There may be thousands; so they end in turns, as they were heard."""
+        left = deque(session.writes.drop() + self.lanes.drop(session.lease.number))
+
+        def take(most: int, ends_at: float) -> int:
+            num_before = len(left)
+            while left and num_before - len(left) < most and time.perf_counter() < ends_at:
+                left.popleft()()
+            if left:
+                self.turns.ask(turn)
+            else:
+                self.turns.forget(turn)
+            return num_before - len(left)
+
+        turn = Turn(session.lease.uid, take)
+        if left:
+            self.turns.ask(turn)
 
     def stop_timers(self) -> None:
         """Cancel all grace periods: the daemon ends, and the next one finds the leases."""

@@ -48,7 +48,7 @@ _log = logging.getLogger("tierstore.daemon")
 _INLINE_BYTES = 128 * 2**10
 _DISK_SHARE = 0.8  # of the space that is free, or taken by the daemon's own files
 _NUM_JOBS = NUM_AT_ONCE + 2  # of a session, each way: while those are at the device, others take checksums
-_NUM_IN_ALL = _NUM_JOBS + 1  # one is left for the others (`Lanes`)
+_NUM_IN_ALL = _NUM_JOBS + 2  # one is left for other sessions, and one for other users (`Lanes`)
 _DRAIN_SECONDS = 30.0
 _SWITCH_SECONDS = 0.0005  # as a turn takes (`turns.py`)
 
@@ -110,7 +110,7 @@ class Daemon:
         stage, settings = self._stage, self.settings
         num_jobs = _NUM_JOBS * len(layouts)
         with _opened_at(settings.paths[0]):
-            threads = IoThreads(2 * (num_jobs + 1) + 2, "tierstore-io")
+            threads = IoThreads(2 * (num_jobs + 2) + 2, "tierstore-io")
         try:
             disk = await self._open_disk(layouts, threads)
             tasks = Tasks(after_each=lambda: self._end_if_damaged(disk))

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 class _HeldBack(NamedTuple):
     num_bytes: int
     start: Callable[[], None]
+    dropped: Callable[[], None]
 
 
 class WriteQueue:
@@ -36,15 +37,23 @@ class WriteQueue:
         self.held_bytes = 0
         self._held: deque[_HeldBack] = deque()
 
-    def add(self, num_bytes: int, start: Callable[[], None]) -> None:
+    def add(self, num_bytes: int, start: Callable[[], None], dropped: Callable[[], None] = lambda: None) -> None:
         """Start a write when those before it leave room for it: now, or in a later `end`."""
-        self._held.append(_HeldBack(num_bytes, start))
+        self._held.append(_HeldBack(num_bytes, start, dropped))
         self.held_bytes += num_bytes
         self._start()
 
     def end(self, num_bytes: int) -> None:
         self.queued_bytes -= num_bytes
         self._start()
+
+    def drop(self) -> list[Callable[[], None]]:
+        """Take out what is held back. The caller then calls what it gets, once each; each counts as queued until its
+        `end`."""
+        held, self._held = self._held, deque()
+        self.queued_bytes += self.held_bytes
+        self.held_bytes = 0
+        return [each.dropped for each in held]
 
     def _start(self) -> None:
         while self._held:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from tests.daemon import wire
 from tests.daemon.clients import LONG_SECONDS, RawClient, client_of, report_of
 from tests.daemon.conftest import DaemonProcess, StartDaemon
+from tests.waiting import until
 from tierstore.base.threads import start_thread
 from tierstore.daemon.connection import Connection
 from tierstore.daemon.limits import MOST_IN_ALL_BYTES, MOST_OF_SESSION_BYTES, MOST_OF_USER_BYTES, Unsent, Waiting
@@ -40,16 +41,20 @@ class Listener:
         self.client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MIB)
         self.num_heard = 0
         self.is_answered = asyncio.Event()
-        turn = Turn(uid, lambda most, ends_at: self._channel.take_turn(most, ends_at))
+        self.is_over = asyncio.Event()
+        turn = Turn(uid, lambda most, ends_at: self.channel.take_turn(most, ends_at))
         pace = Pace(partial(turns.ask, turn), lambda num_bytes: None)
-        self._channel = Channel(ours, wire.ClientMessage, "a client", self._hear, lambda error: None, pace=pace)
+        self.channel = Channel(ours, wire.ClientMessage, "a client", self._hear, self._end, pace=pace)
 
     def _hear(self, message: Any) -> None:
         self.num_heard += 1
         self.is_answered.set()
 
+    def _end(self, error: Exception | None) -> None:
+        self.is_over.set()
+
     def close(self) -> None:
-        self._channel.close()
+        self.channel.close()
         self.client.close()
 
 
@@ -84,6 +89,38 @@ async def _flood(turns: Turns, crowd: list[Listener], quiet: Listener, flood: by
             await quiet.is_answered.wait()
             assert turns.num_taken - before <= 4
             assert sum(each.num_heard for each in crowd) - num_heard <= 4 * MOST_IN_TURN
+
+
+@pytest.mark.parametrize("state", ["heard", "held back", "does not read"])
+async def test_of_a_client_that_is_gone_two_turns_are_heard_at_most(state: str) -> None:
+    """What it has said would be heard for as long as a living one's, and by then nobody wants the answers."""
+    turns = Turns()
+    listener = Listener(turns, CROWD)
+    with ExitStack() as stack:
+        stack.callback(listener.close)
+        if state == "held back":
+            listener.channel.hold()
+        elif state == "does not read":
+            listener.channel.send_frame(wire.frame_of([wire.Report(bytes(2**19))]))
+        listener.client.sendall(FLOODS["a message in each frame"])
+        listener.client.close()
+        async with asyncio.timeout(LONG_SECONDS):
+            await listener.is_over.wait()
+    assert turns.num_taken <= 2
+    assert listener.num_heard <= 2 * MOST_IN_TURN
+
+
+async def test_last_words_of_a_client_that_is_gone_are_heard() -> None:
+    turns = Turns()
+    listener = Listener(turns, CROWD)
+    with ExitStack() as stack:
+        stack.callback(listener.close)
+        listener.channel.hold()
+        listener.client.sendall(wire.frame_of([wire.Unmap(1)] * (MOST_IN_TURN - 3)))
+        listener.client.close()
+        async with asyncio.timeout(LONG_SECONDS):
+            await listener.is_over.wait()
+    assert listener.num_heard == MOST_IN_TURN - 3
 
 
 async def test_users_get_the_same_share_however_many_connections_they_have() -> None:
@@ -223,6 +260,49 @@ def test_slow_writes_of_a_session_leave_room_for_others(start_daemon: StartDaemo
         other.send(wire.Write(1, 1, 1, 0, 100, "", 1, ""))
         other.expect(wire.Stored)
         assert {each.totals.spilled_bytes for each in report_of(daemon).sessions} == {0, 100}, "the writes still run"
+
+
+NUM_QUEUED = 2000
+
+
+@pytest.mark.parametrize("queued_bytes", ["1TiB", "8MiB"], ids=["queued", "held back"])
+@pytest.mark.parametrize("is_closed", [False, True], ids=["killed", "closed"])
+def test_what_a_client_leaves_is_not_begun(
+    start_daemon: StartDaemon, slab: SharedSlab, is_closed: bool, queued_bytes: str
+) -> None:
+    """Each write takes a minute."""
+    environment = {"TIERSTORE_SESSION_QUEUED_BYTES": queued_bytes}
+    daemon = start_daemon(plan=FaultPlan.of(Rule("pwritev", Latency(60.0))), codec="none", environment=environment)
+    with client_of(daemon) as client:
+        client.open(slab)
+        client.send(*(wire.Write(key, key, 1, 0, MIB, "", 1, "") for key in range(NUM_QUEUED)))
+        until(lambda: report_of(daemon).sessions[0].num_jobs == NUM_QUEUED)
+        if is_closed:
+            client.send(wire.Close())
+    until(lambda: report_of(daemon).jobs.writes.queued == 0)
+    until(lambda: report_of(daemon).sessions[0].num_jobs < 20)
+    (session,) = report_of(daemon).sessions
+    assert session.num_jobs == report_of(daemon).jobs.writes.running > 0
+    assert (session.queued_bytes, session.held_bytes) == (session.num_jobs * MIB, 0)
+
+
+def test_what_was_dropped_with_a_connection_is_done_when_it_is_asked_for_again(
+    start_daemon: StartDaemon, slab: SharedSlab
+) -> None:
+    daemon = start_daemon(
+        plan=FaultPlan.of(Rule("pwritev", Latency(0.5), occurrences=tuple(range(1, 7)))), codec="none"
+    )
+    with client_of(daemon) as client:
+        opened = client.open(slab)
+        client.send(*(wire.Write(key, key, 1, 0, MIB, "", 1, "") for key in range(100)))
+    with client_of(daemon) as client:
+        client.resume(opened)
+        (session,) = report_of(daemon).sessions
+        assert session.num_jobs == 0
+        assert session.num_records < 20
+        client.share(slab)
+        client.send(*(wire.Write(key, key, 1, 0, MIB, "", 1, "") for key in range(100)))
+        assert sorted(client.expect(wire.Stored).request for _ in range(100)) == list(range(100))
 
 
 def test_deaf_clients_are_not_heard_and_their_answers_are_bounded(start_daemon: StartDaemon) -> None:

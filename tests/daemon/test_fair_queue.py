@@ -62,6 +62,46 @@ def test_who_was_idle_gets_no_credit_for_it() -> None:
     assert "busy" in [queue.pop() for _ in range(4)], "idling is not worth a hundred turns"
 
 
+@settings(deadline=None)
+@given(st.integers(2, 30), st.integers(1, 100), st.integers(1, 100))
+def test_users_get_the_same_share_however_many_sessions_they_have(num_sessions: int, small: int, large: int) -> None:
+    queue: FairQueue[str] = FairQueue()
+    for _ in range(200):
+        queue.push(0, small, "one", uid=1)
+    for number in range(200 * num_sessions):
+        queue.push(1 + number % num_sessions, large, "crowd", uid=2)
+    served, costs = Counter[str](), {"one": small, "crowd": large}
+    while max(served.values(), default=0) < 150 * min(small, large):
+        found = queue.pop()
+        assert found is not None
+        served[found] += costs[found]
+        assert abs(served["one"] - served["crowd"]) <= 2 * max(small, large)
+
+
+def test_sessions_of_a_user_take_turns() -> None:
+    queue: FairQueue[int] = FairQueue()
+    for number in range(12):
+        queue.push(number % 3, 10, number % 3, uid=1)
+        queue.push(7, 10, 7, uid=2)
+    assert [queue.pop() for _ in range(12)][::2] == [0, 1, 2, 0, 1, 2]
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 1000)), max_size=60), st.integers(0, 5))
+def test_what_is_dropped_is_that_of_one_session_and_all_of_it(pushes: list[tuple[int, int]], gone: int) -> None:
+    queue: FairQueue[tuple[int, int]] = FairQueue()
+    for number, (session, cost) in enumerate(pushes):
+        queue.push(session, cost, (session, number), uid=session % 2)
+    items = [(session, number) for number, (session, _) in enumerate(pushes)]
+    assert queue.drop(gone) == [each for each in items if each[0] == gone]
+    left = [queue.pop() for _ in range(len(queue))]
+    assert sorted(left) == sorted(each for each in items if each[0] != gone)  # type: ignore[type-var]
+    assert queue.pop() is None
+    for session in range(6):
+        queue.forget(session)
+    assert queue._lines == queue._users == {}
+
+
 async def test_session_that_ends_is_forgotten_by_the_lanes(tmp_path: Path) -> None:
     """A daemon that runs for months has many sessions, and looks at all it remembers for each turn."""
     with ThreadPoolExecutor(2) as executor:
@@ -142,6 +182,55 @@ async def test_one_place_is_left_for_others_whatever_a_session_has_queued(way: s
     assert begun == [1, 1, 2, 3, 1, 1]
 
 
+@pytest.mark.parametrize("way", ["read", "write"])
+async def test_one_place_is_left_for_other_users_however_many_sessions_one_has(way: str) -> None:
+    begun: list[int] = []
+    door = asyncio.Event()
+
+    async def job(session: int) -> None:
+        begun.append(session)
+        await door.wait()
+
+    async with asyncio.TaskGroup() as tasks:
+        lanes = Lanes(tasks.create_task, 2)
+        for session in range(10):
+            getattr(lanes, way)(session, 10, lambda session=session: job(session), uid=1)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert begun == [0, 1, 2]
+        getattr(lanes, way)(99, 10, lambda: job(99), uid=2)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert begun == [0, 1, 2, 99]
+        door.set()
+    assert sorted(begun) == [*range(10), 99]
+
+
+async def test_writes_that_wait_for_reads_begin_when_those_are_dropped() -> None:
+    begun: list[str] = []
+    door = asyncio.Event()
+
+    async def job(name: str) -> None:
+        begun.append(name)
+        await door.wait()
+
+    async with asyncio.TaskGroup() as tasks:
+        lanes = Lanes(tasks.create_task, 1)
+        for name in ("r0", "r1"):
+            lanes.read(1, 10, lambda name=name: job(name), lambda name=name: begun.append(f"no {name}"))
+        for session in (1, 2):
+            lanes.write(session, 10, lambda session=session: job(f"w{session}"))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert begun == ["r0", "w1"]
+        for dropped in lanes.drop(1):
+            dropped()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert begun == ["r0", "w1", "no r1", "w2"]
+        door.set()
+
+
 async def test_writes_that_take_a_core_each_are_fewer_than_others_may_begin() -> None:
     begun: list[int] = []
     door = asyncio.Event()
@@ -157,6 +246,31 @@ async def test_writes_that_take_a_core_each_are_fewer_than_others_may_begin() ->
         for _ in range(5):
             await asyncio.sleep(0)
         assert begun == [1, 1, 2, 3]
+        door.set()
+
+
+async def test_writes_that_take_a_core_each_are_fewer_of_a_user_where_there_are_others() -> None:
+    begun: list[int] = []
+    door, ended = asyncio.Event(), asyncio.Event()
+    ended.set()
+
+    async def job(session: int, until: asyncio.Event = door) -> None:
+        begun.append(session)
+        await until.wait()
+
+    async with asyncio.TaskGroup() as tasks:
+        lanes = Lanes(tasks.create_task, 4, 2)
+        lanes.write(9, 10, lambda: job(9, ended), uid=2)
+        for session in range(8):
+            lanes.write(session, 10, lambda session=session: job(session), uid=1)
+        for _ in range(9):
+            await asyncio.sleep(0)
+        assert begun == [9, 0, 1, 2]
+        lanes.forget(9)
+        lanes.write(8, 10, lambda: job(8), uid=1)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert begun == [9, 0, 1, 2, 3, 4], "as many as keep the drive busy, and one more"
         door.set()
 
 

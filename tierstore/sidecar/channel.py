@@ -40,7 +40,7 @@ class Channel:
     """One connection. Lives on the running loop. No call blocks, or raises because of the peer.
 
     Messages that are sent during one turn of the loop go out in as few frames as a peer accepts. When the peer is gone,
-    what it had sent before is still handed over.
+    what it had sent before is still handed over; with a `pace`, at most one turn of it.
 
     Args:
         kinds: the messages that the peer may send, as `FrameReader`'s.
@@ -130,7 +130,7 @@ class Channel:
             self._watch()
 
     def hold(self) -> None:
-        """Hear nothing more until `go_on`; what has come by then, the peer's end too, is kept for it. Idempotent."""
+        """Hear nothing more until `go_on`, or until the peer is gone; what has come by then is kept. Idempotent."""
         self._is_held = True
 
     def go_on(self) -> None:
@@ -172,10 +172,10 @@ class Channel:
                 self._lose(BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE)))
 
     def _watch(self) -> None:
-        """A peer that is not heard for now is not watched: its end comes after what it has said."""
+        """While a peer is not heard, the loop is told of nothing but that it is gone, and of that once."""
         hears = self._can_hear and not self._is_due
         events = (select.EPOLLIN if hears else 0) | (select.EPOLLOUT if self._is_waiting else 0)
-        watched = events if events or not self._is_listening else None
+        watched = events if events or not self._is_listening or self._lost is None else None
         if watched == self._watched:
             return
         if watched is None:
@@ -191,7 +191,14 @@ class Channel:
     @property
     def _can_hear(self) -> bool:
         is_read = self._pace is None or self.unsent_bytes <= _MOST_UNSENT_BYTES  # else its answers pile up
-        return self.is_open and self._is_listening and not self._is_held and is_read
+        is_held = self._is_held and self._lost is None
+        return self.is_open and self._is_listening and not is_held and is_read
+
+    @property
+    def _is_last_turn(self) -> bool:
+        """Of a peer that is not trusted and is gone: what else it has said would cost the others, and no one hears the
+        answers."""
+        return self._pace is not None and self._lost is not None
 
     @property
     def _has_more(self) -> bool:
@@ -215,23 +222,25 @@ class Channel:
     def take_turn(self, most: float = math.inf, ends_at: float = math.inf) -> int:
         """Handle what has come, at most so much, and until `ends_at` (`time.perf_counter`); then ask for another turn
         if there is more. Returns how much it was: each frame and each message counts as one, and so does a look for
-        more."""
+        more. Of a peer that is gone the first `most` are handled, and what remains is dropped."""
         self._is_due = False
         done = 0
         try:
             has_looked = has_ended = False
-            while self._can_hear and done < most and time.perf_counter() < ends_at:
+            while self._can_hear and done < most and (self._is_last_turn or time.perf_counter() < ends_at):
                 done += 1
                 if self._arrived:
                     self._on_message(self._arrived.popleft())
                 elif self._reader.has_frame:
                     self._arrived.extend(self._reader.take())
                     has_ended = True
-                elif has_looked:
+                elif has_looked and not self._is_last_turn:
                     break
                 else:
                     self._receive()
                     has_looked = True
+            if self._is_last_turn:
+                self._end(self._lost)
             if self.is_open:
                 self._time_frame(has_ended=has_ended)
         except ProtocolError as error:
