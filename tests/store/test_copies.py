@@ -141,6 +141,20 @@ def test_thread_of_the_stores_stays_on_the_device_that_it_touches(driver: Driver
         assert driver.contexts == {1}
 
 
+class DyingEvent(Event):
+    def __del__(self) -> None:
+        self.record_or_destroy()
+
+
+def test_events_that_are_kept_to_be_used_again_are_dropped_on_their_own_device(driver: Driver) -> None:
+    copies = AcceleratorCopies()
+    events: Any = [DyingEvent(driver), DyingEvent(driver)]
+    copies._free[DEVICE].append(events.pop())
+    copies._fences[DEVICE] = events.pop()
+    _on_a_thread_of_the_stores(copies.drop_events)
+    assert driver.contexts == {1}
+
+
 def test_thread_of_the_users_keeps_its_device(driver: Driver) -> None:
     _Point(Event(driver), DEVICE).query()  # type: ignore[arg-type]
     assert driver.current() == 0

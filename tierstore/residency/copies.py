@@ -271,6 +271,13 @@ class AcceleratorCopies:
         event = copying.record_event(free.pop()) if free else copying.record_event()
         return _Point(event, device, self._ways[device, direction], free.append)
 
+    def drop_events(self) -> None:
+        """Those that nobody needs, on the devices that they belong to: see `_stay_on`."""
+        for device in {*self._free, *self._fences}:
+            _stay_on(device)
+            self._fences.pop(device, None)
+            self._free[device].clear()
+
     def _stream(self, device: torch.device, direction: str) -> torch.Stream:
         key = (device, direction)
         if key not in self._streams:

@@ -72,7 +72,7 @@ class Residency:
         size_bytes = host_bytes + staging_bytes
         slots = Slots(windows, size_bytes, books.uncharged_bytes, counters=books.counters, pools=pools)
         self.slab = slots.slab
-        copies = copies or AcceleratorCopies()
+        self._copies = copies = copies or AcceleratorCopies()
         self._devices = devices = DeviceTier(copies, outstanding_views, slots.note_copy, resident)
         self.streams = streams = devices.streams
         self.device_of, self.current_stream = streams.device_of, streams.current_stream
@@ -147,6 +147,8 @@ class Residency:
                 pass
         with guard.lock:
             self._devices.finish()
+            if isinstance(self._copies, AcceleratorCopies):
+                self._copies.drop_events()
         self.slab.unpin()  # waits for a thread, where a finalizer may want the lock
 
     # --- reports and settings --------------------------------------------------------------------------------------
