@@ -5,7 +5,9 @@ all calls of Python and of C below the hooks, on the training thread, of a tenso
 an accelerator, or leaving it for host memory; or left where it is, as a parameter, a view of one, or for being small.
 "In batches" is of tensors that are too large for a group; so staging is so small that those of 1 KiB are.
 Those of hooks that do nothing are subtracted. The accelerator is a
-simulated one that copies at once, so what the driver's own calls cost is not in it. "Round trip" is all functions of
+simulated one that copies at once, so what the driver's own calls cost is not in it. In the cases that are "late", no
+copy is known to be over before the step is, as where the host is far ahead of its device. "Asked" is how often one is
+asked for that, in the whole step, for each tensor. "Round trip" is all functions of
 tierstore, on all threads, for a tensor that goes to the drive and back.
 """
 
@@ -41,7 +43,8 @@ NUM_STEPS = 10
 
 class Case(NamedTuple):
     """`most_packs`, `most_unpacks`, `most_microseconds` of both: the goals. `saves`: what each operation saves, its
-    input or the same tensor each time. `options` of the store."""
+    input or the same tensor each time. `options` of the store. `most_asked`: None: copies are over at once. Else they
+    are late, and that is the goal."""
 
     is_simulated: bool
     device_bytes: int
@@ -51,13 +54,18 @@ class Case(NamedTuple):
     min_bytes: int = 1
     saves: str = "its input"
     options: Mapping[str, Any] = MappingProxyType({})
+    most_asked: float | None = None
 
 
 CASES = {
     "host": Case(False, 0, 11, 4, 8),
-    "stays on the device": Case(True, 2**30, 32, 12, 8),
-    "leaves the device": Case(True, 0, 60, 30, 35),
+    "stays on the device": Case(True, 2**30, 13, 5, 8),
+    "leaves the device": Case(True, 0, 28, 26, 35),
     "leaves in batches": Case(True, 0, 60, 40, 80, options={"staging_bytes": "15KiB"}),  # seven of them in each
+    "leaves the device, late": Case(True, 0, 28, 30, 35, most_asked=0.1),
+    "leaves in batches, late": Case(True, 0, 60, 40, 80, options={"staging_bytes": "15KiB"}, most_asked=0.2),
+    "leaves alone, late": Case(True, 0, 270, 220, 270, options={"staging_bytes": "3KiB"}, most_asked=0.5),
+    "half of them leave, late": Case(True, NUM_TENSORS * 2**9, 60, 30, 35, most_asked=0.1),
     "parameter": Case(False, 0, 3, 3, 4, saves="parameter"),
     "view of a parameter": Case(False, 0, 4, 3, 4, saves="view of a parameter"),
     "small": Case(False, 0, 8, 3, 4, min_bytes=2**20),
@@ -82,7 +90,12 @@ BENCHMARK = Benchmark(
         *(
             Goal(f"{name}: at the end of the scope", "ends", name, at_most=MOST_AT_THE_END, beyond=FLOOR)
             for name in CASES
-            if "leaves" not in name  # what leaves has to leave by then
+            if "leave" not in name  # what leaves has to leave by then
+        ),
+        *(
+            Goal(f"{name}: asks whether copies are over", "asked", name, at_most=case.most_asked)
+            for name, case in CASES.items()
+            if case.most_asked is not None
         ),
         *(
             Goal(f"{name}: time of both", "microseconds", name, at_most=case.most_microseconds)
@@ -100,6 +113,7 @@ class _AtOnce(SimulatedCopies):
     """Copies are made by the thread that queues them, so that none is waited for or found unfinished. What it is asked
     for takes as little time as it may."""
 
+    num_asked = 0
     _over = cached_property(lambda self: self.mark(None))
 
     def device_of(self, tensor: torch.Tensor) -> torch.device:
@@ -112,6 +126,46 @@ class _AtOnce(SimulatedCopies):
         target.copy_(source)
         return self._over
 
+    def end_step(self) -> None:
+        """The device has caught up."""
+
+
+class _Late(_AtOnce):
+    """Copies are made at once all the same. Which are known to be over changes as a step ends, or who waits for one."""
+
+    num_copies = num_over = num_known = 0
+
+    def _copy(self, source: torch.Tensor, target: torch.Tensor) -> Any:
+        target.copy_(source)
+        self.num_copies += 1
+        return _LateEnd(self, self.num_copies)
+
+    def wait(self, stream: Any, marker: Any) -> None:
+        """The stream waits, not the host."""
+
+    def end_step(self) -> None:
+        self.num_over = self.num_copies
+
+
+class _LateEnd:
+    """Of a copy. A `Marker`."""
+
+    __slots__ = ("_copies", "_number")
+
+    def __init__(self, copies: _Late, number: int) -> None:
+        self._copies, self._number = copies, number
+
+    def query(self) -> bool:
+        """As the engine of a real accelerator: a copy that is over tells of those before it."""
+        copies = self._copies
+        if self._number > copies.num_known:
+            copies.num_asked += 1
+            copies.num_known = max(copies.num_known, min(self._number, copies.num_over))
+        return self._number <= copies.num_known
+
+    def synchronize(self) -> None:
+        self._copies.num_over = max(self._copies.num_over, self._number)
+
 
 def measure(process: str, scratch: Path) -> dict[str, dict[str, float]]:
     torch.set_num_threads(1)
@@ -119,12 +173,16 @@ def measure(process: str, scratch: Path) -> dict[str, dict[str, float]]:
         nbytes, num_tensors, _ = DRIVE[process]
         return {process: {"round_trip": round_trip(scratch, nbytes, num_tensors)}}
     figures = {FLOOR: calls_within(saved_tensors_hooks(_same, _same))}
+    del figures[FLOOR]["asked"]
     for name, case in CASES.items():
         with ExitStack() as stack:
-            copies = stack.enter_context(_AtOnce()) if case.is_simulated else None
+            engine = _AtOnce if case.most_asked is None else _Late
+            copies = stack.enter_context(engine()) if case.is_simulated else None
             store = stack.enter_context(TierStore(scratch, host_bytes="1GiB", copies=copies, **case.options))
             scope = tiered_offload(store, min_bytes=case.min_bytes, device_bytes=case.device_bytes)
-            figures[name] = calls_within(scope, case.saves)
+            figures[name] = calls_within(scope, case.saves, copies)
+            if case.most_asked is None:
+                del figures[name]["asked"]
     return figures
 
 
@@ -132,9 +190,10 @@ def _same(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def calls_within(scope: Any, saves: str = "its input") -> dict[str, float]:
+def calls_within(scope: Any, saves: str = "its input", copies: _AtOnce | None = None) -> dict[str, float]:
     """Calls for one pack and one unpack inside a scope, which is entered for each step, and at the scope's end for each
-    tensor; and microseconds of both hooks: the mean over the tensors of the least of some steps."""
+    tensor; microseconds of both hooks: the mean over the tensors of the least of some steps; and how often it is asked
+    whether a copy is over, for each tensor."""
     profiles = [cProfile.Profile(), cProfile.Profile(), cProfile.Profile()]
     times: list[list[int]] = []
 
@@ -149,6 +208,7 @@ def calls_within(scope: Any, saves: str = "its input") -> dict[str, float]:
 
     for step in range(NUM_STEPS):
         is_counted = step == NUM_STEPS - 1
+        num_asked = 0 if copies is None else copies.num_asked
         times.append([])
         leaf = torch.nn.Parameter(torch.full((16, 16), 0.5))
         saved = {"its input": None, "parameter": leaf, "view of a parameter": leaf.t()}[saves]
@@ -165,9 +225,13 @@ def calls_within(scope: Any, saves: str = "its input") -> dict[str, float]:
         with profiled(profiles[1], is_counted):
             loss.backward()
         del loss
+        if copies is not None:
+            num_asked = copies.num_asked - num_asked
+            copies.end_step()
     num_calls = [sum(entry.callcount for entry in profile.getstats()) / NUM_TENSORS for profile in profiles]
     microseconds = sum(map(min, zip(*times[2:-1], strict=True))) / 1000 / NUM_TENSORS
-    return dict(zip(("packs", "unpacks", "ends"), num_calls, strict=True)) | {"microseconds": microseconds}
+    found = dict(zip(("packs", "unpacks", "ends"), num_calls, strict=True))
+    return found | {"microseconds": microseconds, "asked": num_asked / NUM_TENSORS}
 
 
 @contextmanager

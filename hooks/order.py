@@ -87,7 +87,8 @@ class PackLog(TrackedLog):
         staying_bytes = 0 if plan is None else coverage.staying_bytes(plan.trace.measurable, plan.scale or 1)
         self.residency.keep_on_device(staying_bytes)
         if plan is not None and device is not None:
-            self.times = self.residency.time_graph(device)
+            is_marked = plan.scale is not None or coverage.is_to_be_marked(plan.trace.measurable)
+            self.times = self.residency.time_graph(device, is_marked=is_marked)
 
     # --- backward -----------------------------------------------------------------------------------------------
 

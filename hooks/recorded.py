@@ -105,7 +105,8 @@ class RecordedScope:
         graph = log.recording = OwnerWatch(log.residency, recorder, log.number)
         recorder.begin_graph(log.number, log)
         if recorder.is_paced and record is not None and record.device is not None:
-            recorder.time_graph(log.number, log, log.times or log.residency.time_graph(record.device))
+            times = log.times if log.times is not None and log.times.is_marked else None
+            recorder.time_graph(log.number, log, times or log.residency.time_graph(record.device))
         return graph
 
     def settle(self, *, failed: bool) -> None:

@@ -55,8 +55,11 @@ class SavedTensor(TrackedTensor):
                 log.asked[index] = None  # as `asked_for`, without its call
             else:
                 log.asked_for(index)
-            if self.device is not None:
-                log.pass_by(self.index, self.device)
+            device = self.device
+            if device is not None and (
+                log.order.is_followed or log.residency.current_stream(device) != self.stream
+            ):  # else there is nothing to bring back, and the stream is known
+                log.pass_by(self.index, device)
         itself = None if self.itself is None else self.itself()  # NOTE [Stolen gradients] in `handing_out.py`
         if itself is None or (itself.requires_grad and not is_same_view(itself, alias)):
             return alias

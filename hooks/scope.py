@@ -30,6 +30,7 @@ from typing import NamedTuple
 import torch
 from torch.nn import Parameter
 
+from tierstore.ledger.on_device import DeviceReference
 from tierstore.residency.capture import is_capturing
 from tierstore.residency.handle import Handle, Record
 from tierstore.residency.layout import ACCELERATORS, Layout, detached, is_foreign, layout_of
@@ -75,6 +76,8 @@ class OffloadScope:
         self._fits_on_device = saving.fits_on_device
         self._may_gather = residency.ledger.may_gather
         self._device_of = residency.device_of
+        self._current_stream = residency.current_stream
+        self._note_death = residency.books.tracked.on_device.note_death
         self._cpu_is_host = residency.cpu_is_host
         self._newly_kept = residency.books.newly_kept
         self._count_parameter = self._newly_kept.adder("parameter")
@@ -136,7 +139,13 @@ class OffloadScope:
             if device is not None:
                 warn_if_replayed(self._store._core.use)
             return self.keep(tensor, "alive elsewhere")
-        if device is not None and is_capturing(tensor.device):
+        stream = None if device is None else self._current_stream(device)
+        if (
+            device is not None
+            and device.type == "cuda"
+            and getattr(stream, "stream_id", None) != 0  # as `is_capturing` asks first, of another object of the stream
+            and is_capturing(device)
+        ):
             return self.keep(tensor, "unsupported")
         if not tensor.requires_grad and attributes_of(tensor) is not None:  # NOTE [The same object] in saved.py
             return self.keep(tensor, "unsupported")
@@ -148,22 +157,30 @@ class OffloadScope:
             log = self._begin_log(node)
         reference = weakref.ref(root)
         itself = reference if base is None else None if tensor.requires_grad else weakref.ref(tensor)
-        grant = log.grant if self.takes_grants and device is None and is_plain else None
+        grant = log.grant if self.takes_grants and is_plain else None
         if grant is not None:
-            grant.num_left -= 1
-            grant.room_bytes -= nbytes
-            if grant.num_left < 0 or grant.room_bytes < 0:
+            if grant.device != device or grant.stream != stream:  # the first too: `torch.Stream` is never != None
                 grant = None
+            elif device is not None and CLAIMS_ATTRIBUTE in storage.__dict__:
+                grant = None  # it may share that record
+            else:
+                grant.num_left -= 1
+                grant.room_bytes -= nbytes
+                if grant.num_left < 0 or grant.room_bytes < 0 or nbytes > grant.largest_bytes:
+                    grant = None
         if grant is None and log.is_behind:
             self._saving.catch_up(log)
+            if log.plan is not None:
+                log.follow_entered()
         # Then the plan is asked before the tensor is packed.
         is_foreseen = (
-            device is not None
+            grant is None
+            and device is not None
             and self.tracks_on_device
             and (log.tracks_on_device or (log.num_packs and self._may_gather(nbytes)))
         )
         leaves = self._leaves(log, storage, node, nbytes, device) if is_foreseen else None
-        if leaves is None and (device is not None or not is_plain):
+        if leaves is None and grant is None and (device is not None or not is_plain):
             return self._register(tensor, reference, itself, node, follows_plan=not is_foreseen)
         if self._fresh and node != self._fresh_node:
             self._settle_fresh()
@@ -175,7 +192,13 @@ class OffloadScope:
         saved.index, saved.key, saved.joined = NOT_ENTERED, 0, False
         saved.device = saved.stream = saved.handle = None
         if grant is not None:
-            grant.append((weakref.ref(saved), (node, nbytes)))
+            if device is None:
+                grant.append((weakref.ref(saved), (node, nbytes)))
+            else:
+                saved.device, saved.stream = device, grant.stream
+                entry = DeviceReference(saved, self._note_death)
+                entry.index = entry.log_number = NOT_ENTERED
+                grant.append((entry, (node, nbytes)))
             # Asked only now: NOTE [Grants] in `ledger/grants.py`.
             if log.grant is not grant and self._saving.index_of(saved) == NOT_ENTERED:
                 return self.pack(tensor, is_selected=True)

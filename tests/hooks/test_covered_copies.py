@@ -84,6 +84,22 @@ def test_auto_finds_what_compute_covers(make_store: MakeStore, covered: float) -
     assert stays_bytes <= store.stats().device_limit_bytes < stays_bytes + LAYER_BYTES
 
 
+def test_auto_once_it_is_found_few_steps_are_marked_and_a_slower_link_is_noticed(make_store: MakeStore) -> None:
+    engine = _engine(0.5)
+    store = make_store(host_bytes="1GiB", copies=engine)
+    for _ in range(8):
+        out_bytes = _step(store, engine, "auto").out_bytes
+    before = engine.num_marks
+    for _ in range(20):
+        _step(store, engine, "auto")
+    assert engine.num_marks == before
+    engine.slow_down(2)
+    steps = [_step(store, engine, "auto") for _ in range(40)]
+    assert steps[0].forward > 1.1 * FORWARD_SECONDS, "nothing to find"
+    assert steps[-1].forward <= 1.03 * FORWARD_SECONDS
+    assert steps[-1].out_bytes < 0.6 * out_bytes
+
+
 def test_auto_what_stays_has_no_record(make_store: MakeStore) -> None:
     engine = _engine(0.5)
     store = make_store(host_bytes="1GiB", copies=engine)

@@ -260,6 +260,7 @@ def test_full_device_gets_one_member(make_store: MakeStore, room_bytes: int) -> 
     for _ in range(3):
         with tiered_offload(store, min_bytes=0):
             loss = sine_chain(leaf, _NUM)
+        copies.synchronize()  # so that no bytes are handed over which are on the device still
         store.flush()
         assert max(_sizes(store)) > 1
         for _ in range(2):

@@ -2,106 +2,32 @@
 
 import os
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
 import pytest
 import torch
 
 from tests.conftest import MakeStore
-from tests.existing import set_existing
-from tests.hooks.programs import bits
+from tests.hooks.granted import (
+    NBYTES,
+    SIDE,
+    assert_right,
+    lock_held_by_another,
+    met_as_they_append,
+    new_leaf,
+    on_thread,
+    sines,
+)
 from tests.inspect_store import inspect
 from tests.moments import MOST_MOMENTS, Moment, interrupt
 from tierstore import StorageIOError, StoreClosedError, TierStore, tiered_offload
 from tierstore.hooks.scope import OffloadScope
 
-SIDE = 32
-NBYTES = SIDE * SIDE * 4
-
-
-def sines(number: int, x: torch.Tensor) -> torch.Tensor:
-    """Each saves its input, which nobody else holds."""
-    for _ in range(number):
-        x = x.sin()
-    return x
-
-
-def new_leaf() -> torch.Tensor:
-    return torch.full((SIDE, SIDE), 0.5, requires_grad=True)
-
-
-def assert_right(leaf: torch.Tensor, number: int) -> None:
-    expected = new_leaf()
-    sines(number, expected * 2).sum().backward()
-    assert bits(leaf.grad) == bits(expected.grad)
-
-
-def on_thread(function: Callable[[], object]) -> None:
-    thread = threading.Thread(target=function)
-    thread.start()
-    thread.join()
-
 
 @pytest.fixture
 def roomy(make_store: MakeStore) -> TierStore:
     return make_store(host_bytes="64MiB")
-
-
-@contextmanager
-def met_as_they_append(store: TierStore, act: Callable[[], object], *, before: bool) -> Iterator[list[str]]:
-    """At each pack that appends to a journal, another thread acts just before, or just after."""
-    tracked, met = inspect(store).books.tracked, list[str]()
-    grant = tracked.grant
-
-    def grant_and_meet(log: Any, nbytes: int) -> None:
-        grant(log, nbytes)
-        append = log.grant.append
-
-        def append_and_meet(entry: Any) -> None:
-            if before:
-                on_thread(act)
-            append(entry)
-            if not before:
-                on_thread(act)
-            met.append("met")
-
-        log.grant.append = append_and_meet
-
-    set_existing(tracked, grant=grant_and_meet)
-    try:
-        yield met
-    finally:
-        set_existing(tracked, grant=grant)
-
-
-@contextmanager
-def lock_held_by_another(store: TierStore, pack: Callable[[], object]) -> Iterator[None]:
-    """And this thread has a grant. `pack` is called until that is so: the store's own thread ends a grant when it comes
-    in between."""
-    lock, grants = inspect(store).lock, store._core.residency.books.tracked.grants
-    while True:
-        pack()
-        is_held, is_over = threading.Event(), threading.Event()
-
-        def hold(is_held: threading.Event = is_held, is_over: threading.Event = is_over) -> None:
-            with lock:
-                is_held.set()
-                assert is_over.wait(60)
-
-        thread = threading.Thread(target=hold)
-        thread.start()
-        assert is_held.wait(60)
-        if grants:
-            break
-        is_over.set()
-        thread.join()
-    try:
-        yield
-    finally:
-        is_over.set()
-        thread.join()
 
 
 def test_while_another_holds_the_lock_packs_go_on(roomy: TierStore) -> None:

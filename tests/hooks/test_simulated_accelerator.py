@@ -232,11 +232,27 @@ def test_device_lost_next_call_raises_and_close_frees(make_store: MakeStore) -> 
         forget_after_error()
 
 
+def test_device_lost_in_forward_is_told_at_the_end_of_the_scope_at_the_latest(make_store: MakeStore) -> None:
+    with LostDevice() as copies:
+        store = make_store(copies=copies, host_bytes="1GiB", staging_bytes=1)  # each tensor leaves alone, at once
+        scope = tiered_offload(store, min_bytes=0).__enter__()
+        loss = _model()(torch.randn(32, 64)).sum()
+        with inspect(store).lock:
+            inspect(store).devices.poll()  # the next calls do not ask
+        copies.is_lost = lambda: not is_thread_of_store()
+        with pytest.raises(RuntimeError, match="the device is lost"):
+            scope.__exit__(None, None, None)
+        assert loss.requires_grad, "the graph lives"
+        store.close()
+
+
 def test_device_lost_while_only_the_stores_own_thread_asks_backward_and_close_say_so(make_store: MakeStore) -> None:
     with LostDevice() as copies:
         store = make_store(copies=copies, host_bytes="1GiB")
         with tiered_offload(store, min_bytes=0):
             loss = _model()(torch.randn(32, 64)).sum()
+        with inspect(store).lock:
+            inspect(store).devices.poll()
         copies.is_lost = is_thread_of_store
         inspect(store).engine.wake()
         assert inspect(store).wait_until_closed(20)

@@ -52,7 +52,7 @@ class VirtualAccelerator:
     Attributes:
         compute: the stream that computes.
         host_seconds: what the host knows to be over.
-        out_bytes, in_bytes: copied so far.
+        out_bytes, in_bytes: copied so far. `num_marks`: points with a time.
     """
 
     def __init__(
@@ -61,13 +61,18 @@ class VirtualAccelerator:
         self.spare = spare
         self.compute = _Stream()
         self.host_seconds = 0.0
-        self.out_bytes = self.in_bytes = 0
+        self.out_bytes = self.in_bytes = self.num_marks = 0
         self._out = _Stream(bytes_per_second)
         self._in = _Stream(back_bytes_per_second or bytes_per_second)
 
     def computes(self, seconds: float) -> None:
         """A kernel is queued that takes so long."""
         self.compute.seconds += seconds
+
+    def slow_down(self, factor: float) -> None:
+        """The link, each way."""
+        for way in (self._out, self._in):
+            way.bytes_per_second /= factor
 
     def synchronize(self) -> float:
         """The host waits for the device. Returns when that is."""
@@ -107,6 +112,7 @@ class VirtualAccelerator:
         pass
 
     def mark(self, stream: _Stream) -> Marker:
+        self.num_marks += 1
         return _At(self, stream.seconds)
 
     def seconds_between(self, earlier: Marker, later: Marker) -> float:

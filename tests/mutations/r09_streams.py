@@ -28,17 +28,17 @@ MUTATIONS = {
             "_Reload.__init__", "copy.memory", "copy.memory[:0]"
         ),
         "the copy stream waits for what packed": drop(
-            "AcceleratorCopies.copy_out_many", "copying.wait_event(stream.record_event())"
+            "AcceleratorCopies.copy_out_many", "copying.wait_event(self._fence(stream, device))"
         ),
         "the copy stream waits for an event after the allocation": replace(
             "AcceleratorCopies.copy_in_many",
             """
             with stream:
                 ...
-                allocated = stream.record_event()
+                allocated = self._fence(stream, device)
             """,
             """
-            allocated = stream.record_event()
+            allocated = self._fence(stream, device)
             with self._stream(device, "in"): ...
             """,
         ),
@@ -52,6 +52,28 @@ MUTATIONS = {
         ),
         "what was tracked is copied from the stream that packed it": replace(
             "HandleFactory.of_tracked", "tracked.stream", "'another'"
+        ),
+    },
+    "test_stream_changed_between_packs_each_is_copied_from_its_own": {
+        "a pack goes by no grant that was given to packs on another stream": replace(
+            "OffloadScope.pack", "grant.device != device or grant.stream != stream", "grant.device != device"
+        ),
+    },
+    "test_tensors_in_host_memory_beside_those_of_a_device_stay_there": {
+        "nor for another device": replace(
+            "OffloadScope.pack", "grant.device != device or grant.stream != stream", "grant.stream != stream"
+        ),
+    },
+    "test_point_that_is_over_tells_of_those_before_it_in_its_stream_alone": {
+        "a copy that is over tells of none that comes after it": replace(
+            "_Point._is_over", "max(self._way.num_over, self._number)", "self._way.num_points"
+        ),
+    },
+    "test_event_is_used_again_when_nobody_needs_it_and_not_before": {
+        "an event is recorded anew only when nobody needs what it was": replace(
+            "AcceleratorCopies._end",
+            "return _Point(event, device, self._ways[device, direction], free.append)",
+            "free.append(event); return _Point(event, device, self._ways[device, direction])",
         ),
     },
     "test_shortage_of_one_graph_registers_others_too": {
@@ -100,7 +122,7 @@ MUTATIONS = {
     },
     "test_offload_released_meanwhile_holds_the_memory_until_copied": {
         "a slot is not used again before the copy from it is over": always(
-            "DeviceRules.when_copied", "self._may_ask and end.query()"
+            "DeviceRules.when_copied", "self._may_ask and not self.busy and end.query()"
         ),
         "device memory is held until it is copied": replace(
             "Streams.copy_out", "CopyOut(memory, ...)", "CopyOut([], ...)"

@@ -79,9 +79,13 @@ class Stream:
         self._copies = copies
         self._name = name
 
-    def record_event(self) -> Event:
+    def record_event(self, event: Event | None = None) -> Event:
         self._copies.work(self._name, "an event")
-        return Event(self._copies, self._copies.clocks[self._name].copy())
+        recorded = Event(self._copies, self._copies.clocks[self._name].copy())
+        if event is None:
+            return recorded
+        vars(event).update(vars(recorded))  # from now on it is this point
+        return event
 
     def wait_event(self, event: Event) -> None:
         self._copies.clocks[self._name] |= event.clock

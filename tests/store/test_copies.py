@@ -13,7 +13,7 @@ import torch
 from tierstore.base.threads import start_thread
 from tierstore.residency import capture
 from tierstore.residency.capture import is_capturing
-from tierstore.residency.copies import AcceleratorCopies, _Point
+from tierstore.residency.copies import AcceleratorCopies, _Point, _Way
 
 GLOBAL, RELAXED = 0, 2
 
@@ -141,6 +141,20 @@ def test_thread_of_the_stores_stays_on_the_device_that_it_touches(driver: Driver
         assert driver.contexts == {1}
 
 
+class DyingEvent(Event):
+    def __del__(self) -> None:
+        self.record_or_destroy()
+
+
+def test_events_that_are_kept_to_be_used_again_are_dropped_on_their_own_device(driver: Driver) -> None:
+    copies = AcceleratorCopies()
+    events: Any = [DyingEvent(driver), DyingEvent(driver)]
+    copies._free[DEVICE].append(events.pop())
+    copies._fences[DEVICE] = events.pop()
+    _on_a_thread_of_the_stores(copies.drop_events)
+    assert driver.contexts == {1}
+
+
 def test_thread_of_the_users_keeps_its_device(driver: Driver) -> None:
     _Point(Event(driver), DEVICE).query()  # type: ignore[arg-type]
     assert driver.current() == 0
@@ -163,6 +177,63 @@ def test_beside_captures_after_an_error_the_mode_is_what_it_was(driver: Driver) 
     with pytest.raises(RuntimeError, match="lost"):
         _Point(event, DEVICE).query()  # type: ignore[arg-type]
     assert driver.mode == GLOBAL
+
+
+def test_point_that_is_over_tells_of_those_before_it_in_its_stream_alone(driver: Driver) -> None:
+    way = _Way()
+    events = [Event(driver, num_queries) for num_queries in (9, 1, 9)]
+    earlier, middle, later = (_Point(event, DEVICE, way) for event in events)  # type: ignore[arg-type]
+    elsewhere = _Point(Event(driver, 9), DEVICE, _Way())  # type: ignore[arg-type]
+    assert not earlier.query()
+    assert middle.query()
+    assert earlier.query()
+    assert [len(event.modes) for event in events] == [1, 1, 0], "it is known"
+    assert not later.query()
+    assert not elsewhere.query()
+
+
+class EventsOf(AcceleratorCopies):
+    """Copies on the CPU. All streams are one, which tells what was made, recorded and waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.done: list[tuple[str, object]] = []
+
+    def _stream(self, device: torch.device, direction: str) -> Any:
+        return self
+
+    def record_event(self, event: object = None) -> object:
+        if event is None:
+            event = object()
+            self.done.append(("made", event))
+        self.done.append(("recorded", event))
+        return event
+
+    def wait_event(self, event: object) -> None:
+        self.done.append(("waited", event))
+
+    def __enter__(self) -> None:
+        """Copies follow."""
+
+    def __exit__(self, *_: object) -> None:
+        """Or do not."""
+
+    def num_made(self) -> int:
+        return [what for what, _ in self.done].count("made")
+
+
+def test_event_is_used_again_when_nobody_needs_it_and_not_before() -> None:
+    copies, memory = EventsOf(), torch.zeros(8, dtype=torch.uint8)
+    points = [copies.copy_out_many([memory], [memory.clone()], copies) for _ in range(3)]  # type: ignore[arg-type]
+    assert copies.num_made() == 4, "their ends, and one to wait for what packed"
+    assert len({point.event for point in points}) == 3
+    points.clear()
+    for _ in range(5):
+        copies.copy_out_many([memory], [memory.clone()], copies)  # type: ignore[arg-type]
+        copies.copy_in_many([memory], memory.device, copies, None)  # type: ignore[arg-type]
+    assert copies.num_made() == 4
+    for before, (what, event) in zip(copies.done, copies.done[1:], strict=False):
+        assert what != "waited" or before == ("recorded", event), "nothing else was recorded in it meanwhile"
 
 
 def test_is_capturing_asks_the_devices_own_stream_and_never_a_default_one(driver: Driver) -> None:

@@ -157,6 +157,42 @@ def test_refusal_holds_for_graphs_of_the_same_nodes_and_for_no_other() -> None:
     assert coverage.staying_bytes(graph) == coverage.staying_bytes(other) == 800
 
 
+def test_once_nothing_changes_few_steps_are_marked_until_something_does() -> None:
+    coverage, graph = Coverage(), Measurable(1, 2, 1000)
+
+    def steps(number: int, staying_bytes: int, uncovered_bytes: int = 0) -> int:
+        """How many of so many steps are marked."""
+        num_marked = 0
+        for _ in range(number):
+            if coverage.is_to_be_marked(graph):
+                num_marked += 1
+                _note(coverage, graph, staying_bytes, uncovered_bytes)
+        return num_marked
+
+    assert steps(1, 0, uncovered_bytes=100) == 1
+    assert steps(3, 100) == 3
+    assert 1 <= steps(100, 100) <= 1 + 100 // 30
+    while not coverage.is_to_be_marked(graph):
+        pass
+    _note(coverage, graph, 100, uncovered_bytes=50)
+    assert coverage.staying_bytes(graph) == 150
+    assert steps(2, 150) == 2
+    _note(coverage, graph, 150, refused_bytes=10)
+    assert steps(3, 100) == 3
+
+
+def test_step_without_marks_tells_nothing_but_what_was_refused() -> None:
+    engine = VirtualAccelerator(1.0)
+    times = GraphTimes(engine, torch.device("cpu"), engine.compute, 0, is_marked=False)
+    _wait(times, engine, 4)
+    times.asked_for(engine.compute)
+    _wait(times, engine, 4)
+    assert engine.compute.seconds == 8
+    assert (engine.num_marks, times.is_over(), times.measured()) == (0, True, None)
+    times.refused(7)
+    assert times.refused_bytes == 7
+
+
 def test_refusals_of_a_step_are_known_before_the_device_has_come_to_its_end() -> None:
     engine = VirtualAccelerator(1.0)
     times = _times_on(engine)

@@ -11,6 +11,7 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -18,6 +19,7 @@ import torch
 
 from tests.waiting import until
 from tierstore.disk.tier import Kind
+from tierstore.ledger.device import NUM_SPARED
 from tierstore.ledger.state import State
 from tierstore.ledger.windows import Window
 from tierstore.residency.copies import Marker
@@ -34,9 +36,13 @@ POISON = 0xEE
 
 
 class Event(threading.Event):
-    """A point in a stream's work. A `Marker`."""
+    """A point in a stream's work. A `Marker`. `num_asked`: of all of them."""
 
-    query = threading.Event.is_set
+    num_asked = 0
+
+    def query(self) -> bool:
+        Event.num_asked += 1
+        return self.is_set()
 
     def synchronize(self) -> None:
         assert self.wait(20), "the stream never came there"
@@ -319,6 +325,39 @@ def test_offload_beyond_the_bound_makes_the_stream_wait_not_the_host(
     accelerator.out.synchronize()
     for i, slot in enumerate(slots):
         assert torch.equal(_bytes_in(slot), _content(i)), "its memory was used again before it was copied"
+
+
+def test_while_no_copy_is_over_few_calls_ask_whether_one_is(accelerator: Accelerator, slab: Slab) -> None:
+    tier = _tier_over(accelerator)
+    accelerator.out.hold()
+    handles = [_save(tier, accelerator.computed(number), number) for number in range(3)]
+    for handle in handles:
+        _offload(tier, slab, handle.record)
+    before = Event.num_asked
+    for _ in range(100):
+        assert not tier.has_finished()
+        tier.poll(seldom=True)
+    assert 0 < Event.num_asked - before <= 200 // NUM_SPARED
+    accelerator.out.release()
+    accelerator.out.synchronize()
+    for _ in range(NUM_SPARED + 1):
+        tier.poll(seldom=True)
+    assert all(handle.record.state is State.HOST for handle in handles)
+
+
+def test_packs_that_do_not_take_the_lock_count_as_calls_that_do_not_ask(accelerator: Accelerator, slab: Slab) -> None:
+    tier = _tier_over(accelerator)
+    accelerator.out.hold()
+    handle = _save(tier, accelerator.computed(5), 1)
+    _offload(tier, slab, handle.record)
+    for ask_anew in (tier.ask_anew, partial(tier.count_spared, NUM_SPARED)):
+        tier.poll()
+        before = Event.num_asked
+        tier.poll(seldom=True)
+        assert Event.num_asked == before
+        ask_anew()
+        tier.poll(seldom=True)
+        assert Event.num_asked == before + 1
 
 
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["its stream", "elsewhere"])

@@ -88,3 +88,15 @@ def test_surplus_what_the_plan_sends_away_goes_first_and_once() -> None:
     window.leave(planned[2])
     assert window.surplus() is None
     assert window.resident.used_bytes == 2
+
+
+def test_room_that_was_granted_is_neither_lent_nor_granted_again() -> None:
+    """Three bytes may stay, and one is granted."""
+    window = _window(1, 1, 1)
+    assert (window.fits(2), window.unlent_bytes()) == (True, 2)
+    window.resident.granted_bytes = 1
+    assert (window.fits(1), window.fits(2), window.unlent_bytes()) == (True, False, 1)
+    window.in_flight.used_bytes += 1
+    assert (window.flies_too_much(), window.fits_reload(0), window.unlent_bytes()) == (False, True, 0)
+    window.in_flight.used_bytes += 1
+    assert window.flies_too_much()

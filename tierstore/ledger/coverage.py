@@ -15,7 +15,9 @@ A graph of the same nodes but other sizes, such as the next length of a sequence
 share of its bytes stays: the largest one of all graphs with these nodes.
 
 The times come from marks in the stream that computes; the host runs ahead of it and cannot measure them. They are read
-when the graph comes again, if the device has passed all marks by then."""
+when the graph comes again, if the device has passed all marks by then. Marks cost calls of the driver, two of them for
+each wait. So once some steps in a row have changed nothing, only one step in many is marked. That the device refuses
+memory is noted in every step."""
 
 from __future__ import annotations
 
@@ -27,6 +29,10 @@ _TOLERATED_SHARE = 0.01
 """A share of forward or backward. Shorter waits are noise."""
 _LEAST_SHRINKING = 4
 """As a divisor: so much less stays, at least, after the device has refused a copy back."""
+_NUM_SETTLED = 3
+"""After so many steps that changed nothing, what stays is taken for found."""
+_NUM_UNMARKED = 31
+"""Steps between two that are marked, from then on."""
 _MAX_GRAPHS = 64
 _MAX_UNREAD = 4
 
@@ -73,6 +79,7 @@ class Coverage:
         self._staying: OrderedDict[int, int] = OrderedDict()
         self._shares: OrderedDict[int, float] = OrderedDict()
         self._most: OrderedDict[int, int] = OrderedDict()  # bytes, by shape: the device has refused more
+        self._settled: OrderedDict[int, list[int]] = OrderedDict()  # steps without a change; steps since a marked one
         self._unread: deque[tuple[Measurable, Any]] = deque()
         self._num_found = 0
 
@@ -91,6 +98,14 @@ class Coverage:
         found = self._shares.get(graph.shape, 0) * graph.nbytes if own is None else own
         return int(min(found * scale, self._most.get(graph.shape, sys.maxsize)))
 
+    def is_to_be_marked(self, graph: Measurable) -> bool:
+        """Whether the times of the next step of the graph are to be taken. Called once for each step."""
+        settled = self._settled.get(graph.signature)
+        if settled is None or settled[0] < _NUM_SETTLED:
+            return True
+        settled[1] = 0 if settled[1] >= _NUM_UNMARKED else settled[1] + 1
+        return not settled[1]
+
     def num_found(self) -> int:
         """How often `staying_bytes` of a graph has changed so far."""
         self._read()
@@ -108,11 +123,17 @@ class Coverage:
             pass  # no more
 
     def _learn(self, graph: Measurable, times: Any) -> None:
+        before = self._staying.get(graph.signature)
         if times.refused_bytes:
             self._keep_less(graph, times)
-        else:
-            self._keep_more(graph, times)
-        for known in (self._staying, self._shares, self._most):
+            self._settled.pop(graph.signature, None)
+        elif (measured := times.measured()) is not None:
+            self._keep_more(graph, times, measured.uncovered_bytes())
+            if self._staying.get(graph.signature) == before:
+                self._settled.setdefault(graph.signature, [0, 0])[0] += 1
+            else:
+                self._settled.pop(graph.signature, None)
+        for known in (self._staying, self._shares, self._most, self._settled):
             while len(known) > _MAX_GRAPHS:
                 known.popitem(last=False)
 
@@ -122,9 +143,7 @@ class Coverage:
         self._most[graph.shape] = most = min(before, max(0, times.staying_bytes - less))
         self._num_found += most < before
 
-    def _keep_more(self, graph: Measurable, times: Any) -> None:
-        measured = times.measured()
-        uncovered = 0 if measured is None else measured.uncovered_bytes()
+    def _keep_more(self, graph: Measurable, times: Any, uncovered: int) -> None:
         if not uncovered:
             return
         spare = times.spare_bytes()

@@ -1,6 +1,14 @@
 """Copies between an accelerator and host memory: which begin, which the stream has to wait for, when memory is free.
 
-NOTE [Stream order] in `tierstore/residency/device.py` says why."""
+NOTE [Stream order] in `tierstore/residency/device.py` says why.
+
+NOTE [Asked seldom]
+To ask whether a copy is over takes three calls of the driver. Where the host is ahead of the device, the answer is no,
+and nothing depends on it: beyond the windows the stream is made to wait, which costs one call if the copy is over. So
+only the oldest copy each way is asked for, and while one is not over the next calls of the store do not ask. They do as
+a scope begins and ends, as backward begins, after a wait, where the slab has no room, and on the store's own thread
+(`ask_anew`). There a lost device is noticed at the latest. Memory that copies have released is used a little later, but
+still within the windows."""
 
 from __future__ import annotations
 
@@ -14,6 +22,8 @@ from .device_window import DeviceWindow
 from .record import R, RuledRecord
 from .state import State
 
+NUM_SPARED = 16
+"""Calls of the store, and packs, that do not ask whether copies are over."""
 _MOST_COMPARED = 64
 """Copies back; with a retained graph and small tensors there may be thousands."""
 
@@ -101,6 +111,7 @@ class DeviceRules(Generic[R]):
         self._num_ahead = 0  # those in `_reloaded` that nobody has asked for yet
         self.busy: deque[tuple[Any, Callable[[], None]]] = deque()
         self._may_ask = True
+        self._num_spared = 0  # calls from now on that do not ask
 
     @property
     def held_bytes(self) -> int:
@@ -122,8 +133,6 @@ class DeviceRules(Generic[R]):
 
     def bound_flight(self) -> None:
         """Have copies out release their memory, if they hold more than there is room for."""
-        if self.window.flies_too_much():
-            self.poll()
         while self.window.flies_too_much() and len(self.flights) > 1:
             self._land_early()
 
@@ -135,20 +144,44 @@ class DeviceRules(Generic[R]):
         self.busy.append((flight.copy.end, partial(_arrive, flight.record)))
 
     def has_finished(self) -> bool:
-        """Whether a copy is over that is not known to be."""
+        """Whether a copy is over that is not known to be: see NOTE [Asked seldom]."""
+        if self._num_spared or not self._may_ask:
+            self._num_spared -= 1
+            return False
         flights, busy = self.flights, self.busy
-        return self._may_ask and bool((flights and flights[0].copy.end.query()) or (busy and busy[0][0].query()))
+        is_over = bool((flights and flights[0].copy.end.query()) or (busy and busy[0][0].query()))
+        self._num_spared = 0 if is_over else NUM_SPARED
+        return is_over
 
-    def poll(self) -> None:
-        """Release the memory of copies that are over. (The event of a device cannot be awaited, so it is polled.)"""
+    def count_spared(self, num_packs: int) -> None:
+        """So many packs will not even take the lock."""
+        self._num_spared = max(0, self._num_spared - num_packs)
+
+    def ask_anew(self) -> None:
+        """The next call asks: see NOTE [Asked seldom]."""
+        self._num_spared = 0
+
+    def poll(self, *, seldom: bool = False) -> None:
+        """Release the memory of copies that are over. (The event of a device cannot be awaited, so it is polled.)
+
+        `seldom`: see NOTE [Asked seldom]."""
         if not self._may_ask:
             return
-        while self.flights and self.flights[0].copy.end.query():
-            flight = self.flights.popleft()
-            self._land(flight)
-            _arrive(flight.record)
-        while self.busy and self.busy[0][0].query():
-            self.busy.popleft()[1]()
+        if seldom and self._num_spared:
+            self._num_spared -= 1
+            return
+        flights, busy = self.flights, self.busy
+        if flights and flights[0].copy.end.query():
+            _ask_ahead([flight.copy.end for flight in flights])
+            while flights and flights[0].copy.end.query():
+                flight = flights.popleft()
+                self._land(flight)
+                _arrive(flight.record)
+        if busy and busy[0][0].query():
+            _ask_ahead([end for end, _ in busy])
+            while busy and busy[0][0].query():
+                busy.popleft()[1]()
+        self._num_spared = NUM_SPARED if flights or busy else 0
 
     def _land(self, flight: _Flight[R]) -> None:
         self.window.in_flight.used_bytes -= flight.copy.nbytes
@@ -253,8 +286,8 @@ class DeviceRules(Generic[R]):
         self.unload(record)
 
     def when_copied(self, end: Any, then: Callable[[], None]) -> None:
-        """Call `then` once the copy is over: at once if it is already, otherwise in a later `poll`."""
-        if self._may_ask and end.query():
+        """Call `then` once the copy is over: at once if that is known, otherwise in a later `poll`."""
+        if self._may_ask and not self.busy and end.query():
             then()
         else:
             self.busy.append((end, then))
@@ -272,6 +305,13 @@ class DeviceRules(Generic[R]):
             self.window.in_flight.used_bytes -= self.flights.popleft().copy.nbytes
         while self.busy:
             self.busy.popleft()[1]()
+
+
+def _ask_ahead(ends: Sequence[Any]) -> None:
+    """The oldest is over. Copies one way end in order: one that is over tells it of those before."""
+    number = len(ends) - 1
+    while number > 1 and not ends[number].query():
+        number //= 2
 
 
 def _arrive(record: RuledRecord) -> None:

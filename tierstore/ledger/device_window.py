@@ -53,8 +53,8 @@ class DeviceWindow(Generic[R]):
 
     def fits(self, nbytes: int) -> bool:
         """Whether `nbytes` more may stay, so that nothing has to leave for them."""
-        room = self.resident.limit_bytes - self.resident.used_bytes - nbytes
-        reloaded = self.reloaded
+        resident, reloaded = self.resident, self.reloaded
+        room = resident.limit_bytes - resident.used_bytes - resident.granted_bytes - nbytes  # as `_room`: packs ask
         return room >= 0 and (reloaded.used_bytes <= reloaded.limit_bytes or room >= _lent(reloaded))
 
     def hold(self, record: R) -> bool:
@@ -94,9 +94,14 @@ class DeviceWindow(Generic[R]):
         lent = _lent(self.reloaded, nbytes)
         return not lent or self._room() >= lent + _lent(self.in_flight)
 
+    def unlent_bytes(self) -> int:
+        """Bytes that may stay but do not, and that no copy was lent."""
+        return self._room() - _lent(self.in_flight) - _lent(self.reloaded)
+
     def _room(self) -> int:
         """Bytes that may stay but do not, so they can be lent; negative: too much stays."""
-        return self.resident.limit_bytes - self.resident.used_bytes
+        resident = self.resident
+        return resident.limit_bytes - resident.used_bytes - resident.granted_bytes
 
 
 def _lent(window: Window, nbytes: int = 0) -> int:

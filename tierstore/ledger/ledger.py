@@ -17,8 +17,9 @@ from typing import Any, Generic
 from ..disk.tier import Loaded, Stored
 from ..errors import CorruptDataError, StoreFullError
 from .books import Books
-from .device import DeviceRules
+from .device import NUM_SPARED, DeviceRules
 from .down import Down
+from .grants import MOST_PACKS, SHARE_GRANTED, Grant, OnDevice
 from .groups import DEVICE_ALIGNMENT_BYTES, Grouping
 from .jobs import Discard, Job, Read, Room, Write
 from .log import GraphLog
@@ -78,6 +79,28 @@ class Ledger(Generic[R]):
             log.leaves_in_batches = True
         limit_bytes = windows.device_batch_bytes if log.leaves_in_batches else group_bytes
         return waiting_bytes > limit_bytes or waiting_bytes > most_bytes
+
+    def grant_on_device(self, log: GraphLog[Any, Any], tracked: Any, nbytes: int, *, leaves: bool) -> None:
+        """Let packs after that one, of `nbytes`, stay on its device, or leave it, without the lock: NOTE [Grants]."""
+        index, most_bytes, windows = tracked.index, self.device.window.group_bytes, self.books.windows
+        num_packs, plan = MOST_PACKS, log.plan
+        if plan is not None and log.tracks_on_device:
+            num_packs = plan.num_alike(index + 1) if plan.leaves(index + 1) is leaves else 0
+        if self.device.flights or self.device.busy:
+            num_packs = min(num_packs, NUM_SPARED)
+        if not leaves:
+            room_bytes = self.device.window.unlent_bytes() // SHARE_GRANTED
+            largest_bytes = room_bytes
+        elif log.leaves_in_batches:
+            room_bytes = min(windows.device_batch_bytes, most_bytes) - log.leaving_bytes
+            largest_bytes = min(windows.device_batch_bytes, most_bytes) // 2  # as `may_gather` has it
+        else:
+            room_bytes = min(windows.device_group_bytes, most_bytes) - log.leaving_bytes
+            largest_bytes = min(windows.device_group_bytes, most_bytes) // NUM_MEMBERS  # as `leaves_now` has it
+        if num_packs and room_bytes >= nbytes:
+            on_device = OnDevice(tracked.device, tracked.stream, leaves, largest_bytes)
+            self.books.tracked.grant(log, Grant(room_bytes, num_packs, on_device))
+            self.device.count_spared(num_packs)
 
     # --- requests -----------------------------------------------------------------------------------------------
 
@@ -199,6 +222,7 @@ class Ledger(Generic[R]):
         """These jobs of the worker have ended, and it has room for others: return those that it has to begin now.
 
         With each job that has ended comes its outcome: of a write `Stored`, of a read `Loaded`, or the error."""
+        self.device.ask_anew()
         has_changed = self.drain()  # while a record still holds its job's memory: by that a release knows of the job
         for job, outcome in ended:
             match job:
@@ -342,7 +366,7 @@ class Ledger(Generic[R]):
         while released:
             self._release(released.popleft())
         self._memory.catch_up()
-        self.device.poll()
+        self.device.poll(seldom=True)
         self.books.observer.changed()
         return True
 

@@ -78,7 +78,8 @@ class GraphLog(Generic[T, R]):
         first_key: key of the first tensor's record.
         num_scanned: how many tensors, from the first on, were checked for other owners of their storage.
         order: what is known of the graph, and what backward asks for. `asked`: the packs that it has asked for.
-        plan: where the records belong; None: no known graph begins with these packs.
+        plan: where the records belong; None: no known graph begins with these packs. `num_followed`: how many packs
+            were compared with it, as long as there is one.
         started: backward has asked for something.
         times: of the graph on its accelerator; None: they are not taken.
         grant: by which its thread packs without the lock; None: it takes the lock. See NOTE [Grants] in `grants.py`.
@@ -121,6 +122,7 @@ class GraphLog(Generic[T, R]):
         self.order = order
         self.asked = order.asked_for
         self.plan: Plan | None = None
+        self.num_followed = 0
         self.started = False
         self.times: Any = None
         self.grant: Grant | None = None
@@ -148,7 +150,7 @@ class GraphLog(Generic[T, R]):
 
         To be called for the first pack of a log, and for each next one as long as there is a plan: after the pack, or
         before it where the plan decides whether the tensor is tracked."""
-        order = self.order
+        order, self.num_followed = self.order, index + 1
         if order.follow(index, node - self.packs[0][0] if index else 0, nbytes):
             self._prepare(order.predicted, None if index else device)
             self.plan = order.plan
@@ -156,10 +158,15 @@ class GraphLog(Generic[T, R]):
     def _prepare(self, plan: Plan | None, device: Any) -> None:
         """Another plan than before is predicted. `device`: that of the first tensor."""
 
+    def follow_entered(self) -> None:
+        """The same for the packs that were entered since: see NOTE [Grants] in `grants.py`."""
+        while self.plan is not None and self.num_followed < self.num_packs:
+            self.follow_plan(self.num_followed, *self.packs[self.num_followed])
+
     def may_be_granted(self) -> bool:
         """Whether packs may do without the lock: see NOTE [Grants] in `grants.py`. A traced graph needs each index at
         once."""
-        return not (self.started or self.keeps_layouts) and self.recording is None and self.plan is None
+        return not (self.started or self.keeps_layouts) and self.recording is None
 
     def settle(self) -> None:
         """Every kernel has run that saved here: see NOTE [Not before the kernel] in `hooks/scope.py`."""

@@ -47,16 +47,22 @@ class DeviceBytes:
     `log.storages` has, for each storage with tracked tensors, how many there are, and the bytes that are charged.
 
     Attributes:
-        dead: tensors that have died, and that nobody has accounted for yet.
+        dead: tensors that have died, and that nobody has accounted for yet. `note_death`: what is called then.
+        resident: the window.
     """
 
     def __init__(self, resident: Window) -> None:
         self.dead: deque[DeviceReference[Any]] = deque()
-        self._resident = resident
-        self._note_death: Any = self.dead.append
+        self.resident = resident
+        self.note_death: Any = self.dead.append
 
     def add(self, tracked: object, log: GraphLog[Any, Any], index: int, storage_id: int, nbytes: int) -> None:
-        reference = DeviceReference(tracked, self._note_death)
+        self.enter(DeviceReference(tracked, self.note_death), log, index, storage_id, nbytes)
+
+    def enter(
+        self, reference: DeviceReference[Any], log: GraphLog[Any, Any], index: int, storage_id: int, nbytes: int
+    ) -> None:
+        """The same for one that was referred to when it was packed without the lock."""
         reference.index, reference.log_number, reference.storage_id = index, log.number, storage_id
         log.on_device[index] = reference
         storages = log.storages
@@ -64,7 +70,7 @@ class DeviceBytes:
             storages[storage_id][0] += 1
         else:
             storages[storage_id] = [1, nbytes]
-            self._resident.used_bytes += nbytes
+            self.resident.used_bytes += nbytes
 
     def drop_dead(self, logs: Mapping[int, LogRemains]) -> list[LogRemains]:
         """Charge nothing for dead tensors any more. `logs`: by number; returns those that are changed."""
@@ -74,9 +80,10 @@ class DeviceBytes:
         dead, freed_bytes = self.dead, 0
         while dead:
             reference = dead.popleft()
-            number, index, storage_id = reference.log_number, reference.index, reference.storage_id
-            if number in logs and index in logs[number].on_device:
-                log = changed[number] = logs[number]
+            number, index = reference.log_number, reference.index
+            if number in logs and index in logs[number].on_device:  # else it died before it was entered
+                log, storage_id = logs[number], reference.storage_id
+                changed[number] = log
                 del log.on_device[index]
                 if storage_id in log.storages:  # else the store is closed
                     charged = log.storages[storage_id]  # as in `remove`, but without calls: there may be many
@@ -84,7 +91,7 @@ class DeviceBytes:
                     if not charged[0]:
                         del log.storages[storage_id]
                         freed_bytes += charged[1]
-        self._resident.used_bytes -= freed_bytes
+        self.resident.used_bytes -= freed_bytes
         return list(changed.values())
 
     def remove(self, log: GraphLog[Any, Any], indices: Iterable[int]) -> None:
@@ -96,9 +103,9 @@ class DeviceBytes:
             charged[0] -= 1
             if not charged[0]:
                 del storages[storage_id]
-                self._resident.used_bytes -= charged[1]
+                self.resident.used_bytes -= charged[1]
 
     def end(self, log: LogRemains) -> None:
         """Charge nothing for the log any more: it is gone, or the store is closed."""
-        self._resident.used_bytes -= sum([nbytes for _, nbytes in log.storages.values()])
+        self.resident.used_bytes -= sum([nbytes for _, nbytes in log.storages.values()])
         log.storages.clear()

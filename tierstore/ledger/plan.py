@@ -42,6 +42,7 @@ class PlannedTier(enum.Enum):
 _OFF_DEVICE = frozenset({PlannedTier.HOST, PlannedTier.DISK})
 _BITS = {tier: 1 << number for number, tier in enumerate(PlannedTier)}
 _TIERS: dict[int, PlannedTier | None] = {0: None} | {bit: tier for tier, bit in _BITS.items()}
+_BLOCK_PACKS = 256
 _MAX_BUDGETS = 4
 """For as many, a trace remembers its tiers."""
 
@@ -172,6 +173,7 @@ class Plan:
         self.is_needed = is_needed
         self._agreed = agreed
         self._found: tuple[int, bytes] = 0, b""  # by `agreed`, the latest
+        self._leaving: dict[int, bytes] = {}  # by the number of a block of packs: whether each of them leaves
 
     def tier(self, index: int) -> PlannedTier | None:
         """The planned tier of the record that pack `index` began; None: not decided, it leaves when it has to."""
@@ -187,6 +189,18 @@ class Plan:
         """Whether the record of pack `index` is to leave its device."""
         trace = self.trace
         return index < trace.num_packs and self.tier(trace.records[index]) in _OFF_DEVICE
+
+    def num_alike(self, index: int) -> int:
+        """How many packs, from that one on, leave their device or stay there as it does; some hundreds at most."""
+        number, first = divmod(index, _BLOCK_PACKS)
+        block = self._leaving.get(number)
+        if block is None:
+            packs = range(number * _BLOCK_PACKS, min(self.trace.num_packs, (number + 1) * _BLOCK_PACKS))
+            block = self._leaving[number] = bytes(map(self.leaves, packs))
+        if first >= len(block):
+            return 0
+        end = block.find(not block[first], first)
+        return (len(block) if end < 0 else end) - first
 
     def assign(self, record: RuledRecord, index: int, first_key: int) -> None:
         """Set eviction priority and planned tier of the record of pack `index`. A view of an earlier pack changes

@@ -37,7 +37,7 @@ class TrackedTensors(Generic[T, R]):
 
     Attributes:
         num_bytes: bytes of those in host memory, an upper bound: dead tensors that were not found yet are included.
-        granted_bytes: charged for tensors that may still come: see NOTE [Grants] in `grants.py`.
+        granted_bytes: charged there for tensors that may still come: see NOTE [Grants] in `grants.py`.
         on_device: bytes of tensors on accelerators.
         keys: of records.
         ended: remains of logs that have died, see NOTE [No finalizers] in `remains.py`.
@@ -86,24 +86,30 @@ class TrackedTensors(Generic[T, R]):
         self.num_bytes += nbytes
         return nbytes
 
-    def grant(self, log: GraphLog[T, R], nbytes: int) -> None:
-        """Let the log's thread track so many bytes more without the lock."""
-        self.grants[log.remains] = grant = Grant(nbytes)
-        self.granted_bytes += nbytes
+    def grant(self, log: GraphLog[T, R], grant: Grant) -> None:
+        """Let the log's thread track more without the lock."""
+        self.grants[log.remains] = grant
+        self._charge_grant(grant, grant.nbytes)
         log.is_behind = True
         log.grant = grant
 
     def end_grant(self, remains: LogRemains) -> Sequence[Entry]:
         """End the grant of one log, and enter what was packed by it; returns that."""
         grant = self.grants.pop(remains)
-        self.granted_bytes -= grant.nbytes
+        self._charge_grant(grant, -grant.nbytes)
         log = remains()
         if log is not None:
             log.grant = None
         entries = grant.journal[:]  # one more may be appended in vain
         if log is not None and entries:
-            self._enter(log, entries)
+            self._enter(log, grant, entries)
         return entries
+
+    def _charge_grant(self, grant: Grant, nbytes: int) -> None:
+        if grant.device is None:
+            self.granted_bytes += nbytes
+        else:
+            self.on_device.resident.granted_bytes += nbytes
 
     def abandon_grants(self) -> None:
         """In a forked child."""
@@ -113,8 +119,8 @@ class TrackedTensors(Generic[T, R]):
                 log.grant = None
         self.grants.clear()
 
-    def _enter(self, log: GraphLog[T, R], entries: Sequence[Entry]) -> None:
-        """As `add` for each, without its calls."""
+    def _enter(self, log: GraphLog[T, R], grant: Grant, entries: Sequence[Entry]) -> None:
+        """As `add` for each, and `GraphLog.let_leave` for what leaves; without their calls in host memory."""
         if not (log.on_host or log.on_device):
             self.drop_ended()
             self._logs[log.number] = log.remains
@@ -129,13 +135,18 @@ class TrackedTensors(Generic[T, R]):
             tracked = reference()
             if tracked is not None:
                 tracked.index, tracked.key = index, key
-                on_host[index] = reference
-                storages[index] = storage = tracked.storage_id, nbytes
-                if storage in num_tracked:
-                    num_tracked[storage] += 1
+                if grant.device is None:
+                    on_host[index] = reference
+                    storages[index] = storage = tracked.storage_id, nbytes
+                    if storage in num_tracked:
+                        num_tracked[storage] += 1
+                    else:
+                        num_tracked[storage] = 1
+                        self.num_bytes += nbytes
                 else:
-                    num_tracked[storage] = 1
-                    self.num_bytes += nbytes
+                    self.on_device.enter(reference, log, index, tracked.storage_id, nbytes)
+                    if grant.leaves:
+                        log.let_leave(index)
             index += 1
 
     def drop_ended(self) -> None:

@@ -48,13 +48,15 @@ _DEVICE_GROUPS = 4
 
 
 class Window:
-    """A byte-accurate counter with a limit that its owner enforces."""
+    """A byte-accurate counter with a limit that its owner enforces.
 
-    __slots__ = ("limit_bytes", "used_bytes")
+    `granted_bytes`: charged for tensors on an accelerator that may still come: see NOTE [Grants] in `grants.py`."""
+
+    __slots__ = ("granted_bytes", "limit_bytes", "used_bytes")
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
-        self.used_bytes = 0
+        self.used_bytes = self.granted_bytes = 0
 
     def fits(self, nbytes: int) -> bool:
         return self.used_bytes + nbytes <= self.limit_bytes

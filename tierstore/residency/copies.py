@@ -5,8 +5,11 @@ Its callers decide the order of waits: NOTE [Stream order] in `device.py`."""
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from operator import attrgetter
 from typing import Any, Protocol
 
 import torch
@@ -86,19 +89,49 @@ def _asking(device: torch.device) -> Iterator[None]:
         yield
 
 
+_nobody: Callable[[object], None] = deque[object](maxlen=0).append
+
+
+class _Way:
+    """A stream whose points come one after the other.
+
+    Attributes:
+        num_points: that were recorded in it. `num_over`: so many, or more, are over.
+    """
+
+    __slots__ = ("num_over", "num_points")
+
+    def __init__(self) -> None:
+        self.num_points = self.num_over = 0
+
+
 class _Point:
-    """An event of an accelerator, for any thread. A `Marker`."""
+    """An event of an accelerator, for any thread. A `Marker`.
 
-    __slots__ = ("_was_over", "device", "event")
+    `way`: the stream, if a point that is over tells of those before it. `take_back`: gets the event when nobody needs
+    it any more; it must be a function of C."""
 
-    def __init__(self, event: torch.Event, device: torch.device) -> None:
+    __slots__ = ("_number", "_way", "device", "event", "give_back")
+
+    def __init__(
+        self,
+        event: torch.Event,
+        device: torch.device,
+        way: _Way | None = None,
+        take_back: Callable[[torch.Event], None] = _nobody,
+    ) -> None:
         self.event = event
         self.device = device
-        self._was_over = False
+        self._way = _Way() if way is None else way
+        self._way.num_points = self._number = self._way.num_points + 1
+        self.give_back = partial(take_back, event)
+
+    # Python calls what this gives as the point dies; no line of Python runs: see NOTE [No finalizers] in `remains.py`.
+    __del__ = property(attrgetter("give_back"))
 
     def query(self) -> bool:
         """False while this thread captures a graph, since a capture forbids the query."""
-        return self._was_over or (not is_capturing(self.device) and self._is_over())
+        return self._number <= self._way.num_over or (not is_capturing(self.device) and self._is_over())
 
     def synchronize(self) -> None:
         """Polls with growing pauses: `cudaEventSynchronize` keeps a core busy unless the event was made with
@@ -112,13 +145,15 @@ class _Point:
 
     def _is_over(self) -> bool:
         index = self.device.index
-        if index is None or torch.accelerator.current_device_index() == index:  # nearly always; each pack asks
+        if index is None or torch.accelerator.current_device_index() == index:  # nearly always
             with beside_captures(self.device):
-                self._was_over = self.event.query()
+                is_over = self.event.query()
         else:
             with _asking(self.device):
-                self._was_over = self.event.query()
-        return self._was_over
+                is_over = self.event.query()
+        if is_over:
+            self._way.num_over = max(self._way.num_over, self._number)
+        return is_over
 
 
 def _point(marker: Marker) -> _Point:
@@ -149,12 +184,15 @@ class AcceleratorCopies:
 
     def __init__(self) -> None:
         self._streams: dict[tuple[torch.device, str], torch.Stream] = {}
+        self._ways: defaultdict[tuple[torch.device, str], _Way] = defaultdict(_Way)
+        # Events are used again, since to make and to destroy one are two calls of the driver:
+        self._free: defaultdict[torch.device, list[torch.Event]] = defaultdict(list)
+        self._fences: dict[torch.device, torch.Event] = {}
+
+    current_stream = staticmethod(current_stream)
 
     def device_of(self, tensor: torch.Tensor) -> torch.device | None:
         return None if tensor.is_cpu else tensor.device
-
-    def current_stream(self, device: torch.device) -> torch.Stream:
-        return current_stream(device)
 
     def copy_out_many(
         self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor], stream: torch.Stream
@@ -162,11 +200,11 @@ class AcceleratorCopies:
         device = sources[0].device
         _stay_on(device)
         copying = self._stream(device, "out")
-        copying.wait_event(stream.record_event())
+        copying.wait_event(self._fence(stream, device))
         with copying:
             for source, target in zip(sources, targets, strict=True):
                 queue_copy(target, source, target.data_ptr())
-            return _Point(copying.record_event(), device)
+            return self._end(copying, device, "out")
 
     def copy_in_many(
         self, sources: Sequence[torch.Tensor], device: torch.device, stream: torch.Stream, ready: Marker | None
@@ -179,7 +217,7 @@ class AcceleratorCopies:
         _stay_on(device)
         with stream:
             targets = [torch.empty(source.numel(), dtype=torch.uint8, device=device) for source in sources]
-            allocated = stream.record_event()
+            allocated = self._fence(stream, device)
         copying = self._stream(device, "in")
         copying.wait_event(allocated)
         if ready is not None:
@@ -187,7 +225,7 @@ class AcceleratorCopies:
         with copying:
             for source, target in zip(sources, targets, strict=True):
                 queue_copy(target, source, source.data_ptr())
-            return targets, _Point(copying.record_event(), device)
+            return targets, self._end(copying, device, "in")
 
     def wait(self, stream: torch.Stream, marker: Marker) -> None:
         point = _point(marker)
@@ -219,6 +257,26 @@ class AcceleratorCopies:
         except RuntimeError:  # a `CUDAPluggableAllocator` keeps no such figures
             return None
         return max(0, min(free, limit - reserved) + unused - limit // _RESERVED_SHARE)
+
+    def _fence(self, stream: torch.Stream, device: torch.device) -> torch.Event:
+        """The point of the stream that it has come to. To be waited for at once: the next fence is the same event, and
+        a wait is for what was recorded last when it was queued (CUDA Runtime API, cudaStreamWaitEvent)."""
+        if device in self._fences:
+            return stream.record_event(self._fences[device])
+        fence = self._fences[device] = stream.record_event()
+        return fence
+
+    def _end(self, copying: torch.Stream, device: torch.device, direction: str) -> _Point:
+        free = self._free[device]
+        event = copying.record_event(free.pop()) if free else copying.record_event()
+        return _Point(event, device, self._ways[device, direction], free.append)
+
+    def drop_events(self) -> None:
+        """Those that nobody needs, on the devices that they belong to: see `_stay_on`."""
+        for device in {*self._free, *self._fences}:
+            _stay_on(device)
+            self._fences.pop(device, None)
+            self._free[device].clear()
 
     def _stream(self, device: torch.device, direction: str) -> torch.Stream:
         key = (device, direction)

@@ -67,11 +67,16 @@ class DeviceTier(DeviceRules[Record]):
 
 
 class Streams:
-    """A `DeviceMemory` of real streams."""
+    """A `DeviceMemory` of real streams.
+
+    Attributes:
+        awaits_backward: whether the times of a forward are being taken. Without the lock, it may be out of date.
+    """
 
     def __init__(self, copies: Copies, outstanding_views: OutstandingViews, note_copy: Callable[[Slot], bool]) -> None:
         self._copies = copies
-        self.device_of = copies.device_of
+        self.device_of, self.current_stream = copies.device_of, copies.current_stream
+        self.awaits_backward = False
         self._outstanding_views = outstanding_views
         self._note_copy = note_copy
         self._streams: defaultdict[torch.device, set[Any]] = defaultdict(set)  # that packed or unpacked there
@@ -116,17 +121,15 @@ class Streams:
 
     # --- times --------------------------------------------------------------------------------------------------
 
-    def time_graph(self, device: torch.device, staying_bytes: int) -> GraphTimes:
+    def time_graph(self, device: torch.device, staying_bytes: int, *, is_marked: bool) -> GraphTimes:
         self.spoil_times()
-        self._times = GraphTimes(self._copies, device, self.note_current(device), staying_bytes)
+        stream = self.note_current(device)
+        self._times = GraphTimes(self._copies, device, stream, staying_bytes, is_marked=is_marked)
+        self.awaits_backward = is_marked
         return self._times
 
-    @property
-    def awaits_backward(self) -> bool:
-        """Whether the times of a forward are being taken. Any thread, without the lock: it may be out of date."""
-        return self._times is not None and not self._times.has_turned
-
     def spoil_times(self) -> None:
+        self.awaits_backward = False
         if (times := self._open_times()) is not None:
             times.spoil()
 
@@ -244,6 +247,7 @@ class Streams:
             self._streams[device].add(stream)
         if self._times is not None and (times := self._open_times()) is not None:
             times.asked_for(stream)
+        self.awaits_backward = False
         return stream
 
     def wait_where_asked(self, record: Record, stream: Any, end: Marker) -> None:
@@ -282,4 +286,4 @@ def _padded(parts: Sequence[torch.Tensor], first_bytes: Sequence[int]) -> Iterat
         if first_byte > end:
             yield part.new_zeros(first_byte - end)
         yield part
-        end = first_byte + len(part)
+        end = first_byte + part.numel()

@@ -29,9 +29,13 @@ class _Wait(NamedTuple):
 class GraphTimes:
     """The marks of one step of a graph in its streams. Guarded by the store's lock until `end`.
 
-    `refused_bytes`: of the largest copy back for which the device had no memory."""
+    `is_marked`: if it is False, only what the device refuses is noted. `refused_bytes`: of the largest copy back for
+    which the device had no memory."""
 
-    def __init__(self, copies: Copies, device: torch.device, stream: Any, staying_bytes: int) -> None:
+    def __init__(
+        self, copies: Copies, device: torch.device, stream: Any, staying_bytes: int, *, is_marked: bool = True
+    ) -> None:
+        self.is_marked = is_marked
         self._copies = copies
         self._device = device
         self.staying_bytes = staying_bytes
@@ -44,15 +48,12 @@ class GraphTimes:
         self._ended: Marker | None = None
 
     def _mark(self, stream: Any) -> Marker | None:
+        if not self.is_marked:
+            return None
         mark = self._copies.mark(stream)
         if mark is None:
             self.spoil()
         return mark
-
-    @property
-    def has_turned(self) -> bool:
-        """Whether backward has begun, or nobody will see it begin."""
-        return self._turned is not None or not self.is_open
 
     def spoil(self) -> None:
         """Something else disturbed the step: ignore its times."""
@@ -68,6 +69,9 @@ class GraphTimes:
             self._turned = self._ended
 
     def waits(self, stream: Any, wait: Callable[[], None]) -> None:
+        if not self.is_marked:
+            wait()
+            return
         began = perf_counter()
         before = self._mark(stream)
         wait()

@@ -300,6 +300,7 @@ class Guard:
         self._books.counters.stall_seconds[cause] += seconds
         self._books.observer.stalled(seconds, cause, None if record is None else record.key)
         self.must_be_open()
+        self._ledger.device.ask_anew()
         self.drain()
         self.is_changing = was_changing
 

@@ -46,6 +46,8 @@ class Residency:
         slab: host memory for restored bytes, and for copies from accelerators.
         handles: makes handles and their records. Any thread, without the lock.
         device_of: the accelerator that a tensor lives on; None: it is in host memory. Any thread, without the lock.
+        current_stream: the stream that a thread works on there. Likewise.
+        streams: those of accelerators.
         cpu_is_host: `device_of` gives None for every tensor on the CPU: no accelerator is simulated.
     """
 
@@ -70,9 +72,10 @@ class Residency:
         size_bytes = host_bytes + staging_bytes
         slots = Slots(windows, size_bytes, books.uncharged_bytes, counters=books.counters, pools=pools)
         self.slab = slots.slab
-        copies = copies or AcceleratorCopies()
+        self._copies = copies = copies or AcceleratorCopies()
         self._devices = devices = DeviceTier(copies, outstanding_views, slots.note_copy, resident)
-        self.device_of = devices.streams.device_of
+        self.streams = streams = devices.streams
+        self.device_of, self.current_stream = streams.device_of, streams.current_stream
         self.cpu_is_host = isinstance(copies, AcceleratorCopies)
         self.handles = HandleFactory(self, books.released.append, self.device_of, self._tracked.keys)
         self._registration = Registration(books, self.handles, self._tracked, outstanding_views, slots, devices.streams)
@@ -144,6 +147,8 @@ class Residency:
                 pass
         with guard.lock:
             self._devices.finish()
+            if isinstance(self._copies, AcceleratorCopies):
+                self._copies.drop_events()
         self.slab.unpin()  # waits for a thread, where a finalizer may want the lock
 
     # --- reports and settings --------------------------------------------------------------------------------------
@@ -164,6 +169,7 @@ class Residency:
         Does not wait."""
         self.guard.is_changing = True
         self._outstanding_views.take_back(None)
+        self._devices.ask_anew()
         self.guard.drain()
         if self.guard.closed is None:
             self._registration.register_on_device(self.ledger.device_grouping())
@@ -207,15 +213,17 @@ class Residency:
     @change_if_open
     def keep_on_device(self, device_bytes: int) -> None:
         """Let the last `device_bytes` that are saved stay on the accelerator from now on. Spoils times being taken."""
+        self._devices.poll()
         self._devices.keep(device_bytes)
         if not self._devices.window.fits(0):
             self._registration.register_on_device(self.ledger.device_grouping())
 
     @whole
-    def time_graph(self, device: torch.device) -> GraphTimes:
-        """Take the times of a graph, from this point of the stream on which this thread works there."""
+    def time_graph(self, device: torch.device, *, is_marked: bool = True) -> GraphTimes:
+        """Take the times of a graph, from this point of the stream on which this thread works there: see
+        `GraphTimes`."""
         self.guard.is_changing = True
-        return self._devices.streams.time_graph(device, self.device_limit_bytes)
+        return self.streams.time_graph(device, self.device_limit_bytes, is_marked=is_marked)
 
     # --- traces: the caller holds the lock -------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ import torch
 
 from ..base.ctrl_c import CTRL_C
 from ..ledger.counters import STALL_CAUSES
+from ..ledger.grants import SHARE_GRANTED, Grant
 from ..ledger.ledger import Ledger
 from ..ledger.pending import NUM_SCANNED_PER_PACK
 from ..ledger.state import State
@@ -24,10 +25,6 @@ from .tracked import TrackedLog, TrackedTensor
 from .transfers import Worker
 
 _PACK_WAITS = STALL_CAUSES[0]
-_SHARE_GRANTED = 2
-"""As a divisor: of the room that is left. Other threads have grants too."""
-_EVERY = 4
-"""Tracked tensors for which the driver is asked once whether copies are over: that takes it microseconds."""
 
 
 class Saving:
@@ -87,8 +84,8 @@ class Saving:
             if self._registration.may_be_registered(tracked):
                 self._registration.join_if_registered(tracked)
             self._slots.trim()
-        elif tracked.index and down.room_bytes >= _SHARE_GRANTED * nbytes and log.may_be_granted():
-            self._tracked.grant(log, down.room_bytes // _SHARE_GRANTED)
+        elif tracked.index and down.room_bytes >= SHARE_GRANTED * nbytes and log.plan is None and log.may_be_granted():
+            self._tracked.grant(log, Grant(down.room_bytes // SHARE_GRANTED))
 
     def track_on_device(
         self, tracked: TrackedTensor, node: int, nbytes: int, device: torch.device, *, leaves: bool
@@ -108,7 +105,7 @@ class Saving:
                 log.newest_node = node
                 device_rules = ledger.device
                 must_act: object = books.pending.must_be_scanned or books.blocked or books.spill_error is not None
-                if not (must_act or tracked.key % _EVERY) and (device_rules.flights or device_rules.busy):
+                if not must_act and (device_rules.flights or device_rules.busy):
                     must_act = device_rules.has_finished()
                 is_full = leaves and ledger.leaves_now(log, nbytes)
                 if is_full or must_act:
@@ -128,6 +125,8 @@ class Saving:
                 self._tracked.add(tracked, node, nbytes)
                 if leaves:
                     log.let_leave(tracked.index)
+                if tracked.index and log.may_be_granted() and not books.must_act():
+                    ledger.grant_on_device(log, tracked, nbytes, leaves=leaves)
                 if device_rules.flights:
                     device_rules.bound_flight()
                 guard.is_changing = False
@@ -212,6 +211,7 @@ class Saving:
 
         Tracked tensors whose storage others also hold are registered. Pending records are scanned again if room is
         short."""
+        self._devices.poll()
         if log.on_device:
             self._scan_on_device(log)
         self._down.reclaim(None)
@@ -260,6 +260,7 @@ class Saving:
             StoreFullError, StorageIOError: a write failed; the bytes are in memory.
             StoreClosedError: the store is closed.
         """
+        self._devices.poll()
         self._books.disk_is_full = False  # others may have freed something
         self._down.scan_pending()
         self._slots.trim()
