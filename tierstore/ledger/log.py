@@ -79,6 +79,8 @@ class GraphLog(Generic[T, R]):
         num_scanned: how many tensors, from the first on, were checked for other owners of their storage.
         order: what is known of the graph, and what backward asks for. `asked`: the packs that it has asked for.
         plan: where the records belong; None: no known graph begins with these packs.
+        registers_large: room was short for a large tensor, so those that follow get a record at once: a tracked one
+            would get it at the next pack.
         started: backward has asked for something.
         times: of the graph on its accelerator; None: they are not taken.
         grant: by which its thread packs without the lock; None: it takes the lock. See NOTE [Grants] in `grants.py`.
@@ -121,6 +123,7 @@ class GraphLog(Generic[T, R]):
         self.order = order
         self.asked = order.asked_for
         self.plan: Plan | None = None
+        self.registers_large = False
         self.started = False
         self.times: Any = None
         self.grant: Grant | None = None
@@ -135,7 +138,6 @@ class GraphLog(Generic[T, R]):
         index = self.num_packs
         if not index:
             self.first_key = record.key
-        self.newest_node = node
         self.is_settled = False
         self.packs.append((node, record.nbytes))
         self.records.append(record)
