@@ -2,8 +2,9 @@
 
 What is not worth storing stays where it is, as a `KeptTensor` or a `Kept` (`select.py`). Otherwise a `SavedTensor`
 (`saved.py`) goes into the graph. At first the tensor is only *tracked* (`Saving.track_on_host`), which costs least; on
-an accelerator likewise (`Saving.track_on_device`). If it has to leave the accelerator soon, or lies over restored
-bytes, it gets its record at once (`OffloadScope._register`): the second may share a record that there is.
+an accelerator likewise (`Saving.track_on_device`). If it has to leave the accelerator soon, if it is large and host
+memory was found short, or if it lies over restored bytes, it gets its record at once (`OffloadScope._register`): the
+last may share a record that there is.
 
 NOTE [Not before the kernel]
 Autograd saves some tensors *before* the kernel that fills them has run (the noise of `rrelu`), and it saves every
@@ -75,6 +76,7 @@ class OffloadScope:
         self._track_on_device = saving.track_on_device
         self._fits_on_device = saving.fits_on_device
         self._may_gather = residency.ledger.may_gather
+        self._windows = residency.books.windows
         self._device_of = residency.device_of
         self._current_stream = residency.current_stream
         self._note_death = residency.books.tracked.on_device.note_death
@@ -180,7 +182,16 @@ class OffloadScope:
             and (log.tracks_on_device or (log.num_packs and self._may_gather(nbytes)))
         )
         leaves = self._leaves(log, storage, node, nbytes, device) if is_foreseen else None
-        if leaves is None and grant is None and (device is not None or not is_plain):
+        if grant is None and (
+            (leaves is None and (device is not None or not is_plain))
+            or (
+                device is None
+                and log.registers_large
+                and nbytes > self._windows.large_bytes
+                and (storage._cdata, nbytes) not in log.num_tracked
+                and CLAIMS_ATTRIBUTE not in storage.__dict__  # else it may share that record
+            )
+        ):
             return self._register(tensor, reference, itself, node, follows_plan=not is_foreseen)
         if self._fresh and node != self._fresh_node:
             self._settle_fresh()
@@ -283,7 +294,8 @@ class OffloadScope:
     ) -> SavedTensor:
         layout, log, residency = layout_of(tensor), self._log, self._residency
         fresh = self._fresh if node != self._fresh_node else []
-        joined = _join_record(residency, tensor, root, layout)
+        has_claims = CLAIMS_ATTRIBUTE in tensor.untyped_storage().__dict__
+        joined = _join_record(residency, tensor, root, layout) if has_claims else None
         if joined is None:
             handle = residency.handles.new(self._store, tensor, layout, root=root)
             record = handle.record
@@ -303,7 +315,7 @@ class OffloadScope:
         if follows_plan and (log.plan is not None or index == 0):
             log.follow_plan(index, node, log.packs[index][1], record.device)
         if log.plan is not None:
-            log.assign(record, index)
+            log.plan.assign(record, index, log.first_key)
         saved.index = index
         saved.layout = layout
         saved.device = record.device

@@ -127,7 +127,7 @@ class InsideStore:
     @property
     def records(self) -> list[Record]:
         """Those that are registered, oldest first."""
-        return list(self.books.records.values())
+        return [record for _, record in sorted(self.books.records.items())]
 
     @property
     def tracked(self) -> list[TrackedTensor]:
@@ -281,13 +281,21 @@ class InsideTier:
         """From now on its checksums are those of another session."""
         set_existing(self._tier, session=session)
 
+    @contextmanager
+    def without_native(self) -> Iterator[None]:
+        """Inside it, records are moved by the jobs in Python."""
+        native = self._tier._native
+        set_existing(self._tier, _native=None)
+        yield
+        set_existing(self._tier, _native=native)
+
     @property
     def descriptors(self) -> list[int]:
         return [file.fileno() for file in segment_files(self.space)] + self.index.descriptors()
 
 
 def segment_files(space: ExtentSpace) -> list[io.FileIO]:
-    return [segment.file for segment in space._segments.values()]
+    return [segment.file for segment in space.segments.values()]
 
 
 class InsideDrives:

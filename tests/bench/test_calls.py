@@ -45,4 +45,5 @@ def test_saved_tensor_makes_no_more_calls_than_it_did(tmp_path: Path) -> None:
 
 def test_round_trip_over_the_drive_is_counted_on_all_threads(tmp_path: Path) -> None:
     """A tensor of 2 MiB has a record of its own; one of 256 KiB leaves in a group."""
-    assert round_trip(tmp_path, 2**21, NUM_TENSORS // 32) > 100 > round_trip(tmp_path, 2**18, NUM_TENSORS // 4) > 30
+    assert 240 > round_trip(tmp_path, 2**21, NUM_TENSORS // 32) > 100
+    assert 70 > round_trip(tmp_path, 2**18, NUM_TENSORS // 4) > 30

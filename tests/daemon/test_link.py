@@ -339,20 +339,6 @@ async def _comes_out(work: asyncio.Future[Any], error: type[Exception] | None, w
         await work
 
 
-async def test_write_that_nobody_wants_any_more_is_discarded_when_it_was_done(peer: Peer) -> None:
-    async with opened_disk(peer) as (disk, guest):
-        writing = asyncio.ensure_future(disk.write(1, memoryview(bytes(1000)), PLAIN))
-        write = await guest.expect(wire.Write)
-        writing.cancel()
-        await guest.say(wire.Stored(write.request, 4096, "none", "uint8", 1))
-        discarded = await guest.expect(wire.Discard)
-        assert discarded.keys == (write.key,)
-        await guest.say(wire.Gone(discarded.request))
-        with pytest.raises(asyncio.CancelledError):
-            await writing
-        assert disk.usage().num_records == 0
-
-
 async def test_key_on_the_wire_is_used_once(peer: Peer) -> None:
     """Also where the store uses its own again: a late discard of the old record would free the new one."""
     async with opened_disk(peer) as (disk, guest):

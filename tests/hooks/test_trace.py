@@ -299,9 +299,8 @@ def test_graph_that_two_traces_see_the_beginning_and_the_end_of_is_in_the_second
     assert {pack.graph for pack in packs} == {pack.graph for pack in second_packs}, "it was not one graph"
     assert [pack.index for pack in (*packs, *second_packs)] == [0, 1, 2, 3, 4]
     assert [gone.graph for gone in of(second_trace, events.Gone)] == [packs[0].graph]
-    assert {(event.graph, event.index) for event in of(second_trace, events.Booked)} >= {
-        (pack.graph, pack.index) for pack in second_packs
-    }
+    booked = {(event.graph, event.index) for event in of(second_trace, events.Booked)}
+    assert all((pack.graph, pack.index) in booked or pack.record is not None for pack in second_packs)
 
 
 def test_trace_of_a_full_disk_takes_nothing_down_any_more(make_store: MakeStore) -> None:

@@ -41,7 +41,7 @@ MUTATIONS = {
             "Slab.allocate",
             "return Slot(...)",
             "raise MemoryError",
-            inside="if self._warm.longest_bytes < size and ...: ...",
+            inside="if start is None: ...",
         ),
     },
     ("test_store_budgets.py", "test_residency_threads.py"): {

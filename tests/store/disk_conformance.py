@@ -137,16 +137,6 @@ class DiskConformance:
         await discarding
         assert await read_back(tier, 2, len(half)) == half
 
-    async def test_cancelled_write_leaves_no_record(self, tier: DiskTier) -> None:
-        for size in (100, 2**20 + 5):
-            writing = asyncio.ensure_future(tier.write(size, memoryview(random_bytes(size)), PLAIN))
-            await asyncio.sleep(0)
-            writing.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await writing
-        usage = tier.usage()
-        assert (usage.num_records, usage.disk_bytes) == (0, 0)
-
     async def test_many_in_flight_match_a_dict(self, tier: DiskTier) -> None:
         async def worker(tier: DiskTier, number: int) -> None:
             steps, model = random.Random(number), dict[int, bytes]()

@@ -67,7 +67,7 @@ def move_raw(
     for _ in range(times):
         with policy.clock.timed("write", RECORD):
             machine.pass_time(RECORD / 2e9, idle_cores=idle_cores)
-        policy.learn_written(KIND, RECORD, order, written(samples=(sample,)))
+        policy.learn_written(KIND, RECORD, order, written(samples=(sample,)), "none")
         with policy.clock.timed("read", RECORD):
             machine.pass_time(RECORD / 2e9, idle_cores=idle_cores)
         policy.learn_read(RECORD, Loaded(RECORD, 0.001, RAW_CPU * RECORD))
@@ -103,9 +103,9 @@ def test_name_of_a_kind_is_of_bounded_length() -> None:
     """A client of the daemon may call its tensors what it likes; all their names stand in one report."""
     policy = CodecPolicy(NO_CODEC, 8)
     order = WriteOrder(NO_CODEC, 4, None, probe=False)
-    name = policy.learn_written(Kind("a" * 256, 4, "b" * 256), RECORD, order, written())
+    name = policy.learn_written(Kind("a" * 256, 4, "b" * 256), RECORD, order, written(), "none")
     assert name == "a" * 128
     honest = Kind("bfloat16", 2, "ScaledDotProductCudnnAttentionBackward0", "many zeros")
     whole = "bfloat16 ScaledDotProductCudnnAttentionBackward0, many zeros"
-    assert policy.learn_written(honest, RECORD, order, written()) == whole
+    assert policy.learn_written(honest, RECORD, order, written(), "none") == whole
     assert set(policy.choices()) == {name, whole}

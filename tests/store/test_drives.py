@@ -1,6 +1,5 @@
 """Several drives as one disk tier: the same contract, work in proportion to speed, and failures of one drive alone."""
 
-import asyncio
 import errno
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -26,7 +25,7 @@ from tierstore.disk.file_layout import NamedFileLayout
 from tierstore.disk.linux import address_of
 from tierstore.disk.local import LocalDisk
 from tierstore.disk.tier import DiskTier
-from tierstore.testing import Bandwidth, Fails, FaultPlan, Faults, FaultyCalls, FaultyExecutor, Rule
+from tierstore.testing import Fails, FaultPlan, Faults, FaultyCalls, FaultyExecutor, Rule
 
 MIB = 2**20
 NAMES = ("a", "b")
@@ -261,30 +260,6 @@ async def test_damage_on_one_drive_is_told_with_record_and_drive(several: Severa
     with pytest.raises(CorruptDataError, match=str(several.directories[name])) as caught:
         await check(tier, contents)
     assert caught.value.key == 5
-
-
-async def test_cancelled_write_of_a_divided_record_leaves_no_part(several: SeveralDrives) -> None:
-    """At any moment, also when one part is written and the other is not."""
-    tier = await several.open(disk_bytes=64 * MIB)
-    several.faults.set(FaultPlan.of(Rule("pwritev", Bandwidth(20e6), under=str(several.directories["b"]))))
-    found = inspect_drives(tier)
-    moments: list[Callable[[], object]] = [
-        lambda: True,
-        lambda: found.disks[0].usage().num_records,
-        lambda: found.disks[0].usage().num_records and not found.queued_bytes[0],
-    ]
-    for key, has_come in enumerate(moments):
-        found.set_speeds([1e9, 1e9])  # else the slow one would soon have no part
-        writing = asyncio.ensure_future(tier.write(key, memoryview(random_bytes(16 * MIB)), PLAIN))
-        while not has_come():
-            await asyncio.sleep(0)
-        assert not writing.done()
-        writing.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await writing
-        usage = tier.usage()
-        assert (usage.num_records, usage.disk_bytes) == (0, 0)
-        assert [disk.usage().num_records for disk in inspect_drives(tier).disks] == [0, 0]
 
 
 def test_damage_is_told_before_any_other_error() -> None:

@@ -5,9 +5,10 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import uvloop
@@ -15,6 +16,7 @@ import uvloop
 from tierstore.base.threads import IoThreads, start_thread
 from tierstore.disk.local import LocalDisk
 from tierstore.disk.tier import Kind, Stored
+from tierstore.errors import StorageIOError
 from tierstore.ledger.jobs import Read, Room, Write
 from tierstore.residency.transfers import BytesToWrite
 from tierstore.store.engine import Engine, OpenDisk
@@ -214,3 +216,33 @@ def test_io_threads_loop_that_is_gone_does_not_end_them() -> None:
     door.set()
     threads.shutdown()
     assert ran.is_set()
+
+
+def test_engine_that_fails_lets_what_runs_end(store_directory: Path) -> None:
+    written: list[int] = []
+
+    class Noting(LocalDisk):
+        async def write(self, key: int, source: memoryview, kind: Kind) -> Stored:
+            stored = await super().write(key, source, kind)
+            written.append(key)
+            return stored
+
+    async def open_noting(executor: Executor) -> LocalDisk:
+        return Noting(store_directory, disk_bytes=2**28, inline_bytes=0, codec="none", checksum=True, executor=executor)
+
+    engine = Engine(open_noting, "tierstore-test", num_spills=2)
+    moves, has_failed = Moves(engine), threading.Event()
+
+    def fail(ended: object, room: Room) -> NoReturn:
+        has_failed.set()
+        raise RuntimeError("a bug")
+
+    engine.serve(moves)  # type: ignore[arg-type]
+    moves.write(1, bytes(NBYTES), SimpleNamespace(synchronize=partial(has_failed.wait, 20)))
+    with moves.told:
+        assert moves.told.wait_for(lambda: any(room.writes == 1 for room in moves.rooms) or engine.wake(), 20)
+    moves.exchange = fail  # type: ignore[method-assign, assignment]
+    engine.wake()
+    with pytest.raises(StorageIOError, match="a bug"):
+        engine.stop(20)
+    assert written == [1]

@@ -36,7 +36,11 @@ def test_free_extents_never_overlap_and_are_found_again(steps: list[tuple[str, i
     for action, number in steps:
         if action == "take":
             if free.longest_bytes >= number * BLOCK:
-                owned[free.allocate(number * BLOCK)] = number * BLOCK
+                start = free.allocate(number * BLOCK)
+                assert start is not None
+                owned[start] = number * BLOCK
+            else:
+                assert free.allocate(number * BLOCK) is None
         elif owned:
             start = sorted(owned)[number % len(owned)]
             kept = owned[start] // BLOCK // 2 * BLOCK if action == "trim" else 0

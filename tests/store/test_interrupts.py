@@ -356,7 +356,7 @@ def test_what_is_half_changed_does_not_keep_the_engine_from_ending(make_store: A
         store.flush()
         lent = [store.get(handle) for handle in handles[:7]]  # they leave less than a slot of the 2 MiB in use
         del lent[3], handles[3]  # most of its slot is taken next, and the slots behind it are given back at last
-        moment = Moment(FreeRuns.take, number, interrupt)
+        moment = Moment(FreeRuns.allocate, number, interrupt)
         with suppress(KeyboardInterrupt), moment:
             store.get(handles[6])
         num_closed += inspect(store).closed is not None

@@ -24,10 +24,21 @@ class FreeRuns:
         """The start of the shortest run that is long enough, the lowest among equals. One must exist."""
         return self._by_length[bisect_left(self._by_length, (num_bytes, 0))][1]
 
-    def allocate(self, num_bytes: int) -> int:
-        """Take the first bytes of the best fit and return its start. A run that is long enough must exist."""
-        start = self.best_fit(num_bytes)
-        self.take(start, num_bytes)
+    def allocate(self, num_bytes: int) -> int | None:
+        """Take the first bytes of the best fit and return its start; None: no run is long enough."""
+        by_length = self._by_length
+        place = bisect_left(by_length, (num_bytes, 0))
+        if place == len(by_length):
+            return None
+        length, start = by_length.pop(place)
+        del self.length_at[start]
+        place = bisect_left(self.starts, start)
+        if length == num_bytes:
+            del self.starts[place]
+        else:
+            self.starts[place] = rest = start + num_bytes
+            self.length_at[rest] = length - num_bytes
+            insort(by_length, (length - num_bytes, rest))
         return start
 
     def take(self, start: int, num_bytes: int) -> None:
@@ -47,11 +58,14 @@ class FreeRuns:
             insort(by_length, (nbytes, first))
 
     def free(self, start: int, num_bytes: int) -> None:
-        """Add [start, start + num_bytes), in which no byte may be free, and join it with its neighbours."""
+        """Add [start, start + num_bytes), and join it with its neighbours. ValueError: part of it is free."""
         starts, length_at, by_length = self.starts, self.length_at, self._by_length
         end, place = start + num_bytes, bisect_left(starts, start)
         after = place  # up to which runs are replaced
-        if place and starts[place - 1] + length_at[starts[place - 1]] == start:
+        before_end = starts[place - 1] + length_at[starts[place - 1]] if place else start
+        if before_end > start or (place < len(starts) and starts[place] < end):
+            raise ValueError(f"[{start}, {end}) is not handed out")
+        if before_end == start and place:
             place -= 1
             start = starts[place]
         if end in length_at:
@@ -64,15 +78,8 @@ class FreeRuns:
         insort(by_length, (end - start, start))
 
     def length_before(self, end: int) -> int:
+        """Of the free run that ends there; 0: none does."""
         place = bisect_left(self.starts, end)
-        if place and self._end_of(start := self.starts[place - 1]) == end:
-            return end - start
+        if place and self.starts[place - 1] + self.length_at[self.starts[place - 1]] == end:
+            return end - self.starts[place - 1]
         return 0
-
-    def has_free_in(self, start: int, end: int) -> bool:
-        place = bisect_right(self.starts, start)
-        before_is_free = place > 0 and self._end_of(self.starts[place - 1]) > start
-        return before_is_free or (place < len(self.starts) and self.starts[place] < end)
-
-    def _end_of(self, start: int) -> int:
-        return start + self.length_at[start]

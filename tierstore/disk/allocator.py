@@ -34,7 +34,6 @@ class FreeExtents(FreeRuns):
 
     def free(self, start: int, num_bytes: int) -> None:
         """Take back an extent, or a part of one. ValueError: part of it is not in use."""
-        end = start + num_bytes
-        if start < 0 or end > self._num_bytes or self.has_free_in(start, end):
-            raise ValueError(f"[{start}, {end}) is not handed out")
+        if start < 0 or start + num_bytes > self._num_bytes:
+            raise ValueError(f"[{start}, {start + num_bytes}) is not handed out")
         super().free(start, num_bytes)

@@ -14,12 +14,10 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import NamedTuple, Self, TypeVar
 
 from ..errors import CorruptDataError, StorageIOError, StoreClosedError, StoreFullError
 from .drive import QueuedDrive, divided, with_least_queue
-from .jobs import to_the_end
 from .local import LocalDisk
 from .location import Location
 from .tier import DiskUsage, DriveUsage, Kind, Loaded, Stored
@@ -151,7 +149,7 @@ class Drives:
             if len(parts) == 1:
                 return await parts[0].drive.read(parts[0].key, destination)
             reads = (part.drive.read(part.key, piece) for part, piece in pieces(parts, destination))
-            outcomes = await asyncio.gather(*reads, return_exceptions=True)  # ends when all have, even if cancelled
+            outcomes = await asyncio.gather(*reads, return_exceptions=True)  # ends when all have
             receipts = results_of(outcomes)
             return Loaded(sum(each.read_bytes for each in receipts), *_times(receipts))
         except CorruptDataError as error:
@@ -262,7 +260,7 @@ class Drives:
     async def _write_parts(self, parts: Parts, source: memoryview, kind: Kind) -> Stored:
         """All parts, or none: _RefusedError if some drives are full or failed."""
         if len(parts) > 1:
-            return await to_the_end(self._write_divided(parts, source, kind), undo=partial(free, parts))
+            return await self._write_divided(parts, source, kind)
         drive = parts[0].drive
         try:
             return await drive.write(parts[0].key, source, kind)

@@ -29,7 +29,8 @@ class IndexEntries:
     """The only way to an index that is in use; for one loop, but `commit_now` is for jobs. One batch is in flight;
     operations that come meanwhile form the next. What fails has its error in its outcome, also where the executor takes
     no more jobs. An entry that is gone gives back what its record took of `space` and `budget`. `has_extents`: records
-    in extents are entered too, for the next process. Else only values are."""
+    in extents are entered too, for the next process. Else only values are. `undeleted`: what the index has refused to
+    delete, and still holds; the next `delete` tries again."""
 
     def __init__(
         self, index: Index, executor: Executor, space: ExtentSpace, budget: DiskBudget, *, has_extents: bool
@@ -38,11 +39,11 @@ class IndexEntries:
         self._executor = executor
         self._space = space
         self._budget = budget
-        self._has_extents = has_extents
+        self.has_extents = has_extents
         self._one_at_a_time = threading.Lock()  # calls of the index must not overlap
         self._queue: deque[_Queued] = deque()
         self._flight: asyncio.Task[None] | None = None
-        self._undeleted: list[tuple[Operation, Location | None]] = []  # the next `delete` tries again
+        self.undeleted: list[tuple[Operation, Location | None]] = []
 
     def commit_now(self, operation: Operation) -> Outcome:
         """Blocks, also while a batch is in flight: only in a job."""
@@ -106,14 +107,6 @@ class IndexEntries:
                 room -= len(operation.value)
         return batch
 
-    @property
-    def has_undeleted(self) -> bool:
-        """Whether the index has refused to delete something, which it still holds."""
-        return bool(self._undeleted)
-
-    def is_for(self, location: Location) -> bool:
-        return location.segment is None or self._has_extents
-
     async def put(self, put: Put | PutLease, outcome: Outcome | None = None) -> Outcome:
         """Enter a record or a lease; returns the outcome, with an error only if that failed for good: where empty
         segments fill the file system, it waits until they give space back. `outcome`: of a first try."""
@@ -136,15 +129,15 @@ class IndexEntries:
 
     async def delete_lease(self, number: int) -> None:
         """Returns when it is committed; if the index refuses, a later `delete` tries again."""
-        self._undeleted.append((PutLease(number, None), None))
+        self.undeleted.append((PutLease(number, None), None))
         await self.delete({})
 
     async def delete(self, locations: dict[int, Location]) -> None:
         """Remove records and free what they took, once that is committed. What the index refuses to delete (a full file
         system) keeps its space until a later call succeeds, which tries again."""
-        pending, self._undeleted = self._undeleted, []
+        pending, self.undeleted = self.undeleted, []
         for key, location in locations.items():
-            if self.is_for(location):
+            if location.segment is None or self.has_extents:
                 pending.append((Delete(key), location))
             else:
                 self.free(location)
@@ -155,7 +148,7 @@ class IndexEntries:
             outcomes = await self.submit_all([operation for operation, _ in pending])
             for (operation, freed), outcome in zip(pending, outcomes, strict=True):
                 if outcome.error is not None:
-                    self._undeleted.append((operation, freed))
+                    self.undeleted.append((operation, freed))
                 elif freed is not None:
                     self.free(freed)
         finally:

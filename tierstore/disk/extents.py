@@ -42,7 +42,8 @@ class Extent(NamedTuple):
 class ExtentSpace:
     """The segments of one tier; for one loop. They are counted against `budget` as they come and go. `executor`: runs
     the jobs that make and close them. `idle_seconds`: how long an empty segment is kept. `used_bytes`: of all extents
-    that are taken. `inodes`: of all segments that are open, being opened or closed."""
+    that are taken. `segments`: by number, the oldest first. `inodes`: of all segments that are open, being opened or
+    closed."""
 
     def __init__(
         self,
@@ -59,7 +60,7 @@ class ExtentSpace:
         self._executor = executor
         self.used_bytes = self._free_bytes = 0
         self.inodes: set[Inode] = set()
-        self._segments: dict[int, Segment] = {}  # the oldest first
+        self.segments: dict[int, Segment] = {}
         self._free: dict[int, FreeExtents] = {}  # in the same order
         self._num_opened = 0
         self._idle_seconds = idle_seconds
@@ -69,6 +70,7 @@ class ExtentSpace:
         self._closing: asyncio.Task[None] | None = None
         self._num_promises = 0
         self._news = asyncio.Event()
+        self._is_awaited = False
         self._refusal: Exception | None = None  # the file system's, of a segment of at least `_refused_bytes`
         self._refused_bytes = 0
         self._grows_ahead = True
@@ -83,30 +85,43 @@ class ExtentSpace:
             self._add(segment, extents[segment.number])
             self.inodes.add(inode_of(segment.file.fileno()))
 
-    def descriptor(self, segment: int) -> int:
-        return self._segments[segment].file.fileno()
+    def take_at_once(self, num_bytes: int) -> Extent | None:
+        """Take an extent of `num_bytes`, rounded up to 4096: the best fit of the oldest segment that has one, so that
+        extents gather in few, and the others become empty. None: `take` has to wait for it."""
+        num_bytes = -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES or ALIGNMENT_BYTES
+        for number, free in self._free.items():
+            offset = free.allocate(num_bytes)
+            if offset is not None:
+                self.used_bytes += num_bytes
+                self._free_bytes -= num_bytes
+                if self._free_bytes < SEGMENT_BYTES // 4:
+                    self._grow_ahead()
+                return Extent(number, offset, num_bytes)
+        return None
 
     async def take(self, num_bytes: int) -> Extent:
-        """Take an extent of `num_bytes`, rounded up to 4096. StoreFullError: neither the budget nor the file system has
-        room, not even after all promised space has come back. OSError: the device failed. Nothing was taken then."""
+        """As `take_at_once`, but waits. StoreFullError: neither the budget nor the file system has room, not even after
+        all promised space has come back. OSError: the device failed. Nothing was taken then."""
         num_bytes = max(round_up(num_bytes), ALIGNMENT_BYTES)
-        while (extent := self._take_free(num_bytes)) is None:
+        while (extent := self.take_at_once(num_bytes)) is None:
             refused = self._refusal is not None and num_bytes >= self._refused_bytes
             if self._growth is None and not refused and self._budget.room_bytes >= num_bytes:
                 self._start_growth(self._segment_bytes_for(num_bytes), num_bytes)
             elif not self.free_budget_for(num_bytes) and not self._is_news_coming():
                 raise self._refuse(num_bytes)
             await self.wait_for_news()
-        self._grow_ahead()
         return extent
 
     def give_back(self, extent: Extent) -> None:
         """Free an extent. Only when nothing can still read or write it."""
-        self._free[extent.segment].free(extent.offset, extent.num_bytes)
-        self._count(-extent.num_bytes)
-        if self._free[extent.segment].is_whole:
+        free, num_bytes = self._free[extent.segment], extent.num_bytes
+        free.free(extent.offset, num_bytes)
+        self.used_bytes -= num_bytes
+        self._free_bytes += num_bytes
+        if 0 in free.length_at and free.is_whole:
             self._note_empty(extent.segment)
-        self._announce()
+        if self._is_awaited:
+            self._announce()
 
     def trim(self, extent: Extent, num_bytes: int) -> Extent:
         """Give back all but the first `num_bytes`, rounded up to 4096; returns the extent that is kept."""
@@ -129,12 +144,13 @@ class ExtentSpace:
         """Wait until something was given back or made; False at once if nothing is on its way."""
         if not self._is_news_coming():
             return False
+        self._is_awaited = True
         await self._news.wait()
         return True
 
     def free_budget_for(self, num_bytes: int) -> bool:
         """Start to close empty segments if that makes room for `num_bytes`; `wait_for_news` tells when it is done."""
-        empty_bytes = sum(self._segments[number].num_bytes for number in self._empty_segments())
+        empty_bytes = sum(self.segments[number].num_bytes for number in self._empty_segments())
         if not empty_bytes or self._budget.room_bytes + empty_bytes < num_bytes:
             return False
         self._start_closing(self._empty_segments)
@@ -146,8 +162,8 @@ class ExtentSpace:
             self._idle_timer.cancel()
         while pending := [task for task in (self._growth, self._closing) if task is not None]:
             await asyncio.wait(pending)
-        segments = list(self._segments.values())
-        self._segments.clear()
+        segments = list(self.segments.values())
+        self.segments.clear()
         self._free.clear()
         self.used_bytes = self._free_bytes = self._budget.segment_bytes = 0
         if segments and keep:
@@ -156,24 +172,12 @@ class ExtentSpace:
             await run_job(self._executor, remove_segments, self._segment_files, segments, self.inodes)
 
     def _add(self, segment: Segment, taken: Mapping[int, int]) -> None:
-        self._segments[segment.number] = segment
+        self.segments[segment.number] = segment
         self._free[segment.number] = FreeExtents(segment.num_bytes, taken)
         self._num_opened = max(self._num_opened, segment.number + 1)
-        self._free_bytes += segment.num_bytes
-        self._count(sum(taken.values()))
-
-    def _take_free(self, num_bytes: int) -> Extent | None:
-        """The best fit of the oldest segment that has one: extents gather in few, and the others become empty."""
-        for number, free in self._free.items():
-            if free.longest_bytes >= num_bytes:
-                self._count(num_bytes)
-                return Extent(number, free.allocate(num_bytes), num_bytes)
-        return None
-
-    def _count(self, num_bytes: int) -> None:
-        """So many more are in use."""
-        self.used_bytes += num_bytes
-        self._free_bytes -= num_bytes
+        taken_bytes = sum(taken.values())
+        self.used_bytes += taken_bytes
+        self._free_bytes += segment.num_bytes - taken_bytes
 
     def _segment_bytes_for(self, num_bytes: int) -> int:
         usual = min(SEGMENT_BYTES, round_up(self._budget.limit_bytes // 4))
@@ -181,7 +185,7 @@ class ExtentSpace:
         return min(max(usual, _RECORDS_PER_SEGMENT * num_bytes), room)
 
     def _grow_ahead(self) -> None:
-        if self._free_bytes < SEGMENT_BYTES // 4 and self._grows_ahead and self._growth is None:
+        if self._grows_ahead and self._growth is None:
             usual = self._segment_bytes_for(0)
             if self._free_bytes < usual // 4:
                 self._start_growth(usual, usual)
@@ -258,8 +262,8 @@ class ExtentSpace:
         """Close one after the other: freeing 1 GiB takes the file system 0.1 s, and others may be in use by then."""
         try:
             while numbers := which():
-                number = min(numbers, key=lambda number: self._segments[number].num_bytes)
-                segment = self._segments.pop(number)
+                number = min(numbers, key=lambda number: self.segments[number].num_bytes)
+                segment = self.segments.pop(number)
                 del self._free[number], self._empty_since[number]
                 self._free_bytes -= segment.num_bytes
                 await run_job(self._executor, remove_segments, self._segment_files, [segment], self.inodes)
@@ -275,5 +279,6 @@ class ExtentSpace:
         return self._num_promises > 0 or self._growth is not None or self._closing is not None
 
     def _announce(self) -> None:
+        self._is_awaited = False
         self._news.set()
         self._news = asyncio.Event()

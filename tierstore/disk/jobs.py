@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -25,9 +25,9 @@ async def run_job(executor: Executor, job: Callable[_P, _T], *arguments: _P.args
     return cast(_T, await _run(job, *arguments, executor=executor))
 
 
-async def to_the_end(work: Coroutine[Any, Any, _T], undo: Callable[[], Awaitable[object]] | None = None) -> _T:
+async def to_the_end(work: Coroutine[Any, Any, _T]) -> _T:
     """Await `work` to its end, as a task of its own, even if the caller is cancelled: its buffers are in use until
-    then. `undo`: called if `work` succeeded but the caller was cancelled (then CancelledError)."""
+    then."""
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
@@ -39,6 +39,4 @@ async def to_the_end(work: Coroutine[Any, Any, _T], undo: Callable[[], Awaitable
             break
     if cancelled is None:
         return task.result()
-    if task.exception() is None and undo is not None:
-        await undo()
     raise cancelled

@@ -38,7 +38,7 @@ from .forking import release_files
 from .index import Fetch, Outcome, Put
 from .jobs import run_job, to_the_end
 from .location import FileRange, Location, Written, record_seed
-from .native import NativeTransfers, is_native
+from .native import LEAST_BYTES, NativeTransfers, is_native
 from .records import decode_small_value, is_record, read_record, write_record
 from .scratch import SCRATCH_BYTES, ScratchPool
 from .segments import detect_io_mode
@@ -63,8 +63,8 @@ class LocalDisk:
     """Keeps records under a directory. A `DiskTier`, empty at first unless its file layout has kept an earlier one's
     records.
 
-    All coroutines belong to one loop and do not block it; the constructor blocks for some milliseconds. A coroutine
-    that is cancelled ends when its job has ended, and a write then leaves no record. A record may have zero bytes.
+    All coroutines belong to one loop and do not block it; the constructor blocks for some milliseconds. They must not
+    be cancelled: they own extents and buffers until their jobs have ended. A record may have zero bytes.
     After `close` all calls raise StoreClosedError; a key in use or a wrong length is the caller's error (ValueError).
 
     Args:
@@ -142,17 +142,58 @@ class LocalDisk:
         self._entries = IndexEntries(found.index, self._executor, self._space, self._budget, has_extents=has_extents)
 
     async def write(self, key: int, source: memoryview, kind: Kind) -> Stored:
-        self._check_open()
+        """The allowance must have room for the whole record as if it were not encoded."""
+        if self._closed_because is not None:
+            self._check_open()
         if key in self._locations:
             raise ValueError(f"key {key} is in use")
-        return await to_the_end(self._write(key, source, kind), undo=partial(self.discard, (key,)))
+        allowance, num_bytes = self._allowance, len(source)
+        if allowance is not None and not allowance.take(num_bytes, now := monotonic()):
+            reason = allowance.refusal(num_bytes, now)
+            raise StoreFullError(num_bytes, *self._space.usage(), reason=reason, advice=_ADVICE_ON_ALLOWANCE)
+        try:
+            if self._entries.undeleted:
+                await self._entries.delete({})
+            record = self._ordered(key, source, kind)
+            if num_bytes > (_LONGEST_VALUE_BYTES if self._inline_bytes is None else self._inline_bytes):
+                stored = await self._store_in_extent(record)
+            else:
+                stored = await self._store_as_value(record)
+        except StoreFullError as error:
+            if allowance is not None:
+                allowance.give_back(num_bytes)
+            raise naming_the_limit(error, self._directory) from error.__cause__
+        if allowance is not None:
+            allowance.give_back(num_bytes - stored.stored_bytes)
+        self._written_bytes += stored.stored_bytes
+        return stored
 
     async def read(self, key: int, destination: memoryview) -> Loaded:
-        self._check_open()
+        if self._closed_because is not None:
+            self._check_open()
         location = self._locations[key]
         if len(destination) != location.logical_bytes:
             raise ValueError(f"record {key} has {location.logical_bytes} bytes, not {len(destination)}")
-        loaded = await to_the_end(self._read(key, location, destination))
+        seed = record_seed(self.session, key) if self._has_checksums else None
+        if location.offset is None:
+            return await self._read_small(key, location, seed, destination)
+        if location.segment is None:
+            where = "the index's file"
+            place = FileRange(self._index.file.fileno(), location.offset, location.encoded_bytes, 1)
+        else:
+            where, segment = f"segment {location.segment}", self._space.segments[location.segment]
+            place = FileRange(segment.file.fileno(), location.offset, location.taken_bytes, ALIGNMENT_BYTES)
+        address = 0 if self._native is None else self._native.address_to_read(location, destination)
+        try:
+            if self._native is not None and address:
+                loaded = await self._native.read(place, location, seed, destination, address)
+            else:
+                arguments = place, location, seed, destination, self._read_turns
+                loaded = await run_job(self._executor, read_record, *arguments)
+        except Exception:
+            with translated("read", f"{where} at offset {place.offset}", _STILL_ON_DISK, key=key):
+                raise
+        self._policy.learn_read(location.logical_bytes, loaded)
         self._read_bytes += loaded.read_bytes
         return loaded
 
@@ -165,7 +206,7 @@ class LocalDisk:
         locations = {key: self._locations[key] for key in keys}
         for key in locations:
             del self._locations[key]
-        await to_the_end(self._entries.delete(locations))
+        await self._entries.delete(locations)
 
     def usage(self) -> DiskUsage:
         disk_bytes, budget_bytes = self._space.usage()
@@ -199,7 +240,7 @@ class LocalDisk:
     @property
     def is_empty(self) -> bool:
         """Whether it holds no record, and its index has refused no deletion that is still to be done."""
-        return not (self._locations or self._entries.has_undeleted)
+        return not (self._locations or self._entries.undeleted)
 
     def found_locations(self) -> dict[int, Location]:
         """A copy of where each record lies, by key."""
@@ -209,12 +250,12 @@ class LocalDisk:
         """Keep a few bytes under a number; returns when they are committed. On StoreFullError, StorageIOError and
         StoreClosedError, what was there still is."""
         self._check_open()
-        await to_the_end(self._entries.put_lease(number, blob))
+        await self._entries.put_lease(number, blob)
 
     async def delete_lease(self, number: int) -> None:
         """Returns when it is committed; where the index refuses, it is tried again with the next discard or write."""
         self._check_open()
-        await to_the_end(self._entries.delete_lease(number))
+        await self._entries.delete_lease(number)
 
     async def close(self, *, keep: bool = False) -> None:
         """As `DiskTier.close`. `keep`: leave named files for the next process, unless the index is damaged."""
@@ -245,36 +286,21 @@ class LocalDisk:
         await run_job(self._executor, self._index.close)
         await run_job(self._executor, partial(self._layout.close, keep=keep))
 
-    # --- one record. These must not be cancelled: they own extents and buffers until their jobs have ended --------
+    # --- one record -----------------------------------------------------------------------------------------------
 
-    async def _write(self, key: int, source: memoryview, kind: Kind) -> Stored:
-        """The allowance must have room for the whole record as if it were not encoded."""
-        allowance, num_bytes = self._allowance, len(source)
-        if allowance is not None and not allowance.take(num_bytes, now := monotonic()):
-            reason = allowance.refusal(num_bytes, now)
-            raise StoreFullError(num_bytes, *self._space.usage(), reason=reason, advice=_ADVICE_ON_ALLOWANCE)
-        try:
-            stored = await self._store(key, source, kind)
-        except StoreFullError as error:
-            if allowance is not None:
-                allowance.give_back(num_bytes)
-            raise naming_the_limit(error, self._directory) from error.__cause__
-        if allowance is not None:
-            allowance.give_back(num_bytes - stored.stored_bytes)
-        self._written_bytes += stored.stored_bytes
-        return stored
+    def _ordered(self, key: int, source: memoryview, kind: Kind) -> _Record:
+        num_bytes, policy = len(source), self._policy
+        seed = record_seed(self.session, key) if self._has_checksums else None
+        used_bytes = self._space.used_bytes + self._budget.value_bytes
+        is_space_short = used_bytes + num_bytes > self._budget.limit_bytes // 8 * 7
+        if policy.stays_raw(kind, num_bytes) and not is_space_short:
+            return _Record(key, source, kind, WriteOrder(NO_CODEC, max(1, kind.itemsize_bytes), seed))
+        kind = policy.kind_of(kind, source)
+        return _Record(key, source, kind, policy.order(kind, num_bytes, seed, is_space_short=is_space_short))
 
-    async def _store(self, key: int, source: memoryview, kind: Kind) -> Stored:
-        if self._entries.has_undeleted:
-            await self._entries.delete({})
-        num_bytes = len(source)
-        is_space_short = self._space.usage()[0] + num_bytes > self._budget.limit_bytes // 8 * 7
-        kind = self._policy.kind_of(kind, source)
-        order = self._policy.order(kind, num_bytes, self._seed_of(key), is_space_short=is_space_short)
-        record = _Record(key, source, kind, order)
-        if num_bytes > (_LONGEST_VALUE_BYTES if self._inline_bytes is None else self._inline_bytes):
-            return await self._store_in_extent(record)
-        charge_bytes = value_charge_bytes(num_bytes)
+    async def _store_as_value(self, record: _Record) -> Stored:
+        num_bytes = len(record.source)
+        charge_bytes = value_charge_bytes(num_bytes)  # what encoding saves is given back
         may_be_extent = self._inline_bytes is not None and num_bytes > 0
         while not self._budget.add_value(charge_bytes, may_be_extent=may_be_extent):
             if may_be_extent:  # it does not wait for room in the index
@@ -282,13 +308,9 @@ class LocalDisk:
             self._space.free_budget_for(charge_bytes)
             if not await self._space.wait_for_news():
                 raise StoreFullError(num_bytes, *self._space.usage(), advice=_ADVICE_ON_INDEX)
-        return await self._store_as_value(record, charge_bytes)
-
-    async def _store_as_value(self, record: _Record, charge_bytes: int) -> Stored:
-        """`charge_bytes` were charged for its full length; what encoding saves is given back."""
         order, job = record.order, (None, record.source, record.order, self._write_turns)
         try:
-            if order.codec == NO_CODEC and not order.probe and len(record.source) <= _QUICK_BYTES:
+            if order.codec == NO_CODEC and not order.probe and num_bytes <= _QUICK_BYTES:
                 written = write_record(*job)
             else:
                 written = await run_job(self._executor, write_record, *job)
@@ -300,16 +322,21 @@ class LocalDisk:
 
     async def _store_in_extent(self, record: _Record) -> Stored:
         num_bytes, order = len(record.source), record.order
-        is_raw = order.codec == NO_CODEC and not order.probe
-        with self._write_errors(record, "a new segment"):
-            extent = await self._take_extent(num_bytes)
+        extent = self._space.take_at_once(num_bytes) or await self._take_extent(record)
+        descriptor = self._space.segments[extent.segment].file.fileno()
+        place = FileRange(descriptor, extent.offset, extent.num_bytes, ALIGNMENT_BYTES)
+        is_raw, outcome = order.codec == NO_CODEC and not order.probe, None
         if not is_raw:
             self._space.promise()  # encoding gives a tail back
         try:
-            written, outcome = await self._fill(record, extent)
+            if is_raw and self._native is not None and num_bytes >= LEAST_BYTES:
+                written = await self._native.write(place, record.source, order)
+            else:
+                written, outcome = await run_job(self._executor, self._fill_and_enter, record, place, extent)
         except BaseException:
             self._space.give_back(extent)
-            raise
+            with self._write_errors(record, f"segment {extent.segment} at offset {extent.offset}"):
+                raise
         finally:
             if not is_raw:
                 self._space.settle_promise()
@@ -317,29 +344,22 @@ class LocalDisk:
             extent = self._space.trim(extent, written.encoded_bytes)
         return await self._enter(record, written, extent, outcome)
 
-    async def _take_extent(self, num_bytes: int) -> Extent:
+    async def _take_extent(self, record: _Record) -> Extent:
         """As `ExtentSpace.take`; where there is no room, freed small records give theirs back first."""
-        try:
+        num_bytes = len(record.source)
+        with self._write_errors(record, "a new segment"):
+            try:
+                return await self._space.take(num_bytes)
+            except StoreFullError:
+                if not await self._entries.give_back_space():
+                    raise
             return await self._space.take(num_bytes)
-        except StoreFullError:
-            if not await self._entries.give_back_space():
-                raise
-        return await self._space.take(num_bytes)
-
-    async def _fill(self, record: _Record, extent: Extent) -> tuple[Written, Outcome | None]:
-        """Write the record; with the outcome of entering it in the index, if that was tried."""
-        descriptor = self._space.descriptor(extent.segment)
-        place = FileRange(descriptor, extent.offset, extent.num_bytes, ALIGNMENT_BYTES)
-        with self._write_errors(record, f"segment {extent.segment} at offset {extent.offset}"):
-            if self._native is not None and self._native.can_write(record.order, len(record.source)):
-                return await self._native.write(place, record.source, record.order), None
-            return await run_job(self._executor, self._fill_and_enter, record, place, extent)
 
     def _fill_and_enter(self, record: _Record, place: FileRange, extent: Extent) -> tuple[Written, Outcome | None]:
         """A job: write the record, and enter it in the index at once."""
         written = write_record(place, record.source, record.order, self._write_turns)
         location = _location_of(record, written, extent.trimmed(written.encoded_bytes))
-        if not self._entries.is_for(location):
+        if not self._entries.has_extents:
             return written, None
         return written, self._entries.commit_now(Put(record.key, location, None))
 
@@ -349,53 +369,32 @@ class LocalDisk:
         """Commit a record to the index, if it belongs there and its job has not done so; after that it exists. If that
         fails, the space that it took is free again."""
         location = _location_of(record, written, extent)
-        if self._entries.is_for(location):
-            try:
-                outcome = await self._entries.put(Put(record.key, location, written.value), outcome)
-                with self._write_errors(record, "the index"):
-                    if outcome.error is not None:
-                        raise outcome.error
-            except BaseException:
+        if extent is None or self._entries.has_extents:
+            outcome = await self._entries.put(Put(record.key, location, written.value), outcome)
+            if outcome.error is not None:
                 self._entries.free(location)
-                raise
+                with self._write_errors(record, "the index"):
+                    raise outcome.error
             if extent is None:
                 location = msgspec.structs.replace(location, offset=outcome.value_offset)
         self._locations[record.key] = location
-        kind = self._policy.learn_written(record.kind, len(record.source), record.order, written)
-        checksum = written.checksum if written.codec == NO_CODEC else None
-        times = written.write_seconds, written.cpu_seconds
-        return Stored(location.taken_bytes, str(written.codec), kind, checksum, *times)
-
-    def _seed_of(self, key: int) -> int | None:
-        return record_seed(self.session, key) if self._has_checksums else None
-
-    async def _read(self, key: int, location: Location, destination: memoryview) -> Loaded:
-        seed = self._seed_of(key)
-        if location.offset is None:
-            receive = partial(decode_small_value, location, seed, destination, self._read_turns)
-            outcome = await self._entries.submit(Fetch(key, receive))
-            with translated("read", "the index", _STILL_ON_DISK, key=key):
-                if outcome.error is not None:
-                    raise outcome.error
-            return Loaded(location.encoded_bytes)
-        if location.segment is None:
-            where = "the index's file"
-            place = FileRange(self._index.file.fileno(), location.offset, location.encoded_bytes, 1)
-        else:
-            where, descriptor = f"segment {location.segment}", self._space.descriptor(location.segment)
-            place = FileRange(descriptor, location.offset, location.taken_bytes, ALIGNMENT_BYTES)
-        with translated("read", f"{where} at offset {place.offset}", _STILL_ON_DISK, key=key):
-            if self._native is not None and self._native.can_read(location, destination):
-                loaded = await self._native.read(place, location, seed, destination)
-            else:
-                arguments = place, location, seed, destination, self._read_turns
-                loaded = await run_job(self._executor, read_record, *arguments)
-        self._policy.learn_read(location.logical_bytes, loaded)
-        return loaded
+        is_raw, times = written.codec == NO_CODEC, (written.write_seconds, written.cpu_seconds)
+        codec = NO_CODEC.family if is_raw else str(written.codec)
+        kind = self._policy.learn_written(record.kind, len(record.source), record.order, written, codec)
+        return Stored(location.taken_bytes, codec, kind, written.checksum if is_raw else None, *times)
 
     def _write_errors(self, record: _Record, place: str) -> AbstractContextManager[None]:
         num_bytes, usage = len(record.source), self._space.usage()
         return translated("write", place, _STILL_IN_MEMORY, key=record.key, num_bytes=num_bytes, usage=usage)
+
+    async def _read_small(self, key: int, location: Location, seed: int | None, destination: memoryview) -> Loaded:
+        receive = partial(decode_small_value, location, seed, destination, self._read_turns)
+        outcome = await self._entries.submit(Fetch(key, receive))
+        if outcome.error is not None:
+            with translated("read", "the index", _STILL_ON_DISK, key=key):
+                raise outcome.error
+        self._read_bytes += location.encoded_bytes
+        return Loaded(location.encoded_bytes)
 
 
 def _location_of(record: _Record, written: Written, extent: Extent | None) -> Location:

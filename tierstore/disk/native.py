@@ -18,7 +18,7 @@ from .codec.floats import SWITCH
 from .codec.load import Direction
 from .linux import address_of
 from .location import FileRange, Location, Written
-from .records import RawLayout, check_head, lay_out, split_at, verify
+from .records import RawLayout, check_head, split_at, verify
 from .tier import Loaded
 
 try:
@@ -27,7 +27,7 @@ except ImportError:
     Pool = None
 
 THREAD_NAME = "ts-native"
-_LEAST_BYTES = 4096  # shorter records have no whole page of their own
+LEAST_BYTES = 4096  # shorter records have no whole page of their own
 
 
 def is_native() -> bool:
@@ -59,32 +59,34 @@ class NativeTransfers:
         self._loop.add_reader(self._pool.fileno(), self._deliver)
 
     @staticmethod
-    def can_write(order: WriteOrder, num_bytes: int) -> bool:
-        return order.codec == NO_CODEC and not order.probe and num_bytes >= _LEAST_BYTES
-
-    @staticmethod
-    def can_read(location: Location, destination: memoryview) -> bool:
-        """Whether the record is not encoded, and lies page by page where it was in memory."""
-        if location.codec != NO_CODEC.family or location.segment is None or len(destination) < _LEAST_BYTES:
-            return False
-        return (address_of(destination) + location.head_bytes) % ALIGNMENT_BYTES == 0
+    def address_to_read(location: Location, destination: memoryview) -> int:
+        """The destination's, if the record is not encoded, and lies page by page where it was in memory; else 0."""
+        if location.codec != NO_CODEC.family or location.segment is None or len(destination) < LEAST_BYTES:
+            return 0
+        address = address_of(destination)
+        return 0 if (address + location.head_bytes) % ALIGNMENT_BYTES else address
 
     async def write(self, place: FileRange, source: memoryview, order: WriteOrder) -> Written:
-        address = address_of(source)
-        layout = lay_out(address, len(source), ALIGNMENT_BYTES)
-        ended = await self._transfer("write", place, source, address, layout, order.seed)
+        """Raises OSError: the device failed."""
+        address, num_bytes = address_of(source), len(source)
+        layout = split_at(-address % ALIGNMENT_BYTES, num_bytes, ALIGNMENT_BYTES)
+        ended = await self._begin("write", place, source, address, layout, order.seed)
         checksum = None if order.seed is None else ended.checksum
         times = ended.cpu_seconds, ended.transfer_seconds
-        return Written(NO_CODEC, len(source), layout.head_bytes, checksum, None, *times, ())
+        return Written(NO_CODEC, num_bytes, layout.head_bytes, checksum, None, *times, ())
 
-    async def read(self, place: FileRange, location: Location, seed: int | None, destination: memoryview) -> Loaded:
+    async def read(
+        self, place: FileRange, location: Location, seed: int | None, destination: memoryview, address: int
+    ) -> Loaded:
+        """`address`: as `address_to_read` gives it. Raises OSError: the device failed. DamagedBytesError: these are not
+        the record's bytes."""
         check_head(location, place)
         layout = split_at(location.head_bytes, len(destination), ALIGNMENT_BYTES)
-        ended = await self._transfer("read", place, destination, address_of(destination), layout, seed)
+        ended = await self._begin("read", place, destination, address, layout, seed)
         verify(location, seed, ended.checksum)
         return Loaded(place.num_bytes, ended.transfer_seconds, ended.cpu_seconds)
 
-    async def _transfer(
+    def _begin(
         self,
         direction: Direction,
         place: FileRange,
@@ -92,24 +94,16 @@ class NativeTransfers:
         address: int,
         layout: RawLayout,
         seed: int | None,
-    ) -> _Ended:
-        """Raises OSError: the device failed."""
-        number = next(self._numbers)
-        future: asyncio.Future[_Ended] = self._loop.create_future()
-        self._pending[number] = future, memory, direction
+    ) -> asyncio.Future[_Ended]:
+        number, is_write = next(self._numbers), direction == "write"
         num_bytes = len(memory)
         side_bytes = num_bytes + -num_bytes % ALIGNMENT_BYTES - layout.interior_bytes
         at = place.descriptor, place.offset, address, num_bytes
         lengths = layout.head_bytes, layout.interior_bytes, side_bytes
-        try:
-            self._pool.submit(number, direction == "write", *at, *lengths, seed is not None, seed or 0)
-        except BaseException:
-            del self._pending[number]
-            raise
-        ended = await future
-        if ended.error:
-            raise OSError(ended.error, f"{'pwritev' if direction == 'write' else 'preadv'}: {os.strerror(ended.error)}")
-        return ended
+        self._pool.submit(number, is_write, *at, *lengths, seed is not None, seed or 0)
+        future: asyncio.Future[_Ended] = self._loop.create_future()
+        self._pending[number] = future, memory, direction  # results are taken on this thread
+        return future
 
     def _deliver(self) -> None:
         for number, *rest in self._pool.take():
@@ -117,7 +111,12 @@ class NativeTransfers:
             future, _, direction = self._pending.pop(number)
             if ended.bytes_per_second:
                 self._new_speeds.append((direction, ended.bytes_per_second))
-            if not future.cancelled():
+            if future.cancelled():
+                continue
+            if ended.error:
+                call = "pwritev" if direction == "write" else "preadv"
+                future.set_exception(OSError(ended.error, f"{call}: {os.strerror(ended.error)}"))
+            else:
                 future.set_result(ended)
 
     def stop(self) -> None:

@@ -84,7 +84,8 @@ class DriveUsage:
 
 
 class DiskTier(Protocol):
-    """Keeps records: bytes under a key. All coroutines run on the engine's loop and do not block it.
+    """Keeps records: bytes under a key. All coroutines run on the engine's loop and do not block it. Nobody cancels
+    one: it uses the caller's memory until it has ended.
 
     Attributes:
         scratch_bytes: the most working memory that its jobs hold in this process, all together.

@@ -30,7 +30,7 @@ class Books(Generic[R]):
         records: all records whose handle lives, by key.
         released: records whose handle is gone, and that nobody has accounted for yet.
         counters: totals since the store was opened. `newly_kept`: what they do not have yet; needs no lock.
-        observer: is told of every event; does nothing unless a trace is recorded.
+        observer: is told of every event, where a trace is recorded; else None.
         jobs: what is to be moved to and from disk.
         eviction: which record leaves host memory next.
         blocked: records that are solely owned, and for which there is no room; packs wait until it is empty.
@@ -54,7 +54,7 @@ class Books(Generic[R]):
         self.released: deque[R] = deque()
         self.counters = Counters()
         self.newly_kept = NewlyKept()
-        self.observer = Observer()
+        self.observer: Observer | None = None
         self.jobs = Jobs[R]()
         self.eviction = Eviction[R]()
         self.blocked: deque[R] = deque()

@@ -83,7 +83,8 @@ class Down(Generic[R]):
         may send something away even if there is room."""
         if is_planned or self._pending.must_be_scanned or not self.fits_uncharged():
             self.scan_pending(how_many)
-            self._charge_rest()
+            if self._tracked.num_bytes:
+                self._charge_rest()
         self._memory.trim()
 
     def fits_uncharged(self, nbytes: int = 0) -> bool:
@@ -105,7 +106,8 @@ class Down(Generic[R]):
         """Admit the solely owned records, among all fresh ones and `how_many` (None: all) shared ones."""
         if self._windows.tracked_bytes:
             self._windows.keep_tracked(0)
-        self._memory.register_settled()
+        if self._tracked.num_bytes:
+            self._memory.register_settled()
         for record in self._pending.take(how_many):
             if record.state is not State.PENDING:
                 continue
@@ -158,10 +160,11 @@ class Down(Generic[R]):
         next_to_spill = order.next_dirty if takes_from_backward else order.next_unasked
         next_to_drop = order.next_clean if takes_from_backward else order.next_used
         nbytes, host, staging = record.nbytes, self._windows.host, self._windows.staging
-        if not host.fits(nbytes):
+        if host.used_bytes + nbytes > host.limit_bytes:
             self._windows.grow_staging(nbytes)
-        window = staging if nbytes > host.limit_bytes or self._goes_at_once(record) else host
-        while not (self._may_move(nbytes) if window is staging else host.fits(nbytes)):
+        goes_at_once = nbytes <= host.limit_bytes and self._goes_at_once(record)
+        window = staging if goes_at_once or nbytes > host.limit_bytes else host
+        while not (goes_at_once or (self._may_move(nbytes) if window is staging else host.fits(nbytes))):
             if not (self._spill(next_to_spill()) or self.drop(next_to_drop())):
                 return False
         if record.device is None:
@@ -169,9 +172,10 @@ class Down(Generic[R]):
             self._windows.charge(record, window)
         elif not self._offload(record, window):
             return False
-        self._eviction.add_dirty(record)
         if window is staging:
             self._queue_spill(record)
+        else:
+            self._eviction.add_dirty(record)
         return True
 
     def _goes_at_once(self, record: R) -> bool:
@@ -192,7 +196,8 @@ class Down(Generic[R]):
         self._windows.charge(record, window)
         self._device.offload(record)
         self._books.counters.offloaded_bytes += record.nbytes
-        self._books.observer.offloaded(record.key, record.nbytes)
+        if (observer := self._books.observer) is not None:
+            observer.offloaded(record.key, record.nbytes)
         return True
 
     def hand_back(self, record: R) -> None:
@@ -219,31 +224,35 @@ class Down(Generic[R]):
             return False
         if not self._memory.has_sole_owner(victim):
             self.hand_back(victim)
-        elif victim.window is self._windows.staging or self._may_move(victim.nbytes, from_host=True):
-            self._queue_spill(victim)
-        elif self._unspilled and not self._jobs.num_writes:
-            # unspilled records hold the staging the victim needs
-            self._queue_spill(next(iter(self._unspilled.values())))
-        else:
-            return False
+            return True
+        if victim.window is not self._windows.staging and not self._may_move(victim.nbytes, from_host=True):
+            if not self._unspilled or self._jobs.num_writes:
+                return False
+            victim = next(iter(self._unspilled.values()))  # these hold the staging that the victim needs
+        self._eviction.remove(victim)
+        self._queue_spill(victim)
         return True
 
     def _may_move(self, nbytes: int, *, from_host: bool = False) -> bool:
         return not self._books.disk_is_full and self._windows.admits_move(nbytes, from_host=from_host)
 
     def _queue_spill(self, record: R) -> None:
-        self._unspilled.pop(record.key, None)
-        self._eviction.remove(record)
-        self._windows.charge(record, self._windows.staging)
+        """The caller has removed it from the eviction order, if it was there."""
+        if self._unspilled:
+            self._unspilled.pop(record.key, None)
+        if record.window is not self._windows.staging:
+            self._windows.charge(record, self._windows.staging)
         record.move(State.QUEUED)
         self._jobs.write(record)
-        self._books.observer.spill_queued(record.key, record.nbytes)
+        if (observer := self._books.observer) is not None:
+            observer.spill_queued(record.key, record.nbytes)
 
     def cancel_spill(self, record: R) -> None:
         """Take a QUEUED record that is asked for off the queue of writes; it becomes the last to leave."""
         self._jobs.withdraw_write(record)
         self.stay(record)
-        self._books.observer.spill_cancelled(record.key, record.nbytes)
+        if (observer := self._books.observer) is not None:
+            observer.spill_cancelled(record.key, record.nbytes)
         self._eviction.add_asked(record)
 
     @property
@@ -253,6 +262,7 @@ class Down(Generic[R]):
 
     def retry_unwritten(self) -> None:
         for record in list(self._unspilled.values()):
+            self._eviction.remove(record)
             self._queue_spill(record)
 
     def stay(self, record: R) -> None:
@@ -272,28 +282,35 @@ class Down(Generic[R]):
         self._eviction.remove(record)
         if self._books.ahead is not None:
             self._books.ahead.come_back_for(record)
-        if is_for_read:
-            self._books.explicit_prefetch.come_back_for(record)
-        else:
-            self._books.explicit_prefetch.forget_fetched(record)
+        if self._books.explicit_prefetch.is_used:
+            if is_for_read:
+                self._books.explicit_prefetch.come_back_for(record)
+            else:
+                self._books.explicit_prefetch.forget_fetched(record)
         record.nbytes = record.span_bytes
         record.fetched = record.wanted = False
-        self._device.unload(record)
+        if record.device is not None:
+            self._device.unload(record)
         self._memory.release(record)
         self.free_memory(record)
         self._memory.take_back()  # so that the next user of this room gets these very pages
         record.move(State.DISK)
-        self._books.observer.freed(record.key, record.nbytes)
+        if (observer := self._books.observer) is not None:
+            observer.freed(record.key, record.nbytes)
         return True
 
     def free_memory(self, record: R) -> None:
-        self._unspilled.pop(record.key, None)
-        self._windows.charge(record, None)
-        self._memory.free(record)
+        if self._unspilled:
+            self._unspilled.pop(record.key, None)
+        if record.window is not None:
+            self._windows.charge(record, None)
+        if record.slot is not None:
+            self._memory.free(record)
 
     def note_written(self, record: R, stored: Stored) -> None:
+        books = self._books
         record.stored_bytes = stored.stored_bytes
-        self._books.disk_bytes += stored.stored_bytes
-        self._books.disk_bytes_peak = max(self._books.disk_bytes_peak, self._books.disk_bytes)
-        self._books.counters.spilled_bytes += record.span_bytes
-        self._books.counters.written_bytes += stored.stored_bytes
+        books.disk_bytes += stored.stored_bytes
+        books.disk_bytes_peak = max(books.disk_bytes_peak, books.disk_bytes)
+        books.counters.spilled_bytes += record.span_bytes
+        books.counters.written_bytes += stored.stored_bytes

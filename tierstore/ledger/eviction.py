@@ -39,7 +39,7 @@ class EvictionOrder(Generic[R]):
 
     def add_dirty(self, record: R) -> None:
         self._dirty[record.key] = record
-        heappush(self._ranks, _rank_of(record))
+        heappush(self._ranks, record.priority << _KEY_BITS | record.key)  # as `_rank_of`, without its call
         if record.planned is PlannedTier.DISK:
             self.leaving[record.key] = record
         if len(self._ranks) > 2 * len(self._dirty) + 64:

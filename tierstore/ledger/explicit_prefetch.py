@@ -20,17 +20,20 @@ from .record import R
 
 
 class ExplicitPrefetch(Generic[R]):
-    """Records that were named and not asked for since. Keeps no bytes alive: a record does not hold its bytes.
+    """Records that were named and not asked for since. Keeps no bytes alive: a record does not hold its bytes. Only
+    those can be forgotten, or come back, for which it `is_used`: any was ever named.
 
     `peek`, `advance` and `depth` (always far) are like `Lookahead`'s. Every operation takes constant time, except
     `last_fetched`."""
 
     def __init__(self) -> None:
         self.depth = PrefetchDepth()
+        self.is_used = False
         self.waiting: OrderedDict[int, R] = OrderedDict()  # to be fetched, in this order
         self._fetched: dict[int, R] = {}  # dealt with, in this order
 
     def name(self, record: R) -> None:
+        self.is_used = True
         if record.key not in self.waiting:
             self._fetched.pop(record.key, None)
             self.waiting[record.key] = record

@@ -46,7 +46,9 @@ class ForRoom(enum.Enum):
 
 
 class Ledger(Generic[R]):
-    """All decisions of one store. It owns both ways, and is what the residency and the simulator call."""
+    """All decisions of one store. It owns both ways, and is what the residency and the simulator call.
+
+    `unaccounted`: as long as all of these are empty, `drain` has nothing to do."""
 
     def __init__(self, books: Books[R], memory: Memory[R], device: DeviceRules[R], disk_budget_bytes: int) -> None:
         self.books = books
@@ -56,6 +58,9 @@ class Ledger(Generic[R]):
         self._jobs = books.jobs
         self._memory = memory
         self._disk_budget_bytes = disk_budget_bytes
+        self.unaccounted = (
+            books.released, books.tracked.grants, device.flights, device.busy, *memory.unaccounted
+        )  # fmt: skip
         self._is_abandoned = False
 
     # --- groups on an accelerator ---------------------------------------------------------------------------------
@@ -113,7 +118,8 @@ class Ledger(Generic[R]):
             if self.books.explicit_prefetch.forget(record):
                 self.go_ahead()
             return
-        ahead.asked_for(index, record.nbytes // record.num_members, knows_dropped=self._follow(ahead))
+        knows_dropped, self.books.ahead = self.books.ahead is ahead, ahead  # as `_follow`, without its call
+        ahead.asked_for(index, record.nbytes // record.num_members, knows_dropped=knows_dropped)
         if record.state is State.DISK or record.state is State.READING:
             ahead.depth.wait()
         self.go_ahead()
@@ -223,7 +229,9 @@ class Ledger(Generic[R]):
 
         With each job that has ended comes its outcome: of a write `Stored`, of a read `Loaded`, or the error."""
         self.device.ask_anew()
-        has_changed = self.drain()  # while a record still holds its job's memory: by that a release knows of the job
+        has_changed = (
+            any(self.unaccounted) and self.drain()
+        )  # while a record still holds its job's memory: by that a release knows of the job
         for job, outcome in ended:
             match job:
                 case Write(record, _):
@@ -240,7 +248,8 @@ class Ledger(Generic[R]):
         for record in reads:
             begun.append(Read(record, self._memory.begin_read(record)))
             self._jobs.running.add(record)
-            self.books.observer.restore_began(record.key)
+            if (observer := self.books.observer) is not None:
+                observer.restore_began(record.key)
         for record in writes:
             self._begin_write(record, begun)
         if keys:
@@ -255,16 +264,19 @@ class Ledger(Generic[R]):
             return
         record.move(State.WRITING)
         self._jobs.running.add(record)
-        self.books.observer.spill_began(record.key, record.span_bytes)
+        if (observer := self.books.observer) is not None:
+            observer.spill_began(record.key, record.span_bytes)
         begun.append(Write(record, memory))
 
     def _end_write(self, record: R, outcome: Stored | Exception) -> None:
         has_moved = self._memory.has_moved(record)
-        self._end_job(record)
+        self._jobs.running.discard(record)
+        record.held = None
         self._jobs.num_writes -= 1
         if isinstance(outcome, Stored):
             self.down.note_written(record, outcome)
-        self.books.observer.spill_ended(record.key, outcome)
+        if (observer := self.books.observer) is not None:
+            observer.spill_ended(record.key, outcome)
         if record.state is not State.WRITING:
             self._end_orphaned_job(record)
         elif has_moved:
@@ -298,12 +310,14 @@ class Ledger(Generic[R]):
             self.books.spill_error = error
 
     def _end_read(self, record: R, outcome: Loaded | Exception) -> None:
-        self._end_job(record)
+        self._jobs.running.discard(record)
         self._jobs.num_reads -= 1
+        record.held = None
         if self.books.ahead is not None:
             self.books.ahead.depth.read_ended(record.key)
-        is_wanted = record.state is State.READING and record.is_alive
-        self.books.observer.restore_ended(record.key, outcome, is_wanted=is_wanted)
+        if (observer := self.books.observer) is not None:
+            is_wanted = record.state is State.READING and record.is_alive
+            observer.restore_ended(record.key, outcome, is_wanted=is_wanted)
         if record.state is not State.READING:
             self._end_orphaned_job(record)
         elif isinstance(outcome, Exception):
@@ -331,10 +345,6 @@ class Ledger(Generic[R]):
             record.move(State.DISK)
             record.cause = error if record.demanded else None
 
-    def _end_job(self, record: R) -> None:
-        self._jobs.running.discard(record)
-        self._memory.end_job(record)
-
     def _end_orphaned_job(self, record: R) -> None:
         if record.state is State.CLOSED:
             self.down.free_memory(record)
@@ -348,9 +358,10 @@ class Ledger(Generic[R]):
 
     def end_jobs(self) -> None:
         """Free the memory of all jobs. The engine has ended: no job runs any more, and none reports back."""
-        for record in list(self._jobs.running):
-            self._end_job(record)
+        for record in self._jobs.running:
+            record.held = None
             self.down.free_memory(record)
+        self._jobs.running.clear()
         self.drain()
 
     # --- the end of records -------------------------------------------------------------------------------------
@@ -366,8 +377,9 @@ class Ledger(Generic[R]):
         while released:
             self._release(released.popleft())
         self._memory.catch_up()
-        self.device.poll(seldom=True)
-        self.books.observer.changed()
+        device.poll(seldom=True)
+        if (observer := self.books.observer) is not None:
+            observer.changed()
         return True
 
     def withdraw(self, record: R) -> None:
@@ -390,21 +402,25 @@ class Ledger(Generic[R]):
         if state is State.QUEUED:
             self.books.counters.cancelled_bytes += record.nbytes
             self._jobs.withdraw_write(record)
-            self.books.observer.spill_cancelled(record.key, record.nbytes)
+            if (observer := self.books.observer) is not None:
+                observer.spill_cancelled(record.key, record.nbytes)
         elif state is State.READING:
             self._jobs.withdraw_read(record)
-            self.books.observer.restore_cancelled(record.key, record.nbytes)
+            if (observer := self.books.observer) is not None:
+                observer.restore_cancelled(record.key, record.nbytes)
         elif state is State.PENDING:
             self.books.pending.forget(record)
             if record.shared:
                 self.books.counters.kept_bytes["alive elsewhere"] += record.nbytes
         self.books.eviction.remove(record)
-        self.books.explicit_prefetch.forget(record)
+        if self.books.explicit_prefetch.is_used:
+            self.books.explicit_prefetch.forget(record)
         self._bury(record)
 
     def _bury(self, record: R) -> None:
         """Free all that a record still has, on every tier. Its handle is gone, and no job works on it."""
-        self.device.release(record)
+        if record.device is not None:
+            self.device.release(record)
         self._memory.forget(record)
         self.down.free_memory(record)
         if record.stored_bytes:

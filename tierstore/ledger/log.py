@@ -80,6 +80,8 @@ class GraphLog(Generic[T, R]):
         order: what is known of the graph, and what backward asks for. `asked`: the packs that it has asked for.
         plan: where the records belong; None: no known graph begins with these packs. `num_followed`: how many packs
             were compared with it, as long as there is one.
+        registers_large: room was short for a large tensor, so those that follow get a record at once: a tracked one
+            would get it at the next pack.
         started: backward has asked for something.
         times: of the graph on its accelerator; None: they are not taken.
         grant: by which its thread packs without the lock; None: it takes the lock. See NOTE [Grants] in `grants.py`.
@@ -123,6 +125,7 @@ class GraphLog(Generic[T, R]):
         self.asked = order.asked_for
         self.plan: Plan | None = None
         self.num_followed = 0
+        self.registers_large = False
         self.started = False
         self.times: Any = None
         self.grant: Grant | None = None
@@ -137,7 +140,6 @@ class GraphLog(Generic[T, R]):
         index = self.num_packs
         if not index:
             self.first_key = record.key
-        self.newest_node = node
         self.is_settled = False
         self.packs.append((node, record.nbytes))
         self.records.append(record)

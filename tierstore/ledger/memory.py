@@ -4,6 +4,7 @@ The store answers with tensors and slots, the simulator with numbers. No call wa
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Protocol, TypeVar
 
 from .record import RuledRecord
@@ -17,6 +18,10 @@ class Memory(Protocol[R_contra]):
     @property
     def pages(self) -> Any:
         """Free host memory. Its `cached_bytes`: how much of it is kept for the next slots."""
+
+    @property
+    def unaccounted(self) -> tuple[Collection[Any], ...]:
+        """As long as all of these are empty, nothing `has_changed`."""
 
     def has_sole_owner(self, record: R_contra) -> bool:
         """Whether nobody else holds the record's memory, or it is to be stored in any case."""
@@ -40,8 +45,6 @@ class Memory(Protocol[R_contra]):
         """Hold the record's memory for a write; returns what the worker needs. None: its handle is just dying."""
 
     def begin_read(self, record: R_contra) -> object: ...
-
-    def end_job(self, record: R_contra) -> None: ...
 
     def has_moved(self, record: R_contra) -> bool:
         """Whether the memory that a write reads was moved or resized by others while it ran."""

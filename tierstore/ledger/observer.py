@@ -1,4 +1,4 @@
-"""How a store reports moves of records. `Observer` itself, the observer when nothing is traced, ignores them."""
+"""How a store reports moves of records, where somebody observes it. `Observer` itself ignores them."""
 
 from __future__ import annotations
 

@@ -33,6 +33,7 @@ class Up(Generic[R]):
         self._jobs = books.jobs
         self._device = device
         self._memory = memory
+        self._pages = memory.pages
         self._down = down
 
     # --- from disk to host memory -------------------------------------------------------------------------------
@@ -50,11 +51,9 @@ class Up(Generic[R]):
         if windows.tracked_bytes or (may_scan and not self._down.fits_uncharged(record.nbytes)):
             self._down.scan_pending(0)
         window = windows.window_for_prefetch(record.nbytes, is_far=is_far)
-        if not demanded and not self._memory.has_room_for_read(record):
+        if not demanded and (window is None or not self._memory.has_room_for_read(record)):
             return False  # what is freed next may give it room in one piece
         if window is None:
-            if not demanded:
-                return False
             while (window := windows.window_for_prefetch(record.nbytes)) is None:
                 if not self._down.drop(self._eviction.next_clean(), is_for_read=True):
                     break
@@ -69,11 +68,13 @@ class Up(Generic[R]):
             place = f"{record.nbytes} bytes of host memory"
             raise StorageIOError("read", place, words_of(error), "the record is on disk") from error
         windows.charge(record, window)
-        self._memory.trim(is_for_read=True)
+        if self._pages.cached_bytes:
+            self._memory.trim(is_for_read=True)
         record.move(State.READING)
         record.urgent = demanded
         self._jobs.read(record, demanded=demanded)
-        self._books.observer.restore_queued(record.key, record.nbytes, demanded=demanded)
+        if (observer := self._books.observer) is not None:
+            observer.restore_queued(record.key, record.nbytes, demanded=demanded)
         return True
 
     def raise_priority(self, record: R) -> None:
@@ -119,7 +120,7 @@ class Up(Generic[R]):
             return self._down.drop(self._eviction.first_used(self._is_free_of_backward), is_for_read=True)
         used = self._eviction.next_used()
         if used is None or ahead.needs_first(used):
-            used = self._explicit.last_fetched(self._eviction.is_clean)
+            used = self._explicit.last_fetched(self._eviction.is_clean) if self._explicit.is_used else None
             if used is None:
                 return False
         return (ahead.depth.is_far or used.window is self._windows.staging) and self._down.drop(used, is_for_read=True)
@@ -152,7 +153,8 @@ class Up(Generic[R]):
         if not self._device.reload(record, must=must, next_rank=None if ahead is None else ahead.next_rank):
             return False
         self._books.counters.reloaded_bytes += record.nbytes
-        self._books.observer.reloaded(record.key, record.nbytes)
+        if (observer := self._books.observer) is not None:
+            observer.reloaded(record.key, record.nbytes)
         return True
 
     def reload_ahead(self, ahead: Lookahead[R]) -> None:

@@ -78,6 +78,7 @@ class HostWindows:
         host_bytes_peak: the most bytes that were ever charged to host and to the part that staging took from it.
         tracked_bytes: charged to staging for tracked tensors: see NOTE [Small tensors].
         group_bytes, member_bytes: the most bytes of a group, and of a tensor in one.
+        large_bytes: a tensor of more does not wait for others to leave with it.
         device_group_bytes, device_batch_bytes: the most bytes of a group, and of a batch, on an accelerator, as far as
             these windows decide.
     """
@@ -124,8 +125,9 @@ class HostWindows:
         largest_bytes = max(nbytes, self._largest_bytes, 1)
         most_bytes = self._staging_bytes + self.host_bytes // _MOST_TAKEN
         num_largest = min(_NUM_LARGEST, most_bytes // largest_bytes)
-        if num_largest > 1:
-            self._taken_bytes = max(self._taken_bytes, num_largest * largest_bytes - self._staging_bytes)
+        taken_bytes = num_largest * largest_bytes - self._staging_bytes
+        if num_largest > 1 and taken_bytes > self._taken_bytes:
+            self._taken_bytes = taken_bytes
             self.host.limit_bytes, self.staging.limit_bytes = self.limits
             self._limit_groups()
 
@@ -146,14 +148,13 @@ class HostWindows:
         room_bytes = min(self.staging.limit_bytes, self.host.limit_bytes or sys.maxsize)
         self.group_bytes = min(_MOST_TRACKED_BYTES, room_bytes // NUM_GROUPS)
         self.member_bytes = self.group_bytes // NUM_MEMBERS
+        self.large_bytes = max(self.member_bytes, SMALL_BYTES)
         self._most_beyond_bytes = max(self.group_bytes, _LEAST_TRACKED_BYTES)
         self.device_group_bytes = min(_DEVICE_GROUPS * _MOST_TRACKED_BYTES, room_bytes // NUM_GROUPS)
         self.device_batch_bytes = room_bytes // _NUM_BATCHES
 
     def may_stay_tracked(self, nbytes: int) -> bool:
-        if (
-            nbytes > self.member_bytes and nbytes > SMALL_BYTES
-        ) or self.tracked_bytes + nbytes > self._most_beyond_bytes:
+        if nbytes > self.large_bytes or self.tracked_bytes + nbytes > self._most_beyond_bytes:
             return False
         host, staging = self.host, self.staging  # as `staging.fits(nbytes + self.excess_bytes)`, without the calls
         excess_bytes = max(0, host.used_bytes - host.limit_bytes)
@@ -177,15 +178,18 @@ class HostWindows:
         """Whether `nbytes` may start to move: they fit into staging, or nothing else is moving.
 
         `from_host`: they are charged to host already."""
-        staging = self.staging
-        held_bytes = staging.used_bytes + (nbytes if from_host else nbytes + self.excess_bytes)
+        staging, host = self.staging, self.host
+        held_bytes = staging.used_bytes + nbytes
+        if not from_host and host.used_bytes > host.limit_bytes:  # as `excess_bytes`, without its call
+            held_bytes += host.used_bytes - host.limit_bytes
         return held_bytes <= staging.limit_bytes or not staging.used_bytes
 
     def window_for_prefetch(self, nbytes: int, *, is_far: bool = True) -> Window | None:
         """The window that has room for a prefetch; None: neither has. A prefetch never exceeds a limit.
 
         `is_far`: the host window may be used too, not only staging."""
-        nbytes += self.excess_bytes
-        if self.staging.fits(nbytes):
-            return self.staging
-        return self.host if is_far and self.host.fits(nbytes) else None
+        staging, host = self.staging, self.host  # no calls: every read asks, and more than once
+        nbytes += max(0, host.used_bytes - host.limit_bytes)
+        if staging.used_bytes + nbytes <= staging.limit_bytes:
+            return staging
+        return host if is_far and host.used_bytes + nbytes <= host.limit_bytes else None

@@ -83,7 +83,10 @@ def _door(closed: Closed, method: Callable[Concatenate[Any, _P], _T]) -> Callabl
                     with outside_of_modes():
                         result = entered(self, *arguments, **keywords)
                 else:
-                    result = entered(self, *arguments, **keywords)
+                    if closed is not Closed.RUNS:  # as `entered`, without its call
+                        guard.drain()
+                        guard.is_changing = True
+                    result = method(self, *arguments, **keywords)
                 guard.is_changing = False
                 if guard.jobs.has_news or guard.jobs.has_progress:
                     guard.tell()
@@ -248,7 +251,8 @@ class Guard:
             self._worker.wake()
             jobs.has_news = False
         if jobs.has_progress:
-            self.notify()
+            if self.num_waiting:
+                self.notify()
             jobs.has_progress = False
 
     def notify(self) -> None:
@@ -257,14 +261,16 @@ class Guard:
 
     def drain(self) -> None:
         """Account for everything that has died; if there was anything, let others go on."""
-        was_changing, self.is_changing = self.is_changing, True
-        if self._ledger.drain():
-            self.advance()
-        self.is_changing = was_changing
+        if any(self._ledger.unaccounted):
+            was_changing, self.is_changing = self.is_changing, True
+            if self._ledger.drain():
+                self.advance()
+            self.is_changing = was_changing
 
     def advance(self) -> None:
         self._ledger.advance()
-        self.notify()
+        if self.num_waiting:
+            self.notify()
 
     def wait(self, cause: str, record: Record | None = None) -> None:
         """Wait for progress, a second at most: the caller looks whether there was any, and waits again.
@@ -298,7 +304,8 @@ class Guard:
                 CTRL_C.hold()
         seconds = time.perf_counter() - began
         self._books.counters.stall_seconds[cause] += seconds
-        self._books.observer.stalled(seconds, cause, None if record is None else record.key)
+        if (observer := self._books.observer) is not None:
+            observer.stalled(seconds, cause, None if record is None else record.key)
         self.must_be_open()
         self._ledger.device.ask_anew()
         self.drain()

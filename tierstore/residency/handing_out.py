@@ -23,7 +23,7 @@ from ..ledger.ledger import Ledger
 from ..ledger.state import IN_MEMORY, State
 from .device import DeviceTier
 from .guard import Guard, change_if_open, is_inside_any, whole
-from .handle import Member, Record
+from .handle import Handle, Member, Record
 from .layout import Layout, describe, fits_in_storage, is_inside_modes, rebuild, rebuild_beyond
 from .outstanding import OutstandingViews
 from .torch_names import name_of_node
@@ -71,19 +71,21 @@ class HandingOut:
             StoreClosedError: the store is closed; they are gone.
         """
         guard, books = self._guard, self._books
-        if record.state is not State.CLOSED:
+        if guard.closed is not None and record.state is not State.CLOSED:
             guard.must_be_open()
         guard.drain()
-        self._check_unchanged(record, layout)
+        handle = self._check_unchanged(record, layout)
         guard.is_changing = True
         self._ledger.ask_for(record, ahead, index)
         if record.state in IN_MEMORY:
-            return self._hand_over(record, layout, reload_ahead, index, member)
+            return self._hand_over(record, handle, layout, reload_ahead, index, member)
         record.demanded += 1  # it may not leave memory again before it is handed over
         books.num_getting += 1
         try:
             self._await_bytes(record)
-            return self._hand_over(record, layout, reload_ahead, index, member)
+            handle = self._check_unchanged(record, layout)
+            guard.is_changing = True
+            return self._hand_over(record, handle, layout, reload_ahead, index, member)
         finally:
             was_changing, guard.is_changing = guard.is_changing, True
             record.demanded -= 1
@@ -146,13 +148,14 @@ class HandingOut:
 
     # --- under the lock --------------------------------------------------------------------------------------------
 
-    def _check_unchanged(self, record: Record, layout: Layout) -> torch.Tensor:
-        source = record.source
-        if source is None:
+    def _check_unchanged(self, record: Record, layout: Layout) -> Handle:
+        handle = record()
+        if handle is None:
             raise StoreClosedError(self._guard.name, "the handle was released")
-        if source._version != record.version:
-            raise ModifiedInPlaceError(describe(layout), record.version, source._version, name_of_node())
-        return source
+        version = handle.source._version
+        if version != record.version:
+            raise ModifiedInPlaceError(describe(layout), record.version, version, name_of_node())
+        return handle
 
     def _await_bytes(self, record: Record) -> None:
         if record.state is State.QUEUED:
@@ -165,17 +168,16 @@ class HandingOut:
     def _hand_over(
         self,
         record: Record,
+        handle: Handle,
         layout: Layout,
         reload_ahead: Lookahead[Record] | None,
         index: int,
         member: Member | None,
     ) -> torch.Tensor:
-        source = self._check_unchanged(record, layout)
-        self._guard.is_changing = True
         if not self._ledger.hand_over(record, reload_ahead, index):
             return self._member_alone(record, layout, member)
         self._guard.is_changing = False  # a new view that is not kept does no harm
-        return self._view_of(record, source, layout, index, member)
+        return self._view_of(record, handle, layout, index, member)
 
     def _member_alone(self, record: Record, layout: Layout, member: Member | None) -> torch.Tensor:
         """A member of a group, in memory of its own. A full device may have room for that; else its error is raised."""
@@ -192,23 +194,22 @@ class HandingOut:
         self._outstanding_views.keep(record, (view,))
         return view
 
-    def _view_of(
-        self, record: Record, source: torch.Tensor, layout: Layout, index: int, member: Member | None
-    ) -> torch.Tensor:
+    @staticmethod
+    def _view_of(record: Record, handle: Handle, layout: Layout, index: int, member: Member | None) -> torch.Tensor:
         """Return the same tensor each time: see NOTE [Stolen gradients]."""
         of: Layout | int = layout
         if member is not None:  # a traced graph asks for it without its lazy bits: that is another tensor
             of = ~index if layout.conj or layout.neg else index
-        view = record.views.get(of)
+        view = handle.views.get(of)
         if view is None:
             is_where_saved = record.slot is None and record.root is not None  # not put by hand
-            if member is not None and (handle := record()) is not None:
+            if member is not None:
                 view = handle.view_of(member, layout)
-            elif is_where_saved and not fits_in_storage(layout, source):
-                view = rebuild_beyond(source, layout)  # hooks that do nothing would give it back too
+            elif is_where_saved and not fits_in_storage(layout, handle.source):
+                view = rebuild_beyond(handle.source, layout)  # hooks that do nothing would give it back too
             else:
-                view = rebuild(source, layout, record.first_byte)
-            record.keep_view(of, view)
+                view = rebuild(handle.source, layout, record.first_byte)
+            handle.keep_view(of, view)
         return view
 
     def _raise_cause(self, record: Record) -> None:

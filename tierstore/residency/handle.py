@@ -99,11 +99,6 @@ class Record(RuledRecord):
         handle = self()
         return _NO_VIEWS if handle is None else handle.views
 
-    def keep_view(self, of: Layout | int, view: torch.Tensor) -> None:
-        handle = self()
-        if handle is not None:
-            handle.keep_view(of, view)
-
     def forget_parts(self) -> None:
         handle = self()
         if handle is not None:

@@ -52,6 +52,8 @@ class StoreMemory:
         self.register_settled = registration.register_all
         self.trim = slots.trim
         self.take_back = slots.take_back
+        tracked, holders = registration.tracked, outstanding_views.holders
+        self.unaccounted = tracked.ended, tracked.on_device.dead, slots.returned, holders
 
     @staticmethod
     def has_sole_owner(record: Record) -> bool:
@@ -80,12 +82,12 @@ class StoreMemory:
         record.slot = self._slots.allocate(record.nbytes, record.phase)
 
     def attach(self, record: Record) -> bool:
-        source, slot = record.source, record.slot
-        if source is None or slot is None:
+        handle, slot = record(), record.slot
+        if handle is None or slot is None:
             return False
         if record.device is None:
             base = self._slots.hand_out(slot)
-            source.data = in_dtype(base, record.layout.dtype)
+            handle.source.data = in_dtype(base, record.layout.dtype)
             record.address = base.data_ptr()
             claim(record, base.untyped_storage())
         return True
@@ -103,9 +105,10 @@ class StoreMemory:
 
     @staticmethod
     def begin_write(record: Record) -> BytesToWrite | None:
-        source = record.source
-        if source is None:
+        handle = record()
+        if handle is None:
             return None
+        source = handle.source
         if record.slot is not None:
             record.held, memory = record.slot, record.slot.memory
         else:
@@ -122,33 +125,31 @@ class StoreMemory:
         return record.slot.memory
 
     @staticmethod
-    def end_job(record: Record) -> None:
-        record.held = None
-
-    @staticmethod
     def has_moved(record: Record) -> bool:
         """A reference to a storage does not keep its memory in place.
 
         `share_memory_`, a queue of `torch.multiprocessing` and `UntypedStorage.resize_` replace it."""
-        held, source = record.held, record.source
-        if source is None or not isinstance(held, torch.UntypedStorage):
+        held, handle = record.held, record()
+        if handle is None or not isinstance(held, torch.UntypedStorage):
             return False
-        return storage_address(source) != record.address or held.nbytes() != record.nbytes
+        return storage_address(handle.source) != record.address or held.nbytes() != record.nbytes
 
     # --- tensors ------------------------------------------------------------------------------------------------
 
     disown = forget = staticmethod(unclaim)
 
     def release(self, record: Record) -> None:
-        source = record.source
+        handle = record()
         if record.span is not None:
             record.first_byte = record.span[0]
-        self._outstanding_views.release(record)
         record.claims = None  # as `unclaim`
+        if handle is None:
+            return
+        if handle.views:
+            self._outstanding_views.release(record)
         if record.ranges:
             record.forget_parts()
-        if source is not None:
-            source.data = self._empty if record.device is None else self._devices.streams.empty_on(record.device)
+        handle.source.data = self._empty if record.device is None else self._devices.streams.empty_on(record.device)
 
     # --- what has died ------------------------------------------------------------------------------------------
 
@@ -158,8 +159,10 @@ class StoreMemory:
         return bool(self._tracked.ended or self._tracked.on_device.dead or self._slots.returned)
 
     def catch_up(self) -> None:
-        self._tracked.drop_ended()
-        self._slots.take_back()
+        if self._tracked.ended or self._tracked.on_device.dead:
+            self._tracked.drop_ended()
+        if self._slots.returned:
+            self._slots.take_back()
 
     def give_up(self) -> None:
         self._outstanding_views.forget()

@@ -28,11 +28,7 @@ class Claims(list["weakref.ref[Record]"]):
     `clean_at`: with so many, those that hold none any more are taken out. Nested graphs save a storage once more in
     each, so all may hold one: the limit doubles, or each new claim would look at all others."""
 
-    __slots__ = ("clean_at",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.clean_at = _LEAST_CLEANED
+    clean_at = _LEAST_CLEANED
 
     def clean(self) -> None:
         self[:] = [ref for ref in self if (record := ref()) is not None and record.claims is self and record()]

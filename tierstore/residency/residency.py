@@ -113,7 +113,7 @@ class Residency:
         A write comes with its `BytesToWrite`, a read with the memory that it fills. An error closes the store before
         the lock is released."""
         guard = self.guard
-        with guard.lock:
+        with guard.mutex:  # not `lock`: it is never called on a thread that may hold one
             if guard.are_half_changed:  # `engine_ended` frees what can be freed
                 with suppress(StoreClosedError):
                     guard.must_be_open()
@@ -227,7 +227,7 @@ class Residency:
 
     # --- traces: the caller holds the lock -------------------------------------------------------------------------
 
-    def observe(self, observer: Observer) -> None:
+    def observe(self, observer: Observer | None) -> None:
         self.books.observer = observer
 
     def levels(self) -> tuple[int, ...]:

@@ -47,6 +47,7 @@ class Saving:
         self._ledger = ledger
         self._books = ledger.books
         self._down = ledger.down
+        self._windows = ledger.books.windows
         self._counters = ledger.books.counters
         self._registration = registration
         self._tracked = registration.tracked
@@ -72,7 +73,8 @@ class Saving:
         is_short |= is_planned
         if is_short and (self._books.must_act() or not self._registration.is_registered(tracked)):
             self._reclaim(is_planned=is_planned)
-            down.is_short_of(new_bytes)  # it may stay tracked now
+            if (down.is_short_of(new_bytes) or is_planned) and nbytes > self._windows.large_bytes:
+                log.registers_large = True
         guard.is_changing = True
         counters = self._counters
         counters.packed_tensors += 1
@@ -166,15 +168,15 @@ class Saving:
             StorageIOError: an earlier write failed; its bytes, and all others, are in memory.
             StoreClosedError: the store is closed.
         """
+        log.newest_node = node
         if log.leaving_bytes and self._ledger.leaves_now(log, 0):
-            log.newest_node = node
             self._registration.register_leaving(self._ledger.device_grouping(), log, may_wait=True)
         self._books.pending.settle(fresh)
         fresh.clear()
         if is_new:
             self._take_in(record)
             try:
-                self._send_out()
+                self._send_out(is_planned=record.device is None and log.plan is not None)
             except BaseException:
                 self._withdraw(record)
                 raise

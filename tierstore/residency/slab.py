@@ -99,8 +99,7 @@ class SlotWatch(Remains[torch.UntypedStorage]):
 
     __slots__ = ("slot",)
 
-    def __init__(self, storage: torch.UntypedStorage, note_death: Callable[[SlotWatch], None], slot: Slot) -> None:
-        self.slot = slot
+    slot: Slot
 
 
 class Slot:
@@ -151,7 +150,8 @@ class Slot:
         tensor = self.as_plain_tensor()  # its storage begins at the offset and keeps the region alive
         storage = tensor.untyped_storage()
         mark_as_ours(storage)
-        self.watch = SlotWatch(storage, on_return, self)
+        self.watch = watch = SlotWatch(storage, on_return)
+        watch.slot = self
         return tensor
 
 
@@ -194,10 +194,10 @@ class Slab:
         Raises:
             OSError: the system gives the process no more memory, or addresses; no slot is taken.
         """
-        size = round_up(nbytes + phase)
+        size = -(-(nbytes + phase) // _PAGE_BYTES) * _PAGE_BYTES
         if self._pools and self._pinned_for is None:
-            memory, start = pooled(size)
-            return Slot(memory, None, start + phase, nbytes, size)
+            memory, first = pooled(size)
+            return Slot(memory, None, first + phase, nbytes, size)
         if self._is_in_pieces is None:
             self._is_in_pieces = is_new_memory_locked()
         if self._is_in_pieces and self._region is None:  # a region would have all its pages from the beginning
@@ -206,9 +206,11 @@ class Slab:
             region = self._mapped()
         except OSError:  # a limit on addresses (ulimit -v, strict overcommit); most of the region would never be used
             return Slot(_map(size), None, phase, nbytes, size)
-        if self._warm.longest_bytes < size and not self._warm_up(size):
-            return Slot(_map(size), None, phase, nbytes, size)
         start = self._warm.allocate(size)
+        if start is None and self._warm_up(size):
+            start = self._warm.allocate(size)
+        if start is None:
+            return Slot(_map(size), None, phase, nbytes, size)
         for chunk in self._chunks(start, size):
             self._num_slots_in[chunk] += 1
             self._cached.pop(chunk, None)

@@ -86,7 +86,8 @@ class Slots:
         """Free a slot whose memory nobody uses."""
         self._handed_out.discard(slot)
         self.slab.free(slot)
-        self.trim(is_for_read=True)
+        if self.slab.cached_bytes:
+            self.trim(is_for_read=True)
 
     def trim(self, *, is_for_read: bool = False) -> None:
         """Give pages without a slot back to the kernel, beyond the bytes that both windows leave free.

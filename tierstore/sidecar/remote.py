@@ -122,7 +122,7 @@ class RemoteDisk:
         self._check_open()
         if key in self._records:
             raise ValueError(f"key {key} is in use")
-        return await to_the_end(self._write(key, source, kind), undo=partial(self.discard, (key,)))
+        return await self._write(key, source, kind)
 
     async def read(self, key: int, destination: memoryview) -> Loaded:
         self._check_open()
@@ -130,7 +130,7 @@ class RemoteDisk:
         num_bytes = sum(part.num_bytes for part in parts)
         if len(destination) != num_bytes:
             raise ValueError(f"record {key} has {num_bytes} bytes, not {len(destination)}")
-        return await to_the_end(self._read(key, parts, destination))
+        return await self._read(key, parts, destination)
 
     def confirms(self, key: int, memory: memoryview) -> bool:
         parts = self._records.get(key)
@@ -150,7 +150,7 @@ class RemoteDisk:
         records = [self._records[key] for key in keys]
         for key in keys:
             del self._records[key]
-        await to_the_end(self._discard([part for parts in records for part in parts]))
+        await self._discard([part for parts in records for part in parts])
 
     def usage(self) -> DiskUsage:
         opened = self._link.opened

@@ -136,12 +136,11 @@ class SharedWindow:
         was given. Not to be cancelled."""
         size = round_up(max(num_bytes, 1))
         line = self._waiting[0 if to_read else 1]
-        if line or (not to_read and self._waiting[0]) or self._free.longest_bytes < size:
+        start = None if line or (not to_read and self._waiting[0]) else self._free.allocate(size)
+        if start is None:
             waiter = _Waiter(size, asyncio.get_running_loop().create_future())
             line.append(waiter)
             start = await waiter.start
-        else:
-            start = self._free.allocate(size)
         return WindowSlot(self._slab, start, num_bytes)
 
     def give_back(self, slot: WindowSlot) -> None:
@@ -180,10 +179,10 @@ class SharedWindow:
     def _serve(self) -> None:
         for line in self._waiting:
             while line:
-                if self._free.longest_bytes < line[0].size:
+                start = self._free.allocate(line[0].size)
+                if start is None:
                     return
-                waiter = line.popleft()
-                waiter.start.set_result(self._free.allocate(waiter.size))
+                line.popleft().start.set_result(start)
 
 
 class _Waiter(NamedTuple):

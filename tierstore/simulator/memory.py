@@ -45,13 +45,15 @@ class SimulatedRegistration(RegistrationRules[SimulatedTensor, SimulatedRecord])
             return None
         return Part(tensors, [None] * len(tensors), tensors[0].saved.kind)
 
-    def _handle_of(self, tracked: SimulatedTensor) -> SimulatedHandle:
+    def new_handle(self, tracked: SimulatedTensor) -> SimulatedHandle:
         handle = SimulatedHandle()
         SimulatedRecord(handle, self._note_release, tracked)
         return handle
 
+    _handle_of = new_handle
+
     def _handle_of_group(self, group: Group[SimulatedTensor], members: Sequence[SimulatedTensor]) -> SimulatedHandle:
-        handle = self._handle_of(members[-1])
+        handle = self.new_handle(members[-1])
         handle.record.become_group(len(members), group.nbytes)
         return handle
 
@@ -81,7 +83,8 @@ class SimulatedMemory:
         self.books = Books[SimulatedRecord](windows, self.tracked, SimulatedRecord.is_sole_owner)
         self.registration = SimulatedRegistration(self.books, self.tracked)
         self.register_settled = self.registration.register_all
-        self._has_returned = False
+        self._returned: list[None] = []  # slots
+        self.unaccounted = self.tracked.ended, self._returned
 
     # --- slots and jobs -----------------------------------------------------------------------------------------------
 
@@ -116,10 +119,6 @@ class SimulatedMemory:
         return record.nbytes
 
     @staticmethod
-    def end_job(record: SimulatedRecord) -> None:
-        record.held = None
-
-    @staticmethod
     def has_moved(record: SimulatedRecord) -> bool:
         return False
 
@@ -129,13 +128,13 @@ class SimulatedMemory:
     # --- what has died ------------------------------------------------------------------------------------------------
 
     def give_back_outstanding(self) -> None:
-        self._has_returned = True
+        self._returned.append(None)
 
     def take_back(self) -> None:
-        self._has_returned = False
+        self._returned.clear()
 
     def has_changed(self) -> bool:
-        return bool(self.tracked.ended or self._has_returned)
+        return bool(self.tracked.ended or self._returned)
 
     def catch_up(self) -> None:
         self.tracked.drop_ended()

@@ -52,6 +52,8 @@ class Rank:
         self._graph: dict[int, SimulatedTensor] = {}
         self._storages: dict[int, SimulatedStorage] = {}  # by the first saved tensor of each
         self._keys = count()
+        self._fresh: list[SimulatedRecord] = []  # as `OffloadScope._fresh`
+        self._fresh_node = -1
         self._waiting: list[Resume] = []  # for progress, as training threads wait for a condition
 
     # --- the training thread ------------------------------------------------------------------------------------------
@@ -89,6 +91,7 @@ class Rank:
                 if self._log is not None and not self._graph and self._log.num_packs == len(self._workload.saved):
                     self._log = None  # nobody else holds it
             case EndScope():
+                self._settle_fresh()
                 if self._log is not None:
                     self._log.settle()
                     self._scan_owners(self._log)
@@ -109,6 +112,13 @@ class Rank:
         if log is None:
             raise RuntimeError(f"tensor {index} is packed after its graph")
         tracked = SimulatedTensor(saved, self._storages[self._root_of(index)], next(self._keys), log)
+        is_large, is_new = saved.nbytes > self.books.windows.large_bytes, not registration.may_be_registered(tracked)
+        is_new = is_new and (tracked.storage_id, saved.nbytes) not in log.num_tracked
+        if log.registers_large and is_large and is_new:
+            yield from self._register(index, tracked)
+            return
+        if self._fresh and saved.node != self._fresh_node:
+            self._settle_fresh()
         log.newest_node = saved.node
         new_bytes = 0 if (tracked.storage_id, saved.nbytes) in log.num_tracked else saved.nbytes
         is_short = down.is_short_of(new_bytes)
@@ -118,7 +128,7 @@ class Rank:
             self._drain()
             down.reclaim(NUM_SCANNED_PER_PACK, is_planned=is_planned)
             yield from self._make_room()
-            down.is_short_of(new_bytes)
+            log.registers_large |= (down.is_short_of(new_bytes) or is_planned) and is_large
         self.books.counters.packed_tensors += 1
         new_bytes = self._memory.tracked.add(tracked, saved.node, saved.nbytes)
         tracked.storage.tensors.append(weakref.ref(tracked))
@@ -129,6 +139,32 @@ class Rank:
             registration.join_if_registered(tracked)
         if log.plan is not None or index == 0:
             log.follow_plan(index, saved.node, saved.nbytes)
+
+    def _register(self, index: int, tracked: SimulatedTensor) -> Process:
+        """As `OffloadScope._register` and `Saving.save` do, for a new record."""
+        log, node, books = tracked.log, tracked.saved.node, self.books
+        fresh = self._fresh if node != self._fresh_node else []
+        tracked.handle = self._memory.registration.new_handle(tracked)
+        record = tracked.handle.record
+        self._drain()
+        log.newest_node = node
+        books.pending.settle(fresh)
+        fresh.clear()
+        books.records[record.key] = record
+        books.counters.packed_tensors += 1
+        self.ledger.down.reclaim(NUM_SCANNED_PER_PACK, is_planned=log.plan is not None)
+        yield from self._make_room()
+        tracked.index = log.append_registered(record, node)
+        self._fresh.append(record)
+        self._fresh_node = node
+        self._graph[index] = tracked
+        log.follow_plan(index, node, tracked.saved.nbytes)
+        log.assign(record, index)
+
+    def _settle_fresh(self) -> None:
+        self._drain()
+        self.books.pending.settle(self._fresh)
+        self._fresh = []
 
     def _make_room(self) -> Process:
         has_collected = False
@@ -200,7 +236,8 @@ class Rank:
         yield self._waiting.append
         seconds = self._clock.now_seconds - began_seconds
         self.books.counters.stall_seconds[cause] += seconds
-        self.books.observer.stalled(seconds, cause, None if record is None else record.key)
+        if (observer := self.books.observer) is not None:
+            observer.stalled(seconds, cause, None if record is None else record.key)
         self._drain()
 
     # --- the worker ---------------------------------------------------------------------------------------------------

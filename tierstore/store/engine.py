@@ -189,8 +189,8 @@ class Engine:
         if "handle" not in context:  # it is only about a task that nobody has looked at
             loop.default_exception_handler(context)
             return
-        self._failure = context.get("exception")
-        if self._running is not None:
+        is_first, self._failure = self._failure is None, context.get("exception")
+        if is_first and self._running is not None:
             self._running.cancel()
 
     async def _main(self, open_disk: OpenDisk) -> None:

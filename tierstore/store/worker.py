@@ -2,19 +2,22 @@
 
 It decides nothing. Whenever it is woken, and whenever jobs have ended, it takes a turn: one call of the residency,
 under the lock, reports what has ended and returns what comes next, as much as there is room for. Each job is a task
-that awaits the disk tier. Writes and reads have room of their own, so that a read never waits behind writes."""
+of the disk tier, which nobody cancels: its memory is in use until it has ended. Writes and reads have room of their
+own, so that a read never waits behind writes."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from concurrent.futures import Executor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..ledger.jobs import Discard, Job, Read, Room, Write
 from ..residency.handle import Record
 
 if TYPE_CHECKING:
-    from ..disk.tier import DiskTier
+    from ..disk.tier import DiskTier, Stored
     from ..residency.residency import Residency
 
 _NOTHING_MORE = Room(0, 0, 0)
@@ -37,15 +40,18 @@ class Worker:
         self._is_turn_due = False
         self._timer: asyncio.TimerHandle | None = None
         self._ended: list[tuple[Job[Record], Any]] = []
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     async def serve(self, stop_wanted: asyncio.Event) -> None:
-        """Take turns until the event is set and what runs by then has ended. What was not begun is abandoned."""
-        async with asyncio.TaskGroup() as self._tasks:
+        """Take turns until the event is set and what runs by then has ended, also if this is cancelled. What was not
+        begun is abandoned."""
+        try:
             self.take_turn()
-            try:
-                await stop_wanted.wait()
-            finally:
-                self._is_stopping = True
+            await stop_wanted.wait()
+        finally:
+            self._is_stopping = True
+            while self._tasks:
+                await asyncio.wait(self._tasks)
         self.take_turn()  # what has ended last
 
     def take_turn(self) -> None:
@@ -59,20 +65,48 @@ class Worker:
             self._begin(job)
 
     def _begin(self, job: Job[Record]) -> None:
+        work: Coroutine[Any, Any, Any]
         match job:
+            case Write(record, (source, kind, None)):
+                self._free_writes -= 1
+                work = self._disk.write(record.key, source, kind)
             case Write():
                 self._free_writes -= 1
-                self._tasks.create_task(self._write(job))
-            case Read():
+                work = self._write_when_ready(job)
+            case Read(record, destination):
                 self._free_reads -= 1
-                self._tasks.create_task(self._read(job))
-            case Discard():
+                work = self._disk.read(record.key, destination)
+            case Discard(keys):
                 self._free_discards -= 1
-                self._tasks.create_task(self._discard(job))
+                work = self._disk.discard(keys)
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(partial(self._end, job))
 
-    def _end(self, job: Job[Record], outcome: object, *, is_urgent: bool) -> None:
-        """Report it in the next turn, with all others that end until then."""
-        self._ended.append((job, outcome))
+    async def _write_when_ready(self, write: Write[Record]) -> Stored:
+        source, kind, ready = write.memory
+        await self._loop.run_in_executor(self._executor, ready.synchronize)
+        return await self._disk.write(write.record.key, source, kind)
+
+    def _end(self, job: Job[Record], task: asyncio.Task[Any]) -> None:
+        """Report it in the next turn, with all others that end until then. What is raised here ends the engine."""
+        self._tasks.discard(task)
+        error = task.exception()
+        match job:
+            case Write():
+                self._free_writes += 1
+                is_urgent = self._free_writes == 1  # else others may wait for room
+            case Read():
+                self._free_reads += 1
+                is_urgent = True
+            case Discard():
+                self._free_discards += 1
+                is_urgent = False
+                if error is not None:
+                    raise error  # by the contract, it cannot fail
+        if error is not None and not isinstance(error, Exception):
+            raise error
+        self._ended.append((job, task.result() if error is None else error))
         if self._is_turn_due:
             return
         if is_urgent or self._is_stopping or self._residency.guard.num_waiting:
@@ -80,27 +114,3 @@ class Worker:
             self._loop.call_soon(self.take_turn)
         elif self._timer is None:
             self._timer = self._loop.call_later(_PATIENCE_SECONDS, self.take_turn)
-
-    async def _write(self, write: Write[Record]) -> None:
-        source, kind, ready = write.memory
-        try:
-            if ready is not None:
-                await self._loop.run_in_executor(self._executor, ready.synchronize)
-            outcome: object = await self._disk.write(write.record.key, source, kind)
-        except Exception as error:  # noqa: BLE001 - delivered: the residency raises it on the thread that trains
-            outcome = error
-        self._free_writes += 1
-        self._end(write, outcome, is_urgent=self._free_writes == 1)  # else others may wait for room
-
-    async def _read(self, read: Read[Record]) -> None:
-        try:
-            outcome: object = await self._disk.read(read.record.key, read.memory)
-        except Exception as error:  # noqa: BLE001 - delivered: the residency raises it on the thread that trains
-            outcome = error
-        self._free_reads += 1
-        self._end(read, outcome, is_urgent=True)
-
-    async def _discard(self, discard: Discard) -> None:
-        await self._disk.discard(discard.keys)
-        self._free_discards += 1
-        self._end(discard, None, is_urgent=False)

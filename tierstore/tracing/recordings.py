@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from ..base.config import allowed_cores
 from ..base.system_words import words_of
 from ..errors import ConfigError, ConfigTypeError, StorageIOError
-from ..ledger.observer import Observer
 from .events import FORMAT, VERSION, Header, Machine, StoreSettings
 from .recorder import Recorder, TraceFile
 
@@ -93,7 +92,7 @@ class Recordings:
             recorder, self._current, self.recorder = self._current, None, None
         if recorder is not None:
             with self._residency.lock:
-                self._residency.observe(Observer())
+                self._residency.observe(None)
             recorder.close(deadline_seconds, reason)
 
     def request_stop(self) -> None:
@@ -123,7 +122,7 @@ class Recordings:
         with self._residency.lock:
             if not current.is_idle():
                 raise ConfigError("trace", place, f"{current.place} is still being recorded: its graphs are alive")
-            self._residency.observe(Observer())
+            self._residency.observe(None)
         self._current = None
         current.close(_DEADLINE_SECONDS)
 
@@ -131,7 +130,7 @@ class Recordings:
         recorder = self._current
         with self._residency.lock:
             if recorder is None or recorder.is_idle() or recorder.is_over():
-                self._residency.observe(Observer())
+                self._residency.observe(None)
 
 
 def header_of(store: StoreSettings) -> Header:

@@ -97,9 +97,9 @@ class _Class:
     way_seconds: float = 0.0
     figures: dict[Codec, _Figures] = field(default_factory=dict)
 
-    def is_probe_due(self, num_bytes: int) -> bool:
-        self.records_since_probe += 1
-        self.bytes_since_probe += num_bytes
+    def is_probe_due(self, num_bytes: int, num_records: int) -> bool:
+        self.records_since_probe += num_records
+        self.bytes_since_probe += num_bytes * num_records
         is_early = self.records_since_probe < min(4**self.num_probes, _MOST_PROBED_APART)
         if num_bytes < SMALLEST_PROBED_BYTES:
             return False
@@ -128,13 +128,14 @@ class CodecChooser:
         self._speeds: dict[str, float] = {}  # bytes per second, by direction
         self._classes: dict[tuple[Kind, int], _Class] = {}
 
-    def choose(self, kind: Kind, num_bytes: int, load: Load, *, is_space_short: bool) -> WriteOrder:
-        """Decide on the next record. Where space is short, the best ratio wins whatever it costs."""
+    def choose(self, kind: Kind, num_bytes: int, load: Load, *, is_space_short: bool, num_alike: int = 1) -> WriteOrder:
+        """Decide on the next record. Where space is short, the best ratio wins whatever it costs. `num_alike`: so many
+        of its class were written since it was asked, this one included; the others as they were."""
         raw = WriteOrder(NO_CODEC, max(1, kind.itemsize_bytes))
         if num_bytes < SMALLEST_PROBED_BYTES and not is_space_short:
             return raw
         found = self._class_of(kind, num_bytes)
-        raw = raw._replace(probe=found.is_probe_due(num_bytes))
+        raw = raw._replace(probe=found.is_probe_due(num_bytes, num_alike))
         if is_space_short:
             return raw._replace(codec=_smallest(found, kind))
         found.codec = self._cheapest(found, load)

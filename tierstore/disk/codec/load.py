@@ -20,16 +20,17 @@ _SMALLEST_TIMED_BYTES = 2**20  # shorter transfers time the system call, not the
 _LEAST_TRANSFERS = 4
 _LEAST_BYTES = 4 * 2**20
 _MEMORY_SECONDS = 0.5
+_MOST_NEW_SPEEDS = 64
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 class TransferClock:
     """Finds the speed of all transfers of a direction together, because a disk serves several at once. Any thread.
     Bytes are counted against the time in which any transfer runs; while writes and reads run together, each direction
-    gets its share of it. `new_speeds`: (direction, bytes per second) that nobody has taken out yet."""
+    gets its share of it. `new_speeds`: (direction, bytes per second) that nobody has taken out yet, the latest."""
 
     def __init__(self) -> None:
-        self.new_speeds: deque[tuple[Direction, float]] = deque()
+        self.new_speeds: deque[tuple[Direction, float]] = deque(maxlen=_MOST_NEW_SPEEDS)
         self._lock = threading.Lock()
         self._running = {"write": 0, "read": 0}
         self._busy_seconds = {"write": 0.0, "read": 0.0}
