@@ -16,6 +16,7 @@ import torch
 
 from tests.daemon.clients import client_of, page_of, report_of
 from tests.daemon.conftest import END_SECONDS, DaemonProcess, StartDaemon, environment_of_tests, tierstore
+from tests.waiting import until
 from tierstore import TierStore
 
 MIB = 2**20
@@ -58,6 +59,7 @@ def test_options_have_their_effect(start_daemon: StartDaemon, tmp_path: Path) ->
     assert quota_of(daemon) == 64 * MIB
     assert grace_seconds_of(daemon) == 2.5
     assert stat.S_IMODE(daemon.socket.stat().st_mode) == 0o660
+    until(lambda: "\n" in daemon.log)  # a thread writes it
     assert json.loads(daemon.log.splitlines()[0])["message"] == "ready"
     with TierStore.connect(daemon.socket, host_bytes=0) as store:
         handle = store.put(torch.zeros(MIB))

@@ -10,7 +10,7 @@ MUTATIONS = {
     },
     "test_edit_between_forward_and_backward_same_outcome": {
         "a stored tensor that was changed is refused": never(
-            "HandingOut._check_unchanged", "source._version != record.version"
+            "HandingOut._check_unchanged", "version != record.version"
         ),
         "the alias shares the version counter": replace("alias_of", "tensor.detach()", "tensor.data"),
         "a kept tensor's alias shares the version counter": replace("detached", "tensor.detach()", "tensor.data"),
@@ -32,12 +32,16 @@ MUTATIONS = {
     },
     "test_change_while_a_get_waits_is_found": {
         "a change while somebody waits for the bytes is found": replace(
-            "HandingOut._hand_over", "self._check_unchanged(record, layout)", "record.source"
+            "HandingOut.fetch",
+            "self._await_bytes(record)\nhandle = self._check_unchanged(record, layout)",
+            "self._await_bytes(record)",
         ),
     },
     "test_get_after_the_tensor_was_changed_raises": {
         "the version counter is kept when the memory goes": replace(
-            "StoreMemory.release", "source.data = ...", "record().source = torch.empty(0, dtype=source.dtype)"
+            "StoreMemory.release",
+            "handle.source.data = ...",
+            "handle.source = torch.empty(0, dtype=handle.source.dtype)",
         ),
     },
     "test_restored_bytes_saved_again_by_another_counter_are_guarded_by_it": {

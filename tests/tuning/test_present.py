@@ -60,7 +60,7 @@ def test_file_that_cannot_be_written_whole_is_not_there_and_what_it_would_say_is
     monkeypatch.setattr("tierstore.tuning.present.make_file", make_short_file)
     with pytest.raises(ConfigError, match="could not be made"):
         present(
-            Pretended(("x",), 2, 1.0), config=config, hardware=hardware_file, as_json=as_json, rounds=3, num_found=1
+            Pretended(("true",), 2, 1.0), config=config, hardware=hardware_file, as_json=as_json, rounds=3, num_found=1
         )
     assert made == [config]
     assert not config.exists()
