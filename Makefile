@@ -42,8 +42,8 @@ help:                   ## print this list
 demo: $(NATIVE)         ## train a small language model with and without the store
 	$(BIN)/tierstore demo
 
-test: $(DEV)            ## run the test suite (7 to 15 minutes on two idle cores)
-	@echo "The tests take 7 to 15 minutes on two idle cores; make test-all runs the slow ones, too."
+test: $(DEV)            ## run the test suite (6 to 15 minutes on two idle cores)
+	@echo "The tests take 6 to 15 minutes on two idle cores; make test-all runs the slow ones, too."
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 test-slow: $(DEV)       ## run the tests that make test leaves out (24 minutes)
