@@ -18,6 +18,7 @@ from tests.census import Census
 from tests.descriptors import descriptors_of
 from tierstore import TierStore
 from tierstore.demo.model import choose_vector_kernels
+from tierstore.disk.native import SWITCH
 
 MakeStore = Callable[..., TierStore]
 _CENSUS = pytest.StashKey[Census]()
@@ -36,7 +37,6 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     ):  # a shell's background; whoever is started from here inherits it
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    os.environ.setdefault("TIERSTORE_NATIVE", "0")  # what everybody has; tests/store/test_native.py has the other form
     os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")  # before MKL's first call; Intel promises the same bits with it
     choose_vector_kernels()  # else the first of two trainings that a test compares may be less exact
     num_workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
@@ -181,6 +181,12 @@ def make_store(store_directory: Path) -> Iterator[MakeStore]:
 def no_caching_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stores that are opened now have a thread that returns memory, and a slab of their own."""
     monkeypatch.setenv("TIERSTORE_ALLOCATOR", "0")
+
+
+@pytest.fixture
+def no_native_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stores that are opened now transfer all records in Python, where a test may watch or hold that."""
+    monkeypatch.setenv(SWITCH, "0")
 
 
 @pytest.fixture

@@ -17,6 +17,8 @@ from tierstore import TierStore, tiered_offload
 from tierstore.disk import records
 from tierstore.ledger.state import State
 
+pytestmark = pytest.mark.usefixtures("no_native_threads")  # `Drive` stands in for a read in Python
+
 ELEMENTS = 64 * 2**10
 NBYTES = 4 * ELEMENTS
 HOST, STAGING = 4 * NBYTES, 3 * NBYTES

@@ -57,7 +57,7 @@ def outcome_of(call: Callable[[], object]) -> str:
     return "done"
 
 
-@pytest.mark.usefixtures("garbage_at_once", "no_caching_allocator")
+@pytest.mark.usefixtures("garbage_at_once", "no_caching_allocator", "no_native_threads")
 @pytest.mark.timeout(LIMIT_SECONDS)
 @pytest.mark.parametrize("name", ["tierstore-io", "tierstore-loop", "tierstore-trace", "tierstore-memory"])
 def test_finalizer_on_a_thread_of_the_store_is_refused_what_waits(make_store: Any, tmp_path: Path, name: str) -> None:

@@ -15,6 +15,7 @@ MIB = 2**20
 ELEMENTS = 64 * 2**10  # 256 KiB: nothing of that lives in LMDB
 
 
+@pytest.mark.usefixtures("no_native_threads")
 @pytest.mark.parametrize("depth", [1, 4, 9])
 def test_io_depth_records_are_at_the_drive_at_once_each_way_and_never_more(
     depth: int, make_store: MakeStore, monkeypatch: pytest.MonkeyPatch

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, AsyncExitStack
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -124,8 +124,7 @@ class LocalDisk:
                 self._open_layout(disk_bytes)
             except BaseException:
                 if self._native is not None:
-                    self._native.stop()
-                    self._native.close()  # no thread has started yet
+                    self._native.close()
                 raise
 
     def _open_layout(self, disk_bytes: int) -> None:
@@ -277,14 +276,14 @@ class LocalDisk:
             raise StoreClosedError(str(self._directory), self._closed_because)
 
     async def _close(self, keep: bool) -> None:
-        await self._entries.settle()
-        self._locations.clear()
-        if self._native is not None:
-            self._native.stop()
-            await run_job(self._executor, self._native.close)
-        await self._space.close(keep=keep)
-        await run_job(self._executor, self._index.close)
-        await run_job(self._executor, partial(self._layout.close, keep=keep))
+        async with AsyncExitStack() as parts:  # each is closed even if one before it cannot be
+            parts.push_async_callback(run_job, self._executor, partial(self._layout.close, keep=keep))
+            parts.push_async_callback(run_job, self._executor, self._index.close)
+            parts.push_async_callback(self._space.close, keep=keep)
+            if self._native is not None:
+                parts.callback(self._native.close)
+            await self._entries.settle()
+            self._locations.clear()
 
     # --- one record -----------------------------------------------------------------------------------------------
 

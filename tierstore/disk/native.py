@@ -119,12 +119,10 @@ class NativeTransfers:
             else:
                 future.set_result(ended)
 
-    def stop(self) -> None:
-        """Take no more results. On the loop; no transfer may be in progress. `close` follows."""
-        self._loop.remove_reader(self._pool.fileno())
-
     def close(self) -> None:
-        """Blocks until the threads have ended."""
+        """On the loop; no transfer may be in progress. Blocks until the threads have ended, which they do at once. (In
+        a job, another thread's error in that job's thread would leave them and their descriptor for ever.)"""
+        self._loop.remove_reader(self._pool.fileno())
         self._pool.close()
 
     def abandon_after_fork(self) -> None:
