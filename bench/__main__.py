@@ -20,6 +20,7 @@ SUITE = (
     "pack_cost", "calls", "live_handles", "disk_throughput", "data_plane", "small_tensors", "many_lengths",
     "prefetch", "larger_than_memory", "two_drives", "training_step", "memory_limit", "freed_memory", "codec_choice",
     "packed_floats", "sidecar_throughput", "neighbours", "trainers", "memory_plan",
+    "plan_allocator",
 )  # fmt: skip
 TUNING = ("prefetch_tuning", "tuned_settings")
 """Those whose question is which settings are best."""

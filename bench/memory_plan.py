@@ -157,20 +157,20 @@ def _compared(
 
 
 def _turns_of_pair(pair: dict[str, Training]) -> list[Turn]:
-    """The second of two steps, by turns; its peak is that of both."""
-
-    def second_step(training: Training) -> Figures:
-        first, second = training.step(), training.step()
-        return second and second | {"peak_bytes": max(first["peak_bytes"], second["peak_bytes"])}
-
     return turns_of(pair, TURNS_OF_PAIR, second_step)
+
+
+def second_step(training: Training) -> Figures:
+    """Of two; its peak is that of both."""
+    first, second = training.step(), training.step()
+    return second and second | {"peak_bytes": max(first["peak_bytes"], second["peak_bytes"])}
 
 
 def _to_plain(strategy: str, turns: Sequence[Turn]) -> float | None:
     against = COMPILED if strategy == "budget" else PLAIN
     if not all(turn.get(strategy) for turn in turns):
         return None
-    return _ratio(strategy, against, turns)
+    return ratio_of(strategy, against, turns)
 
 
 def _fastest_first(turns: Sequence[Turn]) -> list[str]:
@@ -204,13 +204,13 @@ def _add_figures_of_pairs(plan: Figures, compared: Compared, limit_bytes: int) -
         statistics.median(step["step_seconds"] / step["predicted_seconds"] for step in steps) - 1
     )
     if compared.best is not None:
-        ratios = [_ratio(PLAN, compared.best, turns) for turns in compared.pairs]
+        ratios = [ratio_of(PLAN, compared.best, turns) for turns in compared.pairs]
         plan |= {f"step_to_best_in_pair_{place}": ratio for place, ratio in enumerate(ratios, start=1)}
         plan["step_to_best"] = statistics.median(ratios)
-        plan["cpu_to_best"] = _ratio(PLAN, compared.best, compared.turns, "user_seconds", "system_seconds")
+        plan["cpu_to_best"] = ratio_of(PLAN, compared.best, compared.turns, "user_seconds", "system_seconds")
 
 
-def _ratio(strategy: str, other: str, turns: Sequence[Turn], *figures: str) -> float:
+def ratio_of(strategy: str, other: str, turns: Sequence[Turn], *figures: str) -> float:
     """Of the sums of figures, by turns; without any, of the times of steps."""
 
     def of(step: Figures) -> float:

@@ -8,7 +8,8 @@ of figures.
 * *budget*: `torch.compile` with the backend "aot_eager_decomp_partition" and an `activation_memory_budget` of 0;
   *plain, compiled* is plain training by the same backend.
 * *plan*: `plan_memory(..., limit=)`, which is told the limit and nothing else, then `apply`. *plan from a file* applies
-  the plan that such a process with the same scratch folder has saved.
+  the plan that such a process with the same scratch folder has saved. *plan without the allocator* turns the caching
+  allocator off.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import torch
 from torch import nn
 
 from tierstore import MemoryPlan, TierStore, plan_memory, tiered_offload
+from tierstore.returning.caching import SWITCH
 
 from .child import command, serve
 from .peers import checkpoint_blocks
@@ -35,7 +37,7 @@ from .trainings import Figures, Loss, Run, Training, timed_step, training
 
 PLAIN, COMPILED = "plain", "plain, compiled"
 SINGLE = ("checkpoint", "every other", "offload", "budget")
-PLAN, LOADED_PLAN = "plan", "plan from a file"
+PLAN, LOADED_PLAN, PLAN_WITHOUT_ALLOCATOR = "plan", "plan from a file", "plan without the allocator"
 
 
 def plain_peak(model: str, scratch: Path) -> int:
@@ -48,6 +50,8 @@ def plain_peak(model: str, scratch: Path) -> int:
 def training_within(model: str, strategy: str, limit_bytes: int | None, scratch: Path) -> Iterator[Training]:
     """One of `MODELS` in a process of its own, with a strategy, in a memory cgroup with that limit, if there is one."""
     words = command(__name__, "train", model, strategy, limit_bytes, scratch)
+    if strategy == PLAN_WITHOUT_ALLOCATOR:
+        words = ["env", f"{SWITCH}=0", *words]
     with training(strategy, words, limit_bytes) as started:
         yield started
 
@@ -96,7 +100,7 @@ def _prepared(
         return lambda: compiled(*batch), dict
     elif strategy == "offload":
         return tiered_offload(stack.enter_context(TierStore(scratch)))(loss_of), dict
-    elif strategy in (PLAN, LOADED_PLAN):
+    elif strategy in (PLAN, LOADED_PLAN, PLAN_WITHOUT_ALLOCATOR):
         store, file = stack.enter_context(TierStore(scratch)), scratch / "plan.toml"
         if strategy == LOADED_PLAN:
             MemoryPlan.load(file).apply(model, store=store)
