@@ -65,7 +65,7 @@ __all__ = [
     "tiered_offload",
 ]
 
-__version__ = "0.4.0"
+__version__ = "0.5.0"
 
 _HOMES = {
     "Handle": ".residency.handle",
