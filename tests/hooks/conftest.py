@@ -5,6 +5,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from tests.hooks.late_copies import SeenCopies
+
 
 @pytest.fixture(autouse=True)
 def _one_thread_per_operation() -> Iterator[None]:
@@ -13,3 +15,9 @@ def _one_thread_per_operation() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(num_threads)
+
+
+@pytest.fixture
+def copies() -> Iterator[SeenCopies]:
+    with SeenCopies() as engine:
+        yield engine

@@ -3,7 +3,6 @@ from where it lies. NOTE [Groups] in `tierstore/residency/groups.py`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import pytest
@@ -11,7 +10,7 @@ import torch
 
 from tests.conftest import MakeStore
 from tests.existing import set_existing
-from tests.hooks.late_copies import LateCopies
+from tests.hooks.late_copies import LateCopies, SeenCopies
 from tests.hooks.programs import (
     assert_a_change_in_place_is_found,
     forget_after_error,
@@ -21,7 +20,6 @@ from tests.hooks.programs import (
 )
 from tests.inspect_store import inspect
 from tierstore import ModifiedInPlaceError, TierStore, tiered_offload
-from tierstore.residency.copies import Marker
 
 _KIB = 2**10
 _NUMBERS = 8 * _KIB
@@ -50,36 +48,8 @@ _BATCHES = _Size(_NUMBERS, num=20, together=4, most_copies=7, most_left=8)
 _SIZES = pytest.mark.parametrize("size", [_GROUPS, _BATCHES], ids=["groups", "batches"])
 
 
-class _Streams(LateCopies):
-    """Tells how many were copied out at once, and what was shared with which stream."""
-
-    def __init__(self, room_bytes: int | None = None) -> None:
-        super().__init__(room_bytes)
-        self.now = "first"
-        self.out: list[int] = []
-        self.shared: list[tuple[int, str]] = []
-
-    def current_stream(self, device: torch.device) -> str:
-        return f"{self.now} of {device}"
-
-    def share(self, memory: torch.Tensor, stream: str) -> None:
-        self.shared.append((memory.nbytes, stream.split()[0]))
-
-    def copy_out_many(self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor], stream: Any) -> Marker:
-        self.out.append(len(sources))
-        return super().copy_out_many(sources, targets, stream)
-
-
 @pytest.fixture
-def copies() -> Iterator[_Streams]:
-    engine = _Streams()
-    yield engine
-    engine.end()
-    assert engine.num_dead == 0, "no block is used again before its copy is over"
-
-
-@pytest.fixture
-def store(make_store: MakeStore, copies: _Streams) -> TierStore:
+def store(make_store: MakeStore, copies: SeenCopies) -> TierStore:
     """Groups are of 64 KiB at most, of tensors of 16 KiB at most; batches of 128 KiB."""
     return make_store(host_bytes="64MiB", staging_bytes="256KiB", copies=copies)
 
@@ -95,7 +65,7 @@ def _sizes(store: TierStore) -> list[int]:
 @_SIZES
 @pytest.mark.parametrize("host_bytes", ["64MiB", 0])
 def test_they_leave_and_come_back_together(
-    make_store: MakeStore, copies: _Streams, size: _Size, host_bytes: Any
+    make_store: MakeStore, copies: SeenCopies, size: _Size, host_bytes: Any
 ) -> None:
     store = make_store(host_bytes=host_bytes, staging_bytes="256KiB", copies=copies)
     expected = gradient_of(sine_chain(leaf := half_leaf(size.numbers), size.num), leaf)
@@ -120,7 +90,9 @@ def test_they_leave_and_come_back_together(
 
 
 @_SIZES
-def test_what_stays_is_in_none_and_what_leaves_by_the_plan_is(store: TierStore, copies: _Streams, size: _Size) -> None:
+def test_what_stays_is_in_none_and_what_leaves_by_the_plan_is(
+    store: TierStore, copies: SeenCopies, size: _Size
+) -> None:
     expected = gradient_of(sine_chain(leaf := half_leaf(size.numbers), size.num), leaf)
     for step in range(3):
         copies.out.clear()
@@ -161,7 +133,7 @@ def test_views_lazy_bits_and_dtypes_come_back(store: TierStore, size: _Size) -> 
 
 
 @_SIZES
-def test_graph_that_is_dropped_leaves_nothing(store: TierStore, copies: _Streams, size: _Size) -> None:
+def test_graph_that_is_dropped_leaves_nothing(store: TierStore, copies: SeenCopies, size: _Size) -> None:
     with tiered_offload(store, min_bytes=0):
         loss = sine_chain(half_leaf(size.numbers), size.num)
         assert copies.out, "while the others are saved"
@@ -187,24 +159,22 @@ def test_second_derivative_of_what_came_back(store: TierStore, size: _Size) -> N
 @_SIZES
 @pytest.mark.parametrize("num_tensors", [1, 5])
 def test_full_device_gets_one_member(make_store: MakeStore, size: _Size, num_tensors: int) -> None:
-    copies = LateCopies(num_tensors * size.nbytes)
-    store = make_store(host_bytes="64MiB", staging_bytes="256KiB", copies=copies)
-    expected = gradient_of(sine_chain(leaf := half_leaf(size.numbers), size.num), leaf)
-    for _ in range(3):
-        with tiered_offload(store, min_bytes=0):
-            loss = sine_chain(leaf, size.num)
-        copies.synchronize()  # so that no bytes are handed over which are on the device still
-        store.flush()
-        assert max(_sizes(store)) > 1
-        for _ in range(2):
-            assert torch.equal(gradient_of(loss, leaf), expected)
-        del loss
-    assert copies.num_refused
-    assert copies.num_dead == 0
-    copies.end()
+    with LateCopies(num_tensors * size.nbytes) as copies:
+        store = make_store(host_bytes="64MiB", staging_bytes="256KiB", copies=copies)
+        expected = gradient_of(sine_chain(leaf := half_leaf(size.numbers), size.num), leaf)
+        for _ in range(3):
+            with tiered_offload(store, min_bytes=0):
+                loss = sine_chain(leaf, size.num)
+            copies.synchronize()  # so that no bytes are handed over which are on the device still
+            store.flush()
+            assert max(_sizes(store)) > 1
+            for _ in range(2):
+                assert torch.equal(gradient_of(loss, leaf), expected)
+            del loss
+        assert copies.num_refused
 
 
-def _used_on_two_streams(store: TierStore, copies: _Streams, leaf: torch.Tensor) -> None:
+def _used_on_two_streams(store: TierStore, copies: SeenCopies, leaf: torch.Tensor) -> None:
     """Packed on the first and unpacked on the second, twice; then the first is the current one again."""
     for _ in range(2):
         copies.now = "first"
@@ -216,7 +186,7 @@ def _used_on_two_streams(store: TierStore, copies: _Streams, leaf: torch.Tensor)
     copies.now = "first"
 
 
-def test_memory_of_members_is_kept_for_every_stream_that_may_use_it(store: TierStore, copies: _Streams) -> None:
+def test_memory_of_members_is_kept_for_every_stream_that_may_use_it(store: TierStore, copies: SeenCopies) -> None:
     _used_on_two_streams(store, copies, leaf := half_leaf())
     with tiered_offload(store, min_bytes=0):
         loss = sine_chain(leaf, 11)
@@ -227,7 +197,7 @@ def test_memory_of_members_is_kept_for_every_stream_that_may_use_it(store: TierS
     assert torch.equal(gradient_of(loss, leaf), gradient_of(sine_chain(leaf, 11), leaf))
 
 
-def test_blocks_of_a_batch_are_kept_for_every_stream_that_may_use_them(store: TierStore, copies: _Streams) -> None:
+def test_blocks_of_a_batch_are_kept_for_every_stream_that_may_use_them(store: TierStore, copies: SeenCopies) -> None:
     _used_on_two_streams(store, copies, leaf := _leaf())
     with tiered_offload(store, min_bytes=0):
         loss = sine_chain(leaf, 9)
@@ -260,7 +230,7 @@ def test_what_others_hold_waits_once_or_while_there_is_room_and_leaves_alone(
 
 @pytest.mark.parametrize("why", ["another stream", "no room"])
 def test_each_leaves_alone_where_no_group_can_be_made(
-    store: TierStore, copies: _Streams, monkeypatch: pytest.MonkeyPatch, why: str
+    store: TierStore, copies: SeenCopies, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     leaf = half_leaf()
     with tiered_offload(store, min_bytes=0):
@@ -291,7 +261,7 @@ def test_device_without_room_for_one_member_says_where_the_bytes_are(make_store:
     copies.end()
 
 
-def test_each_has_memory_of_its_own_each_way(store: TierStore, copies: _Streams) -> None:
+def test_each_has_memory_of_its_own_each_way(store: TierStore, copies: SeenCopies) -> None:
     """So the allocator gives the blocks of forward to backward again."""
     leaf = _leaf()
     with tiered_offload(store, min_bytes=0):
@@ -305,7 +275,7 @@ def test_each_has_memory_of_its_own_each_way(store: TierStore, copies: _Streams)
     assert set(copies._targets.values()) <= {_NBYTES}
 
 
-def test_one_larger_than_half_a_batch_leaves_alone_at_once(store: TierStore, copies: _Streams) -> None:
+def test_one_larger_than_half_a_batch_leaves_alone_at_once(store: TierStore, copies: SeenCopies) -> None:
     leaf = half_leaf(2 * _NUMBERS + 1)
     with tiered_offload(store, min_bytes=0):
         loss = sine_chain(leaf, 6)
@@ -314,7 +284,7 @@ def test_one_larger_than_half_a_batch_leaves_alone_at_once(store: TierStore, cop
     assert torch.equal(gradient_of(loss, leaf), gradient_of(sine_chain(leaf, 6), leaf))
 
 
-def test_small_ones_beside_large_ones_are_gathered(store: TierStore, copies: _Streams) -> None:
+def test_small_ones_beside_large_ones_are_gathered(store: TierStore, copies: SeenCopies) -> None:
     def loss_of(leaf: torch.Tensor) -> torch.Tensor:
         value, total = leaf, leaf.new_zeros(())
         for _ in range(12):
@@ -335,7 +305,7 @@ def test_small_ones_beside_large_ones_are_gathered(store: TierStore, copies: _St
         del loss
 
 
-def test_batch_is_handed_out_where_it_lies_and_leaves_later(make_store: MakeStore, copies: _Streams) -> None:
+def test_batch_is_handed_out_where_it_lies_and_leaves_later(make_store: MakeStore, copies: SeenCopies) -> None:
     """Backward of one graph gets what has not left yet; then another graph needs the room."""
     store = make_store(host_bytes="64MiB", staging_bytes="256KiB", copies=copies)
     leaf, expected = _leaf(), gradient_of(sine_chain(_leaf_again := _leaf(), 9), _leaf_again)
@@ -368,7 +338,7 @@ def test_what_was_handed_out_and_changed_in_place_is_found(store: TierStore) -> 
     forget_after_error()
 
 
-def test_closed_store_drops_the_memory_of_batches(store: TierStore, copies: _Streams) -> None:
+def test_closed_store_drops_the_memory_of_batches(store: TierStore, copies: SeenCopies) -> None:
     leaf = _leaf()
     with tiered_offload(store, min_bytes=0):
         loss = sine_chain(leaf, 9)

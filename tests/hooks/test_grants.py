@@ -65,10 +65,8 @@ def _name(stream: Any) -> tuple[int, int]:
 
 @pytest.fixture
 def copies() -> Iterator[_Copies]:
-    engine = _Copies()
-    yield engine
-    engine.end()
-    assert engine.num_dead == 0, "no block is used again before its copy is over"
+    with _Copies() as engine:
+        yield engine
 
 
 @pytest.fixture
