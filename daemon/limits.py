@@ -9,7 +9,8 @@ from collections import Counter, defaultdict
 
 from tierstore.sidecar import messages
 
-from .sessions import Client, Session
+from .sessions import Session
+from .turns import Client
 
 _REQUEST_BYTES = 1536  # a write that is queued takes 1.3 KB
 _TASK_BYTES = 2048  # a discard that waits has a task beside it

@@ -17,20 +17,9 @@ from tierstore.sidecar import messages
 from .lanes import Lanes
 from .limits import Unsent, Waiting
 from .options import ServeSettings
-from .sessions import (
-    COUNTER,
-    KEY_BITS,
-    NUMBERS,
-    Client,
-    KeptRecord,
-    Lease,
-    RecordCount,
-    Session,
-    kept_leases,
-    new_lease,
-)
+from .sessions import COUNTER, KEY_BITS, NUMBERS, KeptRecord, Lease, RecordCount, Session, kept_leases, new_lease
 from .tasks import Stage, Tasks
-from .turns import Turn, Turns
+from .turns import Client, Turn, Turns
 
 _log = logging.getLogger("tierstore.daemon")
 

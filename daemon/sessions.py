@@ -8,7 +8,7 @@ import hmac
 import secrets
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -17,20 +17,7 @@ from tierstore.disk.tier import Kind
 from tierstore.errors import CorruptDataError, ProtocolError, QuotaExceededError, StorageIOError, StoreFullError
 from tierstore.sidecar import messages
 
-
-class Client(Protocol):
-    """The connection that a client is on, as far as those know it that the connection is made of."""
-
-    @property
-    def slab_bytes(self) -> int: ...
-
-    def hold(self) -> None: ...
-
-    def go_on(self) -> None: ...
-
-    def give_up_session(self) -> None: ...
-
-    def cut_off(self, reason: str) -> None: ...
+from .turns import Client
 
 
 class _HeldBack(NamedTuple):

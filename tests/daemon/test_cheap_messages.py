@@ -21,8 +21,8 @@ from tests.daemon.conftest import DaemonProcess, StartDaemon
 from tests.waiting import until
 from tierstore.base.threads import start_thread
 from tierstore.daemon.limits import MOST_IN_ALL_BYTES, MOST_OF_SESSION_BYTES, MOST_OF_USER_BYTES, Unsent, Waiting
-from tierstore.daemon.sessions import Client, Session
-from tierstore.daemon.turns import MOST_IN_TURN, Turn, Turns
+from tierstore.daemon.sessions import Session
+from tierstore.daemon.turns import MOST_IN_TURN, Client, Turn, Turns
 from tierstore.sidecar.channel import Channel, Pace
 from tierstore.sidecar.window import SharedSlab
 from tierstore.testing import FaultPlan, Latency, Rule
