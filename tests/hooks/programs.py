@@ -303,18 +303,23 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
-def training(name: str, num_steps: int = 3, optimizer: str = "SGD") -> Program:
-    """Some steps of training the model of that name; all gradients of all steps, and the final state."""
+def training_of(
+    make: Callable[[], nn.Module],
+    make_batch: Callable[[], Sequence[torch.Tensor]],
+    num_steps: int = 3,
+    optimizer: str = "SGD",
+    lr: float = 0.05,
+) -> Program:
+    """Some steps of training a model, which gives its loss; all losses and gradients, and the final state."""
 
-    def program(around: Around, settle: Callable[[], None]) -> list[torch.Tensor | None]:
-        make, shape = MODELS[name]
+    def program(around: Around, settle: Settle) -> Results:
         model = make()
-        steps = getattr(torch.optim, optimizer)(model.parameters(), lr=0.05)
-        results: list[torch.Tensor | None] = []
+        steps = getattr(torch.optim, optimizer)(model.parameters(), lr=lr)
+        results: Results = []
         for _ in range(num_steps):
-            batch = torch.randn(shape)
+            batch = make_batch()
             with around():
-                loss = model(batch)
+                loss = model(*batch)
             settle()
             loss.backward()
             results += [loss.detach(), *(grad if grad is None else grad.clone() for grad in grads(model))]
@@ -323,3 +328,9 @@ def training(name: str, num_steps: int = 3, optimizer: str = "SGD") -> Program:
         return results + list(model.state_dict().values())
 
     return program
+
+
+def training(name: str, num_steps: int = 3, optimizer: str = "SGD") -> Program:
+    """Of the model of that name."""
+    make, shape = MODELS[name]
+    return training_of(make, lambda: [torch.randn(shape)], num_steps, optimizer)
