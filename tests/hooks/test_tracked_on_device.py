@@ -140,19 +140,6 @@ def test_shortage_in_the_midst_of_a_node_same_bits(store: TierStore, copies: See
     assert store.stats().device_bytes == 0
 
 
-def test_known_graph_what_the_plan_leaves_on_the_device_is_tracked(store: TierStore, copies: SeenCopies) -> None:
-    num_out = []
-    for step in range(3):
-        before = copies.num_out
-        graph = _Graph(store, 10, 6 * _NBYTES)
-        assert (_num_tracked(store), len(inspect(store).records)) == ((6, 4) if step else (0, 10))
-        graph.check()
-        del graph
-        store.flush()
-        num_out.append(copies.num_out - before)
-    assert num_out == [4, 4, 4]
-
-
 def test_broken_plan_same_bits_and_no_more_than_may_stays(store: TierStore, copies: SeenCopies) -> None:
     for length in (10, 10, 14, 8, 14, 10):
         graph = _Graph(store, length, 6 * _NBYTES)
