@@ -1,8 +1,8 @@
 """Programs that are run twice, plainly and under a store, and the bits of what they compute."""
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -176,6 +176,17 @@ def in_threads(*functions: Callable[[], object]) -> None:
         thread.join()
     if errors:
         raise errors[0]
+
+
+@contextmanager
+def one_thread_per_operation() -> Iterator[None]:
+    """Where tensors are small: more threads would only wait for each other, most of all on busy cores."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
 
 
 def forget_after_error() -> None:
