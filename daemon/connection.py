@@ -143,7 +143,7 @@ class Connection:
             case messages.Open() | messages.Resume():
                 self._enter(message)
             case messages.Inspect():
-                self._reporter.answer(self)
+                self._reporter.answer_by(self.answer)
             case messages.Slab():
                 self._share(message)
             case messages.Unmap():

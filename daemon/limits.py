@@ -6,13 +6,11 @@ Answers wait for their client, perhaps for ever: who takes too few of them is cu
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING
 
 from tierstore.sidecar import messages
 
-if TYPE_CHECKING:
-    from .connection import Connection
-    from .sessions import Session
+from .sessions import Session
+from .turns import Client
 
 _REQUEST_BYTES = 1536  # a write that is queued takes 1.3 KB
 _TASK_BYTES = 2048  # a discard that waits has a task beside it
@@ -46,7 +44,7 @@ class Waiting:
     def __init__(self) -> None:
         self.in_all_bytes = 0
         self._of_user: Counter[int] = Counter()
-        self._held: dict[Connection, int] = {}  # with their users
+        self._held: dict[Client, int] = {}  # with their users
 
     def begin(self, session: Session, num_bytes: int) -> bool:
         """Count a request; returns whether its session may say more now."""
@@ -57,7 +55,7 @@ class Waiting:
         has_room = self._of_user[uid] < MOST_OF_USER_BYTES and self.in_all_bytes < MOST_IN_ALL_BYTES
         return has_room or session.waiting_bytes < MOST_OF_SESSION_BYTES
 
-    def hold(self, connection: Connection, uid: int) -> None:
+    def hold(self, connection: Client, uid: int) -> None:
         """Hold a connection back until its user's requests take less."""
         self._held[connection] = uid
         connection.hold()
@@ -73,7 +71,7 @@ class Waiting:
         if any(_has_passed(_GO_ON_SHARE * limit, now, num_bytes) for limit, now in limits):
             self._let_all_go_on()
 
-    def forget(self, connection: Connection) -> None:
+    def forget(self, connection: Client) -> None:
         self._held.pop(connection, None)
 
     def _let_all_go_on(self) -> None:
@@ -83,7 +81,7 @@ class Waiting:
             if self._of_user[uid] <= _GO_ON_SHARE * MOST_OF_USER_BYTES:
                 self._let_go_on(connection)
 
-    def _let_go_on(self, connection: Connection) -> None:
+    def _let_go_on(self, connection: Client) -> None:
         if self._held.pop(connection, None) is not None:
             connection.go_on()
 
@@ -97,9 +95,9 @@ class Unsent:
 
     def __init__(self) -> None:
         self.in_all_bytes = 0
-        self._of_user: defaultdict[int, Counter[Connection]] = defaultdict(Counter)
+        self._of_user: defaultdict[int, Counter[Client]] = defaultdict(Counter)
 
-    def count(self, connection: Connection, uid: int, num_bytes: int) -> None:
+    def count(self, connection: Client, uid: int, num_bytes: int) -> None:
         """So many more, or fewer."""
         self.in_all_bytes += num_bytes
         of_user = self._of_user[uid]
@@ -107,7 +105,7 @@ class Unsent:
         if not of_user[connection]:
             del of_user[connection]
 
-    def slowest(self, uid: int) -> Connection | None:
+    def slowest(self, uid: int) -> Client | None:
         """Who takes the fewest of its answers, among this user's, or among those of the user who has most; None: no
         limit is passed."""
         if self.in_all_bytes > MOST_IN_ALL_BYTES:

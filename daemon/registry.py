@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from collections import Counter, deque
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -20,10 +19,7 @@ from .limits import Unsent, Waiting
 from .options import ServeSettings
 from .sessions import COUNTER, KEY_BITS, NUMBERS, KeptRecord, Lease, RecordCount, Session, kept_leases, new_lease
 from .tasks import Stage, Tasks
-from .turns import Turn, Turns
-
-if TYPE_CHECKING:
-    from .connection import Connection
+from .turns import Client, Turn, Turns
 
 _log = logging.getLogger("tierstore.daemon")
 
@@ -100,7 +96,7 @@ class Registry:
         _log.info("session opened", extra=session.about())
         return session, token
 
-    def take_over(self, session: Session, connection: Connection) -> None:
+    def take_over(self, session: Session, connection: Client) -> None:
         """The client resumes the session on a new connection: the old one, which it has given up, ends."""
         self._stop_grace(session)
         old, session.connection = session.connection, connection
@@ -108,7 +104,7 @@ class Registry:
             self._drop_requests(session)
             old.give_up_session()
 
-    def lose(self, session: Session, connection: Connection) -> None:
+    def lose(self, session: Session, connection: Client) -> None:
         """A connection of this session is over. If its client is on no other, the grace period begins."""
         if session.connection is connection:
             session.connection = None

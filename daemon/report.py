@@ -24,7 +24,6 @@ from tierstore.sidecar.frames import MAX_FRAME_BYTES, frame_of
 from tierstore.sidecar.peer import program_name
 
 if TYPE_CHECKING:
-    from .connection import Connection
     from .lanes import DriveWay, Stay
     from .registry import Registry
     from .sessions import Session
@@ -273,20 +272,20 @@ class Reporter:
         self._registry = registry
         self._metrics_address = metrics_address
         self._started_at = time.monotonic()
-        self._asking: set[Connection] = set()
+        self._asking: set[Callable[[bytes], None]] = set()
 
-    def answer(self, asker: Connection) -> None:
+    def answer_by(self, answer: Callable[[bytes], None]) -> None:
         """Answer with the next report; one answer for all questions that are unanswered by then."""
-        if asker not in self._asking:
-            self._asking.add(asker)
-            self._registry.tasks.start(self._answer(asker))
+        if answer not in self._asking:
+            self._asking.add(answer)
+            self._registry.tasks.start(self._answer(answer))
 
-    async def _answer(self, asker: Connection) -> None:
+    async def _answer(self, answer: Callable[[bytes], None]) -> None:
         try:
             taken = await self.reports.get()
         finally:
-            self._asking.discard(asker)
-        asker.answer(taken.frame)
+            self._asking.discard(answer)
+        answer(taken.frame)
 
     def _take(self) -> TakenReport:
         registry, disk, now = self._registry, self._registry.disk, asyncio.get_running_loop().time()

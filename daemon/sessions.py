@@ -8,7 +8,7 @@ import hmac
 import secrets
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -17,8 +17,7 @@ from tierstore.disk.tier import Kind
 from tierstore.errors import CorruptDataError, ProtocolError, QuotaExceededError, StorageIOError, StoreFullError
 from tierstore.sidecar import messages
 
-if TYPE_CHECKING:
-    from .connection import Connection
+from .turns import Client
 
 
 class _HeldBack(NamedTuple):
@@ -190,7 +189,7 @@ class Session:
         self.disk_bytes = 0
         self.writes = WriteQueue(most_queued_bytes)
         self.is_ended = False
-        self.connection: Connection | None = None
+        self.connection: Client | None = None
         self.expiry: asyncio.TimerHandle | None = None
         self.totals: Counter[str] = Counter()
         self._jobs: Counter[int] = Counter()  # by key

@@ -12,7 +12,7 @@ import itertools
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 MOST_IN_TURN = 32
 """Frames and messages of a connection that are handled in one turn. One takes up to 20 us, with the task it starts."""
@@ -23,6 +23,21 @@ _REST_SECONDS = 0.001
 """Pause after a full turn, unless somebody asks for one, or there is nobody else; the least that the timers have. A job
 at the drive needs the interpreter's lock a dozen times: beside a client that never ends, it waited for the switch
 interval each time."""
+
+
+class Client(Protocol):
+    """The connection that a client is on, as far as those know it that the connection is made of."""
+
+    @property
+    def slab_bytes(self) -> int: ...
+
+    def hold(self) -> None: ...
+
+    def go_on(self) -> None: ...
+
+    def give_up_session(self) -> None: ...
+
+    def cut_off(self, reason: str) -> None: ...
 
 
 class Turn:

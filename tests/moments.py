@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gc
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType, FunctionType
 
-__all__ = ["MOST_MOMENTS", "Moment", "interrupt"]
+__all__ = ["Moment", "ctrl_c", "interrupt", "moments", "out_of_time"]
 
-MOST_MOMENTS = 2000
+_MOST_MOMENTS = 2000
 _SWALLOWING = ("__del__", "remove")  # the latter: of weakref.WeakValueDictionary
 
 
@@ -24,9 +25,9 @@ class Moment:
         has_come: it was called.
     """
 
-    def __init__(self, function: FunctionType, number: int, handle: Callable[[], None]) -> None:
+    def __init__(self, function: FunctionType, number: int, handle: Callable[[], object]) -> None:
         self._code = function.__code__
-        self._left = number
+        self.number = self._left = number
         self._handle = handle
         self.has_come = False
         self._collects = gc.isenabled()
@@ -54,6 +55,27 @@ class Moment:
         return frame is not None
 
 
+def moments(
+    function: FunctionType, handle: Callable[[], object], *, first: int = 1, stride: int = 1, least: int = 20
+) -> Iterator[Moment]:
+    """Each `stride`th of them, until one has not come: that is the last. AssertionError: it is not beyond `least`."""
+    for number in range(first, _MOST_MOMENTS, stride):
+        moment = Moment(function, number, handle)
+        yield moment
+        if not moment.has_come:
+            break
+    assert least < number < _MOST_MOMENTS - stride, f"{number} moments"
+
+
 def interrupt() -> None:
     """What Python does at Ctrl-C."""
     raise KeyboardInterrupt
+
+
+def ctrl_c() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+def out_of_time() -> None:
+    """What a handler does that gives a step a time limit."""
+    raise TimeoutError("the handler's own")

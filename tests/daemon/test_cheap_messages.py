@@ -20,10 +20,9 @@ from tests.daemon.clients import LONG_SECONDS, RawClient, client_of, report_of
 from tests.daemon.conftest import DaemonProcess, StartDaemon
 from tests.waiting import until
 from tierstore.base.threads import start_thread
-from tierstore.daemon.connection import Connection
 from tierstore.daemon.limits import MOST_IN_ALL_BYTES, MOST_OF_SESSION_BYTES, MOST_OF_USER_BYTES, Unsent, Waiting
 from tierstore.daemon.sessions import Session
-from tierstore.daemon.turns import MOST_IN_TURN, Turn, Turns
+from tierstore.daemon.turns import MOST_IN_TURN, Client, Turn, Turns
 from tierstore.sidecar.channel import Channel, Pace
 from tierstore.sidecar.window import SharedSlab
 from tierstore.testing import FaultPlan, Latency, Rule
@@ -356,7 +355,7 @@ def test_what_waits_is_bounded_by_user_and_in_all_and_nobody_is_held_for_ever(
             left.remove(request := left_now[0])
             session = sessions[request[0]]
             if not waiting.begin(cast(Session, session), request[1]):
-                waiting.hold(cast(Connection, session), session.lease.uid)
+                waiting.hold(cast(Client, session), session.lease.uid)
             running.append((session, request[1]))
         else:
             waiting.end(*cast(tuple[Session, int], running.pop(source.randrange(len(running)))))
@@ -369,7 +368,7 @@ def test_what_waits_is_bounded_by_user_and_in_all_and_nobody_is_held_for_ever(
 
 def test_the_slowest_of_the_user_with_too_many_answers_is_the_one_to_cut_off() -> None:
     unsent = Unsent()
-    patient, slow, other = (cast(Connection, name) for name in ("patient", "slow", "other"))
+    patient, slow, other = (cast(Client, name) for name in ("patient", "slow", "other"))
     unsent.count(patient, CROWD, MIB)
     unsent.count(slow, CROWD, MOST_OF_USER_BYTES - MIB)
     unsent.count(other, NEIGHBOUR, MOST_OF_USER_BYTES)

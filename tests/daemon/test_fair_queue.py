@@ -1,9 +1,10 @@
 """Fair shares of what is served, whatever the sizes; and who begins when, with restores first but not alone."""
 
 import asyncio
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -121,157 +122,109 @@ async def test_session_that_ends_is_forgotten_by_the_lanes(tmp_path: Path) -> No
     assert lanes.reads.queue._lines == lanes.writes.queue._lines == {}
 
 
-async def test_lanes_run_so_many_at_once_and_one_write_while_a_read_waits() -> None:
-    running, most, begun = Counter[str](), Counter[str](), list[str]()
-    doors: dict[str, asyncio.Event] = {}
+class _Drive:
+    """Lanes whose jobs are named by their session, and a number if they have one, and end when their door is open."""
 
-    async def job(name: str) -> None:
-        kind = name[0]
-        begun.append(name)
-        running[kind] += 1
-        most[kind] = max(most[kind], running[kind])
-        await doors.setdefault(name, asyncio.Event()).wait()
-        running[kind] -= 1
+    def __init__(self, tasks: asyncio.TaskGroup, *numbers: int) -> None:
+        self.lanes = Lanes(tasks.create_task, *numbers)
+        self.doors = defaultdict[str, asyncio.Event](asyncio.Event)
+        self.running, self.most = Counter[str](), Counter[str]()
+        self._begun: list[str] = []
 
-    async def turn() -> None:
-        for _ in range(5):
+    def ask(self, way: str, *names: str, uid: int = 0) -> None:
+        """For a job of each."""
+        for name in names:
+            do, dropped = partial(self._job, way, name), partial(self._begun.append, f"no {name}")
+            getattr(self.lanes, way)(int(name.split(".")[0]), 10, do, dropped, uid=uid)
+
+    async def begun(self) -> str:
+        """Those that have begun by now."""
+        for _ in range(9):
             await asyncio.sleep(0)
+        return " ".join(self._begun)
 
+    def open(self, *names: str) -> None:
+        for name in names or list(self.doors):
+            self.doors[name].set()
+
+    async def _job(self, way: str, name: str) -> None:
+        self._begun.append(name)
+        self.running[way] += 1
+        self.most[way] = max(self.most[way], self.running[way])
+        await self.doors[name].wait()
+        self.running[way] -= 1
+
+
+async def test_lanes_run_so_many_at_once_and_one_write_while_a_read_waits() -> None:
     async with asyncio.TaskGroup() as tasks:
-        lanes = Lanes(tasks.create_task, 2)
-        for number in range(3):
-            lanes.read(1, 10, lambda number=number: job(f"r{number}"))
-        for number in range(3):
-            lanes.write(1, 10, lambda number=number: job(f"w{number}"))
-        await turn()
-        assert begun == ["r0", "r1", "w0"], "r2 waits, so no other write begins"
-        assert (len(lanes.reads.queue), len(lanes.writes.queue)) == (1, 2)
-        doors["r0"].set()
-        await turn()
-        assert begun == ["r0", "r1", "w0", "r2", "w1"]
-        for name in ("r1", "r2", "w0", "w1"):
-            doors[name].set()
-        await turn()
-        doors["w2"].set()
-    assert most == {"r": 2, "w": 2}
-    assert begun[-1] == "w2"
+        drive = _Drive(tasks, 2)
+        drive.ask("read", "1.0", "1.1", "1.2")
+        drive.ask("write", "1.3", "1.4", "1.5")
+        assert await drive.begun() == "1.0 1.1 1.3", "1.2 waits, so no other write begins"
+        assert (len(drive.lanes.reads.queue), len(drive.lanes.writes.queue)) == (1, 2)
+        drive.open("1.0")
+        assert await drive.begun() == "1.0 1.1 1.3 1.2 1.4"
+        drive.open()
+        assert await drive.begun() == "1.0 1.1 1.3 1.2 1.4 1.5"
+        drive.open()
+    assert drive.most == {"read": 2, "write": 2}
 
 
 @pytest.mark.parametrize("way", ["read", "write"])
 async def test_one_place_is_left_for_others_whatever_a_session_has_queued(way: str) -> None:
-    begun: list[int] = []
-    doors = [asyncio.Event() for _ in range(4)]
-
-    async def job(session: int) -> None:
-        begun.append(session)
-        await doors[session].wait()
-
     async with asyncio.TaskGroup() as tasks:
-        lanes = Lanes(tasks.create_task, 2)
-        for session in (1, 1, 1, 1, 2, 3):
-            getattr(lanes, way)(session, 10, lambda session=session: job(session))
-        for _ in range(5):
-            await asyncio.sleep(0)
-        assert begun == [1, 1, 2], "as many of one as keep the drive busy, and one more"
-        doors[2].set()
-        for _ in range(5):
-            await asyncio.sleep(0)
-        assert begun == [1, 1, 2, 3], "the place that is free again is not the first one's either"
-        doors[1].set()
-        doors[3].set()
-    assert begun == [1, 1, 2, 3, 1, 1]
+        drive = _Drive(tasks, 2)
+        drive.ask(way, "1", "1", "1", "1", "2", "3")
+        assert await drive.begun() == "1 1 2", "as many of one as keep the drive busy, and one more"
+        drive.open("2")
+        assert await drive.begun() == "1 1 2 3", "the place that is free again is not the first one's either"
+        drive.open()
+    assert await drive.begun() == "1 1 2 3 1 1"
 
 
 @pytest.mark.parametrize("way", ["read", "write"])
 async def test_one_place_is_left_for_other_users_however_many_sessions_one_has(way: str) -> None:
-    begun: list[int] = []
-    door = asyncio.Event()
-
-    async def job(session: int) -> None:
-        begun.append(session)
-        await door.wait()
-
     async with asyncio.TaskGroup() as tasks:
-        lanes = Lanes(tasks.create_task, 2)
-        for session in range(10):
-            getattr(lanes, way)(session, 10, lambda session=session: job(session), uid=1)
-        for _ in range(5):
-            await asyncio.sleep(0)
-        assert begun == [0, 1, 2]
-        getattr(lanes, way)(99, 10, lambda: job(99), uid=2)
-        for _ in range(5):
-            await asyncio.sleep(0)
-        assert begun == [0, 1, 2, 99]
-        door.set()
-    assert sorted(begun) == [*range(10), 99]
+        drive = _Drive(tasks, 2)
+        drive.ask(way, *map(str, range(10)), uid=1)
+        assert await drive.begun() == "0 1 2"
+        drive.ask(way, "99", uid=2)
+        assert await drive.begun() == "0 1 2 99"
+        drive.open(*map(str, range(10)), "99")
+    assert sorted(map(int, (await drive.begun()).split())) == [*range(10), 99]
 
 
 async def test_writes_that_wait_for_reads_begin_when_those_are_dropped() -> None:
-    begun: list[str] = []
-    door = asyncio.Event()
-
-    async def job(name: str) -> None:
-        begun.append(name)
-        await door.wait()
-
     async with asyncio.TaskGroup() as tasks:
-        lanes = Lanes(tasks.create_task, 1)
-        for name in ("r0", "r1"):
-            lanes.read(1, 10, lambda name=name: job(name), lambda name=name: begun.append(f"no {name}"))
-        for session in (1, 2):
-            lanes.write(session, 10, lambda session=session: job(f"w{session}"))
-        for _ in range(5):
-            await asyncio.sleep(0)
-        assert begun == ["r0", "w1"]
-        for dropped in lanes.drop(1):
+        drive = _Drive(tasks, 1)
+        drive.ask("read", "1.0", "1.1")
+        drive.ask("write", "1.2", "2")
+        assert await drive.begun() == "1.0 1.2"
+        for dropped in drive.lanes.drop(1):
             dropped()
-        for _ in range(5):
-            await asyncio.sleep(0)
-        assert begun == ["r0", "w1", "no r1", "w2"]
-        door.set()
+        assert await drive.begun() == "1.0 1.2 no 1.1 2"
+        drive.open()
 
 
 async def test_writes_that_take_a_core_each_are_fewer_than_others_may_begin() -> None:
-    begun: list[int] = []
-    door = asyncio.Event()
-
-    async def job(session: int) -> None:
-        begun.append(session)
-        await door.wait()
-
     async with asyncio.TaskGroup() as tasks:
-        lanes = Lanes(tasks.create_task, 4, 2)
-        for session in (1, 1, 1, 1, 2, 3):
-            lanes.write(session, 10, lambda session=session: job(session))
-        for _ in range(5):
-            await asyncio.sleep(0)
-        assert begun == [1, 1, 2, 3]
-        door.set()
+        drive = _Drive(tasks, 4, 2)
+        drive.ask("write", "1", "1", "1", "1", "2", "3")
+        assert await drive.begun() == "1 1 2 3"
+        drive.open()
 
 
 async def test_writes_that_take_a_core_each_are_fewer_of_a_user_where_there_are_others() -> None:
-    begun: list[int] = []
-    door, ended = asyncio.Event(), asyncio.Event()
-    ended.set()
-
-    async def job(session: int, until: asyncio.Event = door) -> None:
-        begun.append(session)
-        await until.wait()
-
     async with asyncio.TaskGroup() as tasks:
-        lanes = Lanes(tasks.create_task, 4, 2)
-        lanes.write(9, 10, lambda: job(9, ended), uid=2)
-        for session in range(8):
-            lanes.write(session, 10, lambda session=session: job(session), uid=1)
-        for _ in range(9):
-            await asyncio.sleep(0)
-        assert begun == [9, 0, 1, 2]
-        lanes.forget(9)
-        lanes.write(8, 10, lambda: job(8), uid=1)
-        for _ in range(5):
-            await asyncio.sleep(0)
-        assert begun == [9, 0, 1, 2, 3, 4], "as many as keep the drive busy, and one more"
-        door.set()
+        drive = _Drive(tasks, 4, 2)
+        drive.open("9")
+        drive.ask("write", "9", uid=2)
+        drive.ask("write", *map(str, range(8)), uid=1)
+        assert await drive.begun() == "9 0 1 2"
+        drive.lanes.forget(9)
+        drive.ask("write", "8", uid=1)
+        assert await drive.begun() == "9 0 1 2 3 4", "as many as keep the drive busy, and one more"
+        drive.open(*map(str, range(9)))
 
 
 class _Endless:

@@ -3,13 +3,18 @@
 from collections.abc import Iterator
 
 import pytest
-import torch
+
+from tests.hooks.late_copies import SeenCopies
+from tests.hooks.programs import one_thread_per_operation
 
 
 @pytest.fixture(autouse=True)
 def _one_thread_per_operation() -> Iterator[None]:
-    """The tensors here are small: more threads would only wait for each other."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
+    with one_thread_per_operation():
+        yield
+
+
+@pytest.fixture
+def copies() -> Iterator[SeenCopies]:
+    with SeenCopies() as engine:
+        yield engine

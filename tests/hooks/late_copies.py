@@ -2,7 +2,8 @@
 
 import threading
 import weakref
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ import torch
 from tierstore.residency.copies import Marker
 from tierstore.testing import SimulatedCopies
 
-__all__ = ["LateCopies"]
+__all__ = ["LateCopies", "SeenCopies"]
 
 _NUM_QUERIES = 3
 
@@ -47,6 +48,33 @@ class LateCopies(SimulatedCopies):
                 self.stream.popleft().make()
 
     end = synchronize
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+        assert self.num_dead == 0, "no block is used again before its copy is over"
+
+
+class SeenCopies(LateCopies):
+    """Tells how many were copied out at once and from which stream, and what was shared with which. `now`: the name of
+    the current stream."""
+
+    def __init__(self, room_bytes: int | None = None) -> None:
+        super().__init__(room_bytes)
+        self.now = "first"
+        self.out: list[int] = []
+        self.copied_from: Counter[str] = Counter()
+        self.shared: list[tuple[int, str]] = []
+
+    def current_stream(self, device: torch.device) -> str:
+        return f"{self.now} of {device}"
+
+    def share(self, memory: torch.Tensor, stream: str) -> None:
+        self.shared.append((memory.nbytes, stream.split()[0]))
+
+    def copy_out_many(self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor], stream: Any) -> Marker:
+        self.out.append(len(sources))
+        self.copied_from[stream.split()[0]] += len(sources)
+        return super().copy_out_many(sources, targets, stream)
 
 
 class _Block:

@@ -1,8 +1,8 @@
 """Programs that are run twice, plainly and under a store, and the bits of what they compute."""
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -178,6 +178,17 @@ def in_threads(*functions: Callable[[], object]) -> None:
         raise errors[0]
 
 
+@contextmanager
+def one_thread_per_operation() -> Iterator[None]:
+    """Where tensors are small: more threads would only wait for each other, most of all on busy cores."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
+
+
 def forget_after_error() -> None:
     """After an error in backward, autograd's queue on this thread keeps what it had not come to, until the next one."""
     torch.zeros((), requires_grad=True).backward()
@@ -303,18 +314,23 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
-def training(name: str, num_steps: int = 3, optimizer: str = "SGD") -> Program:
-    """Some steps of training the model of that name; all gradients of all steps, and the final state."""
+def training_of(
+    make: Callable[[], nn.Module],
+    make_batch: Callable[[], Sequence[torch.Tensor]],
+    num_steps: int = 3,
+    optimizer: str = "SGD",
+    lr: float = 0.05,
+) -> Program:
+    """Some steps of training a model, which gives its loss; all losses and gradients, and the final state."""
 
-    def program(around: Around, settle: Callable[[], None]) -> list[torch.Tensor | None]:
-        make, shape = MODELS[name]
+    def program(around: Around, settle: Settle) -> Results:
         model = make()
-        steps = getattr(torch.optim, optimizer)(model.parameters(), lr=0.05)
-        results: list[torch.Tensor | None] = []
+        steps = getattr(torch.optim, optimizer)(model.parameters(), lr=lr)
+        results: Results = []
         for _ in range(num_steps):
-            batch = torch.randn(shape)
+            batch = make_batch()
             with around():
-                loss = model(batch)
+                loss = model(*batch)
             settle()
             loss.backward()
             results += [loss.detach(), *(grad if grad is None else grad.clone() for grad in grads(model))]
@@ -323,3 +339,9 @@ def training(name: str, num_steps: int = 3, optimizer: str = "SGD") -> Program:
         return results + list(model.state_dict().values())
 
     return program
+
+
+def training(name: str, num_steps: int = 3, optimizer: str = "SGD") -> Program:
+    """Of the model of that name."""
+    make, shape = MODELS[name]
+    return training_of(make, lambda: [torch.randn(shape)], num_steps, optimizer)

@@ -1,24 +1,20 @@
 """Ctrl-C while a scope is entered or left, at each moment: its hooks do not stay on the thread."""
 
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from tests.moments import MOST_MOMENTS, Moment, interrupt
+from tests.moments import interrupt, moments
 from tierstore import StoreClosedError, TierStore, keep_resident, tiered_offload
 
 
-def interrupted_step(store: TierStore, function: Any, number: int) -> Moment:
+def interrupted_step(store: TierStore, moment: AbstractContextManager[object]) -> None:
     weight = torch.ones(1000, requires_grad=True)
-    with Moment(function, number, interrupt) as moment:
-        try:
-            with tiered_offload(store, min_bytes=0):
-                (weight * weight).exp()
-        except KeyboardInterrupt:
-            pass
-    return moment
+    with suppress(KeyboardInterrupt), moment, tiered_offload(store, min_bytes=0):
+        (weight * weight).exp()
 
 
 @pytest.mark.parametrize(
@@ -29,17 +25,14 @@ def interrupted_step(store: TierStore, function: Any, number: int) -> Moment:
 )
 def test_scope_interrupted_at_any_moment_leaves_no_hooks(make_store: Any, function: Any, first: int) -> None:
     store = make_store(host_bytes=0)
-    interrupted_step(store, function, MOST_MOMENTS)  # what is done once (caches of typing) would shift the moments
-    for number in range(first, MOST_MOMENTS):
-        moment = interrupted_step(store, function, number)
-        assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None, f"moment {number}"
-        if not moment.has_come:
-            break
+    interrupted_step(store, nullcontext())  # what is done once (caches of typing) would shift the moments
+    for moment in moments(function, interrupt, first=first, least=first + 5):
+        interrupted_step(store, moment)
+        assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None, f"moment {moment.number}"
         try:
             store.flush()
         except StoreClosedError:
             store = make_store(host_bytes=0)
-    assert first + 5 < number < MOST_MOMENTS - 1
 
 
 def hooks_of_thread() -> list[Any]:
@@ -60,15 +53,8 @@ def test_keep_resident_interrupted_at_any_moment_leaves_the_hooks_around_it(
 ) -> None:
     with tiered_offload(make_store()), saved_tensors_hooks(abs, abs), saved_tensors_hooks(abs, abs):
         around = hooks_of_thread()
-        for number in range(first, MOST_MOMENTS):
-            with Moment(getattr(keep_resident, name), number, interrupt) as moment:
-                try:
-                    with keep_resident(hooks=has_hooks):
-                        pass
-                except KeyboardInterrupt:
-                    pass
-            assert hooks_of_thread() == around, f"moment {number}"
-            if not moment.has_come:
-                break
+        for moment in moments(getattr(keep_resident, name), interrupt, first=first, least=first + 3):
+            with suppress(KeyboardInterrupt), moment, keep_resident(hooks=has_hooks):
+                pass
+            assert hooks_of_thread() == around, f"moment {moment.number}"
     assert hooks_of_thread() == []
-    assert first + 3 < number < MOST_MOMENTS - 1

@@ -77,7 +77,9 @@ def assert_round_trip(store: TierStore, make: Callable[[], torch.Tensor]) -> Non
     assert len(seen) == 1
 
 
-@pytest.mark.parametrize("options", [{"codec": "none"}, {"codec": "shuffle-zstd", "inline_bytes": None}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"codec": "none"}, {"codec": "shuffle-zstd", "inline_bytes": None}, {"host_bytes": "1GiB"}], ids=str
+)
 def test_any_dtype_and_geometry_same_values_and_strides(make_store: MakeStore, options: dict[str, Any]) -> None:
     store = make_store(**options)
     for dtype, cut in product(DTYPES, GEOMETRIES.values()):

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from tests.conftest import MakeStore
 from tests.descriptors import descriptors_of
-from tests.hooks.programs import Around, Program, Results, Settle, assert_same_gradients, grads
+from tests.hooks.programs import assert_same_gradients, training_of
 from tests.store.test_floats import BOTH_WAYS, use
 from tierstore import CorruptDataError, TierStore
 from tierstore.demo.model import ByteTransformer, ModelShape, random_batch
@@ -54,26 +54,6 @@ class ReluNet(nn.Module):
         return functional.cross_entropy(self.layers(torch.randn(8, 3, 32, 32)), torch.randint(10, (8,)))
 
 
-def training(make: Callable[[], nn.Module], num_steps: int = 6) -> Program:
-    """Losses and gradients of all steps, and the final state."""
-
-    def program(around: Around, settle: Settle) -> Results:
-        model = make()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-        results: Results = []
-        for _ in range(num_steps):
-            with around():
-                loss = model()
-            settle()
-            loss.backward()
-            results += [loss.detach(), *(None if grad is None else grad.clone() for grad in grads(model))]
-            optimizer.step()
-            optimizer.zero_grad()
-        return [*results, *model.state_dict().values()]
-
-    return program
-
-
 @BOTH_WAYS
 @pytest.mark.parametrize(("make", "most"), [(Decoder, 0.8), (ReluNet, 0.75)], ids=["decoder", "convolutions"])
 def test_training_with_everything_packed_same_bits(
@@ -81,7 +61,7 @@ def test_training_with_everything_packed_same_bits(
 ) -> None:
     use(way, monkeypatch)
     store = make_store(codec="floats")
-    assert_same_gradients(training(make), store)
+    assert_same_gradients(training_of(make, list, 6, "AdamW", lr=3e-3), store)
     stats = store.stats()
     assert stats.restored_bytes > 0.9 * stats.spilled_bytes > 0
     assert stats.written_bytes < most * stats.spilled_bytes

@@ -6,7 +6,6 @@ tests/store/test_device.py.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 from torch import nn
 
 from tests.conftest import MakeStore
+from tests.hooks.late_copies import LateCopies
 from tests.hooks.programs import forget_after_error
 from tests.inspect_store import inspect
 from tierstore import StorageIOError, StoreClosedError, TierStore, tiered_offload
@@ -300,43 +300,16 @@ def test_graph_that_garbage_collection_finds_when_its_tensor_is_about_to_move_is
     assert store.stats().live_handles == 0
 
 
-class HeldCopies(SimulatedCopies):
-    """Copies that are not made before somebody waits for one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.go = threading.Event()
-        self.markers: list[HeldMarker] = []
-        self._queue.put(lambda: self.go.wait(20) and None)
-
-    def copy_out(self, source: torch.Tensor, target: torch.Tensor, stream: Any) -> Marker:
-        self.markers.append(HeldMarker(self, super().copy_out(source, target, stream)))
-        return self.markers[-1]
-
-
-class HeldMarker:
-    def __init__(self, copies: HeldCopies, real: Marker) -> None:
-        self._copies = copies
-        self._real = real
-        self.query = real.query
-
-    def synchronize(self) -> None:
-        self._copies.go.set()
-        self._real.synchronize()
-
-
 def test_close_while_copies_run_unpins_the_slab_when_they_are_over(
     make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    over: list[bool] = []
-    with HeldCopies() as copies:
+    left: list[int] = []
+    with LateCopies() as copies:
         store = make_store(copies=copies, host_bytes="1GiB")
-        slab = inspect(store).slab
-        monkeypatch.setattr(slab, "unpin", lambda: over.extend(marker.query() for marker in copies.markers))
+        monkeypatch.setattr(inspect(store).slab, "unpin", lambda: left.append(len(copies.stream)))
         with tiered_offload(store, min_bytes=0):
             loss = _model()(torch.randn(32, 64)).sum()
+        assert copies.stream
         store.close()
-        copies.go.set()
-        assert over
-        assert all(over)
+        assert left == [0]
         del loss

@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NamedTuple
 
 import pytest
 import torch
 
-from tests.hooks.programs import all_bits
+from tests.hooks.programs import all_bits, one_thread_per_operation
 from tests.memory_plan.planned_model import Model, far_above, planned, planned_by
 from tierstore import MemoryPlan, TierStore
 from tierstore.memory_plan.decision import Prices
-
-
-@contextmanager
-def one_thread_per_operation() -> Iterator[None]:
-    """The tensors here are small: more threads would only wait for each other."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(autouse=True)

@@ -37,7 +37,7 @@ MUTATIONS = {
     ("test_get_of_one_handle_from_many_threads_reads_once", "test_residency_stages.py"): {
         "threads that ask for the same bytes share one read": always("Up.raise_priority", "record.state is State.DISK"),
     },
-    ("test_slab.py", "test_get_view_of_a_result_alone_keeps_its_memory"): {
+    ("test_slab.py", "test_memory_handed_out_outlives_graph_and_handle_then_is_returned"): {
         "a slot belongs to the storage over it, not to one tensor": replace(
             "Slot.as_tensor", "storage", "tensor", inside="SlotWatch(...)"
         ),

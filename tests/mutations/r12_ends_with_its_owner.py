@@ -3,7 +3,7 @@
 from .changes import drop, replace
 
 MUTATIONS = {
-    "test_get_every_dtype_returns_the_same_bits": {
+    "test_get_from_any_memory_returns_the_same_bits": {
         "files have no name": replace("open_unnamed", "os.open(...)", "tempfile.mkstemp(dir=directory)[0]"),
     },
     "test_store_unreferenced_without_close_ends_by_itself": {

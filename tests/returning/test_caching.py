@@ -1,6 +1,5 @@
 """The caching allocator in real processes: whose memory it serves, what becomes of it, and who gets it instead."""
 
-import json
 import os
 import re
 import subprocess
@@ -13,6 +12,7 @@ import pytest
 import torch
 
 from tests.cgroups import made_cgroup
+from tests.forked import forking
 from tierstore.returning import caching
 
 ROOT = Path(__file__).parents[2]
@@ -36,39 +36,20 @@ assert isinstance(cache, CachingAllocator), cache
 """
 
 
-FORK = """
-import json, os, sys, torch
-for line in sys.stdin:
-    child = os.fork()
-    if child == 0:
-        program, *files = json.loads(line)
-        for stream, file in enumerate(files, 1):
-            os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
-        exec(program, {"__name__": "__main__"})
-        break
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
-Forked = Callable[[str], str]
+OutputOf = Callable[[str], str]
 
 
 @pytest.fixture(scope="module")
-def forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forked]:
-    """As `output_of`, in a child of a process that has only imported PyTorch: each would take seconds for that."""
-    folder = tmp_path_factory.mktemp("forked")
-    output, errors = folder / "output", folder / "errors"
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", FORK], env=environment(), text=True, **pipes) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
+def forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OutputOf]:
+    """As `output_of`, in a forked child."""
+    with forking("import torch", tmp_path_factory.mktemp("forked"), environment=environment()) as run:
 
-        def run_forked(program: str) -> str:
-            given = BEGIN + textwrap.dedent(program), str(output), str(errors)
-            print(json.dumps(given), file=process.stdin, flush=True)
-            assert process.stdout.readline() == "0\n", errors.read_text()
-            return output.read_text().strip()
+        def output_of_forked(program: str) -> str:
+            done = run(BEGIN + textwrap.dedent(program))
+            assert done.returncode == 0, done.stderr
+            return done.stdout.strip()
 
-        yield run_forked
-        process.stdin.close()
+        yield output_of_forked
 
 
 def environment(**changes: str) -> dict[str, str]:
@@ -91,7 +72,7 @@ def output_of(program: str, *words: str, cgroup: Path | None = None, begin: str 
     return done.stdout.strip()
 
 
-def test_freed_blocks_are_used_again_and_small_ones_are_left_to_others(forked: Forked) -> None:
+def test_freed_blocks_are_used_again_and_small_ones_are_left_to_others(forked: OutputOf) -> None:
     program = """
         large = make(8 * 2**20)
         print(mib("used_bytes"), mib("fresh_bytes"), large.data_ptr() % 4096)
@@ -148,7 +129,7 @@ print(cache.figures().used_bytes)
 """
 
 
-def test_threads_get_blocks_of_their_own(forked: Forked) -> None:
+def test_threads_get_blocks_of_their_own(forked: OutputOf) -> None:
     assert forked("import warnings\nwarnings.simplefilter('error')\n" + THREADS) == "0"
 
 
@@ -157,7 +138,7 @@ def test_threads_within_a_limit_get_blocks_of_their_own() -> None:
         assert output_of(THREADS, cgroup=cgroup) == "0"
 
 
-def test_everything_that_takes_hold_of_a_tensor_s_memory_works(tmp_path: Path, forked: Forked) -> None:
+def test_everything_that_takes_hold_of_a_tensor_s_memory_works(tmp_path: Path, forked: OutputOf) -> None:
     program = f"""
         import numpy as np
         tensor = torch.arange(2**20, dtype=torch.float32)
@@ -208,7 +189,7 @@ def test_workers_of_a_loader_send_whole_batches(tmp_path: Path, method: str) -> 
     assert done.stdout.strip() == "[0.5, 2.5, 4.5, 6.5] True", done.stderr
 
 
-def test_forked_child_drops_what_no_block_uses_and_leaves_its_parent_s_alone(forked: Forked) -> None:
+def test_forked_child_drops_what_no_block_uses_and_leaves_its_parent_s_alone(forked: OutputOf) -> None:
     program = """
         torch.set_num_threads(1)  # OpenMP's threads are not in the child
         kept, freed = make(2**22).fill_(1), make(64 * 2**20).fill_(2)
@@ -224,7 +205,7 @@ def test_forked_child_drops_what_no_block_uses_and_leaves_its_parent_s_alone(for
     assert forked(program) == "64 True"
 
 
-def test_profiler_of_torch_sees_its_blocks(forked: Forked) -> None:
+def test_profiler_of_torch_sees_its_blocks(forked: OutputOf) -> None:
     program = """
         from torch.profiler import ProfilerActivity, profile
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
@@ -262,7 +243,7 @@ def test_limit_on_addresses_leaves_room_for_others() -> None:
         assert output_of(program, "sh", "-c", f'ulimit -v {mib * 1024}; exec "$@"', "sh") == "True"
 
 
-def test_always_keeps_a_budget_and_never_keeps_all(forked: Forked) -> None:
+def test_always_keeps_a_budget_and_never_keeps_all(forked: OutputOf) -> None:
     program = """
         for mode in ("always", "never", "auto"):
             cache.ask("store", (mode, None))
@@ -276,7 +257,7 @@ def test_always_keeps_a_budget_and_never_keeps_all(forked: Forked) -> None:
     assert forked(program).splitlines() == ["always 32", "never 128", "auto 128", "32"]
 
 
-def test_own_limit_is_kept_by_what_nobody_uses(forked: Forked) -> None:
+def test_own_limit_is_kept_by_what_nobody_uses(forked: OutputOf) -> None:
     """That of a memory plan: the kernel knows nothing of it, so free pages really go."""
     program = """
         def resident():
@@ -295,7 +276,7 @@ def test_own_limit_is_kept_by_what_nobody_uses(forked: Forked) -> None:
     assert forked(program) == "True True True"
 
 
-def test_pages_freed_beside_blocks_are_given_back_as_often_as_room_is_short(forked: Forked) -> None:
+def test_pages_freed_beside_blocks_are_given_back_as_often_as_room_is_short(forked: OutputOf) -> None:
     program = """
         blocks = [make(2**20).fill_(1) for _ in range(128)]
         resident = int(open("/proc/self/statm").read().split()[1]) * 4096
@@ -308,7 +289,7 @@ def test_pages_freed_beside_blocks_are_given_back_as_often_as_room_is_short(fork
     assert forked(program) == "0 True"
 
 
-def test_limit_of_a_group_with_a_long_name_is_kept(tmp_path: Path, forked: Forked) -> None:
+def test_limit_of_a_group_with_a_long_name_is_kept(tmp_path: Path, forked: OutputOf) -> None:
     """That of a container of Kubernetes has 205 characters, seen from the host."""
     group = tmp_path / ("kubepods-burstable-pod" + "0" * 180) / ("cri-containerd-" + "0" * 180)
     group.mkdir(parents=True)
@@ -325,7 +306,7 @@ def test_limit_of_a_group_with_a_long_name_is_kept(tmp_path: Path, forked: Forke
     assert forked(program) == "True"
 
 
-def test_child_of_a_thread_that_was_asking_can_ask(forked: Forked) -> None:
+def test_child_of_a_thread_that_was_asking_can_ask(forked: OutputOf) -> None:
     program = """
         import signal
         from tierstore.returning import caching
@@ -373,7 +354,7 @@ def test_another_torch_than_it_was_built_for_is_refused() -> None:
     assert isinstance(caching.library_for(torch.__version__), Path)
 
 
-def test_switch_turns_it_off_for_stores_that_are_opened_from_then_on(forked: Forked) -> None:
+def test_switch_turns_it_off_for_stores_that_are_opened_from_then_on(forked: OutputOf) -> None:
     program = """
         import tempfile
         from tierstore import TierStore

@@ -13,10 +13,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import HealthCheck, Phase, example, given, note, settings
 from hypothesis import strategies as st
 
+from tests.hooks.programs import one_thread_per_operation
 from tests.simulator.scripts import Decision, Device, Script
 from tests.simulator.stepped_simulation import simulated_decisions
 from tests.simulator.stepped_store import real_decisions
@@ -31,11 +31,8 @@ _COUNTED = ("packed_tensors", "prefetch_hits", "prefetch_late", "prefetch_misses
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_thread_for_torch() -> Iterator[None]:
-    """On busy cores its threads wait for each other: a step of small tensors took 25 times as much of the CPU."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
+    with one_thread_per_operation():
+        yield
 
 
 @st.composite

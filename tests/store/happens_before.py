@@ -56,13 +56,14 @@ class _History:
 class Event:
     """A point in a stream's work; the host that finds it done knows what the stream knew there."""
 
-    def __init__(self, copies: ClockedCopies, clock: Clock) -> None:
+    def __init__(self, copies: ClockedCopies, stream: str, clock: Clock) -> None:
         self._copies = copies
+        self._stream = stream
         self.clock = clock
         self._is_done = False
 
     def query(self) -> bool:
-        self._is_done = self._is_done or self._copies.may_be_done()
+        self._is_done = self._is_done or self._copies.may_be_done(self._stream)
         if self._is_done:
             self._copies.clocks[HOST] |= self.clock
         return self._is_done
@@ -81,13 +82,15 @@ class Stream:
 
     def record_event(self, event: Event | None = None) -> Event:
         self._copies.work(self._name, "an event")
-        recorded = Event(self._copies, self._copies.clocks[self._name].copy())
+        recorded = Event(self._copies, self._name, self._copies.clocks[self._name].copy())
         if event is None:
+            self._copies.num_events += 1
             return recorded
         vars(event).update(vars(recorded))  # from now on it is this point
         return event
 
     def wait_event(self, event: Event) -> None:
+        self._copies.num_waits[self._name] += 1
         self._copies.clocks[self._name] |= event.clock
 
     def __enter__(self) -> None:
@@ -106,20 +109,25 @@ class ClockedCopies(AcceleratorCopies, TorchDispatchMode):
     Allocations and copies inside a stream's scope are seen while it is entered, as a dispatch mode.
 
     Args:
-        may_be_done: whether an event that is asked for has come to pass; any answer is possible on a device.
+        may_be_done: whether an event of the stream that is asked for has come to pass; any answer is possible on a
+            device.
 
     Attributes:
         clocks: of each actor.
         current: the stream that the program queues work on.
+        num_events: that were made. `num_waits`: of each stream for one.
+        num_blocks: those that are in use.
         entered: the streams whose scopes are open, innermost last.
     """
 
-    def __init__(self, may_be_done: Callable[[], bool]) -> None:
+    def __init__(self, may_be_done: Callable[[str], bool]) -> None:
         AcceleratorCopies.__init__(self)
         TorchDispatchMode.__init__(self)
         self.may_be_done = may_be_done
         self.clocks: defaultdict[str, Clock] = defaultdict(Counter)
         self.current = "compute"
+        self.num_events, self.num_waits = 0, Counter[str]()
+        self.num_blocks = 0
         self.entered: list[str] = []
         self._by_name: dict[str, Stream] = {}
         self._histories: defaultdict[int, _History] = defaultdict(_History)  # by address
@@ -167,9 +175,11 @@ class ClockedCopies(AcceleratorCopies, TorchDispatchMode):
         else:
             memory = torch.zeros(BLOCK_BYTES, dtype=torch.uint8)
         block = torch.frombuffer(memory.numpy(), dtype=torch.uint8)
+        self.num_blocks += 1
 
         def freed(watch: weakref.ref[torch.UntypedStorage]) -> None:
             self._watches.discard(watch)
+            self.num_blocks -= 1
             seen: Clock = Counter()
             for other in self._shared.pop(memory.data_ptr(), ()):
                 seen |= self.clocks[other]

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.store.happens_before import BLOCK_BYTES, ClockedCopies
+from tests.store.happens_before import DEVICE as HOST_AS_DEVICE
 from tierstore.base.threads import start_thread
 from tierstore.residency import capture
 from tierstore.residency.capture import is_capturing
@@ -192,48 +194,21 @@ def test_point_that_is_over_tells_of_those_before_it_in_its_stream_alone(driver:
     assert not elsewhere.query()
 
 
-class EventsOf(AcceleratorCopies):
-    """Copies on the CPU. All streams are one, which tells what was made, recorded and waited for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.done: list[tuple[str, object]] = []
-
-    def _stream(self, device: torch.device, direction: str) -> Any:
-        return self
-
-    def record_event(self, event: object = None) -> object:
-        if event is None:
-            event = object()
-            self.done.append(("made", event))
-        self.done.append(("recorded", event))
-        return event
-
-    def wait_event(self, event: object) -> None:
-        self.done.append(("waited", event))
-
-    def __enter__(self) -> None:
-        """Copies follow."""
-
-    def __exit__(self, *_: object) -> None:
-        """Or do not."""
-
-    def num_made(self) -> int:
-        return [what for what, _ in self.done].count("made")
-
-
 def test_event_is_used_again_when_nobody_needs_it_and_not_before() -> None:
-    copies, memory = EventsOf(), torch.zeros(8, dtype=torch.uint8)
-    points = [copies.copy_out_many([memory], [memory.clone()], copies) for _ in range(3)]  # type: ignore[arg-type]
-    assert copies.num_made() == 4, "their ends, and one to wait for what packed"
-    assert len({point.event for point in points}) == 3
-    points.clear()
-    for _ in range(5):
-        copies.copy_out_many([memory], [memory.clone()], copies)  # type: ignore[arg-type]
-        copies.copy_in_many([memory], memory.device, copies, None)  # type: ignore[arg-type]
-    assert copies.num_made() == 4
-    for before, (what, event) in zip(copies.done, copies.done[1:], strict=False):
-        assert what != "waited" or before == ("recorded", event), "nothing else was recorded in it meanwhile"
+    """Where one is recorded anew before all have waited for what it was, the order is wrong."""
+    with ClockedCopies(lambda _: True) as copies:
+        stream, block, host = copies.stream("compute"), copies.allocate("compute"), torch.zeros(BLOCK_BYTES)
+        copies.work("compute", "a kernel", writes=block.data_ptr())
+        targets = [host.byte() for _ in range(8)]
+        points = [copies.copy_out_many([block], [target], stream) for target in targets[:3]]
+        assert copies.num_events == 4, "their ends, and one to wait for what packed"
+        assert len({point.event for point in points}) == 3
+        points.clear()
+        for target in targets[3:]:
+            out = copies.copy_out_many([block], [target], stream)
+            copies.copy_in_many([target], HOST_AS_DEVICE, stream, out)
+            del out
+        assert copies.num_events == 4
 
 
 def test_is_capturing_asks_the_devices_own_stream_and_never_a_default_one(driver: Driver) -> None:

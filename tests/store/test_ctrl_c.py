@@ -4,33 +4,16 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any
 
 import pytest
 import torch
 
 from tests.daemon.conftest import environment_of_tests
-from tests.inspect_store import inspect
-from tests.moments import MOST_MOMENTS, Moment
-from tests.store.test_interrupts import STRIDES, held_by, step
-from tierstore import TierStore, tiered_offload
+from tests.moments import Moment, ctrl_c, moments, out_of_time
+from tests.store.test_interrupts import STRIDES
+from tierstore import TierStore
 from tierstore.base.ctrl_c import CTRL_C, CtrlC
-from tierstore.hooks.saved import SavedTensor
-from tierstore.hooks.scope import OffloadScope
-from tierstore.residency.torch_names import pop_hooks, top_hooks
-
-
-@pytest.fixture
-def no_hooks_left() -> Iterator[None]:
-    """Ctrl-C as a scope begins to be left, before anything of ours runs, leaves its hooks on the thread."""
-    yield
-    while top_hooks(True) is not None:
-        pop_hooks()
-
-
-def ctrl_c() -> None:
-    signal.raise_signal(signal.SIGINT)
 
 
 @pytest.fixture
@@ -45,54 +28,19 @@ def seen() -> Iterator[list[int]]:
 @STRIDES
 def test_ctrl_c_at_any_moment_of_put_and_get_comes_and_leaves_the_store_open(make_store: Any, stride: int) -> None:
     store = make_store(host_bytes=0)
-    for number in range(1, MOST_MOMENTS, stride):
-        handle = store.put(torch.full((1000,), 1.0))
-        store.flush()
-        moments = [Moment(TierStore.put, number, ctrl_c), Moment(TierStore.get, number, ctrl_c)]
-        for moment in moments:
+    for call in (TierStore.put, TierStore.get):
+        for moment in moments(call, ctrl_c, stride=stride):
+            handle = store.put(torch.full((1000,), 1.0))
+            store.flush()
             try:
                 with moment:
-                    store.get(handle) if moment is moments[1] else store.put(torch.full((1000,), 2.0))
+                    call(store, handle if call is TierStore.get else torch.full((1000,), 2.0))  # type: ignore[operator]
             except KeyboardInterrupt:
                 assert moment.has_come
             else:
                 assert not moment.has_come
-        assert torch.equal(store.get(handle), torch.full((1000,), 1.0))
-        assert not CTRL_C.is_held
-        if not any(moment.has_come for moment in moments):
-            break
-    assert 20 < number < MOST_MOMENTS - stride
-
-
-@pytest.mark.usefixtures("no_hooks_left")
-@pytest.mark.parametrize("host_bytes", ["1MiB", "0"])
-@pytest.mark.parametrize(
-    ("function", "half"),
-    [(OffloadScope.pack, "in_forward"), (tiered_offload.__exit__, "in_forward"), (SavedTensor.unpack, "in_backward")],
-    ids=["pack", "scope left", "unpack"],
-)
-@STRIDES
-def test_ctrl_c_at_any_moment_of_training_closes_hardly_ever(
-    make_store: Any, function: Any, half: str, host_bytes: str, stride: int
-) -> None:
-    store = make_store(host_bytes=host_bytes, staging_bytes="64KiB")
-    expected = step(store)
-    closed = []
-    for number in range(1, MOST_MOMENTS, stride):
-        moment = Moment(function, number, ctrl_c)
-        with suppress(KeyboardInterrupt):
-            step(store, **{half: moment})
-        if not moment.has_come:
-            break
-        if inspect(store).closed is None:
-            assert held_by(store) == (0, 0, 0, 0, 0), f"moment {number}"
-            assert torch.equal(step(store), expected), f"moment {number}"
-        else:
-            closed.append(number)
-            store = make_store(host_bytes=host_bytes, staging_bytes="64KiB")
-            step(store)
-    assert 40 < number < MOST_MOMENTS - stride
-    assert len(closed) <= max(1, 0.05 * number / stride), closed
+            assert torch.equal(store.get(handle), torch.full((1000,), 1.0))
+            assert not CTRL_C.is_held
 
 
 def test_handler_of_the_program_runs_once_after_the_change_and_is_its_own_again(
@@ -101,33 +49,27 @@ def test_handler_of_the_program_runs_once_after_the_change_and_is_its_own_again(
     store = make_store(host_bytes=0)
     own = signal.getsignal(signal.SIGINT)
     was_held: list[bool] = []
-    for number in range(1, MOST_MOMENTS, 3):
+    for moment in moments(TierStore.put, lambda: (ctrl_c(), was_held.append(CTRL_C.is_held)), stride=3):
         seen.clear()
-        moment = Moment(TierStore.put, number, lambda: (ctrl_c(), was_held.append(CTRL_C.is_held)))
         with moment:
             handle = store.put(torch.ones(1000))
         assert signal.getsignal(signal.SIGINT) is own
         assert torch.equal(store.get(handle), torch.ones(1000))
-        if not moment.has_come:
-            break
-        assert seen == [signal.SIGINT]
+        assert seen == [signal.SIGINT] * moment.has_come
     assert sum(was_held) > 5
 
 
 def test_ctrl_c_at_any_moment_of_holding_it_back_reaches_the_program(seen: list[int]) -> None:
     """The first time, too, when it is learnt what a handler of Python is."""
     own = signal.getsignal(signal.SIGINT)
-    for number in range(1, MOST_MOMENTS):
+    for moment in moments(CtrlC.hold, ctrl_c, least=8):
         seen.clear()
         holding = CtrlC()
-        with Moment(CtrlC.hold, number, ctrl_c) as moment:
+        with moment:
             holding.hold()
         holding.let_through()
         assert signal.getsignal(signal.SIGINT) is own
-        if not moment.has_come:
-            break
-        assert seen == [signal.SIGINT], f"moment {number}"
-    assert number > 8
+        assert seen == [signal.SIGINT] * moment.has_come, f"moment {moment.number}"
 
 
 def test_second_ctrl_c_is_not_held_back(seen: list[int]) -> None:
@@ -246,10 +188,6 @@ def test_child_that_another_thread_forks_meanwhile_has_the_programs_handler() ->
 
 def test_error_of_another_handler_while_ctrl_c_begins_to_be_held_back_is_raised() -> None:
     """Even an OSError, as TimeoutError is one: it is not taken for a refused system call."""
-
-    def out_of_time() -> None:
-        raise TimeoutError
-
     before = signal.getsignal(signal.SIGINT)
     num_come = 0
     try:

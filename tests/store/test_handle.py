@@ -4,25 +4,15 @@ import re
 import weakref
 from collections import deque
 from itertools import product
-from typing import Any, cast
 
 import pytest
 import torch
 
 import tierstore.ledger.state
-from tierstore.disk.tier import Kind
+from tests.store.records import made_handle
 from tierstore.ledger.state import MOVES, State
-from tierstore.residency.handle import Handle, Record
+from tierstore.residency.handle import Record
 from tierstore.residency.layout import layout_of
-
-
-def _handle(source: torch.Tensor | None = None, released: deque[Record] | None = None, key: int = 1) -> Handle:
-    source = torch.empty(10) if source is None else source
-    handle = Handle(cast("Any", None), source)
-    note_release = (deque() if released is None else released).append
-    layout, kind = layout_of(source), Kind("float32", 4)
-    handle.record = Record(handle, note_release, key, source.nbytes, source.data_ptr(), layout, kind)
-    return handle
 
 
 def _record_in(state: State) -> Record:
@@ -35,7 +25,7 @@ def _record_in(state: State) -> Record:
             if there not in ways:
                 ways[there] = [*ways[here], there]
                 queue.append(there)
-    record = _handle().record
+    record = made_handle(torch.empty(10)).record
     for step in ways[state]:
         record.move(step)
     return record
@@ -64,7 +54,7 @@ def test_table_in_the_docstring_names_every_state() -> None:
 
 
 def test_record_keeps_what_was_handed_out_as_long_as_its_handle_lives() -> None:
-    handle = _handle()
+    handle = made_handle(torch.empty(10))
     record, view = handle.record, handle.source.view(2, 5)
     handle.keep_view(layout_of(view), view)
     assert record.views == {layout_of(view): view}
@@ -81,7 +71,7 @@ def test_record_keeps_what_was_handed_out_as_long_as_its_handle_lives() -> None:
 
 def test_handle_dropped_frees_the_memory_at_once_and_queues_its_record() -> None:
     released: deque[Record] = deque()
-    handle = _handle(released=released)
+    handle = made_handle(torch.empty(10), released=released)
     record, memory = handle.record, weakref.ref(handle.source.untyped_storage())
     assert record() is handle
     assert "pending" in repr(handle)

@@ -1,19 +1,16 @@
 """Every access to memory of an accelerator, and to slots, is ordered after those before it: see `happens_before.py`."""
 
 import random
-from collections import deque
-from typing import Any, cast
 
 import pytest
 import torch
 
 from tests.store.happens_before import BLOCK_BYTES, DEVICE, HOST, ClockedCopies, UnorderedError
-from tierstore.disk.tier import Kind
+from tests.store.records import made_handle
 from tierstore.ledger.state import State
 from tierstore.ledger.windows import Window
 from tierstore.residency.device import DeviceTier
 from tierstore.residency.handle import Handle, Record
-from tierstore.residency.layout import layout_of
 from tierstore.residency.outstanding import OutstandingViews
 from tierstore.residency.ownership import claim
 from tierstore.residency.slab import Slab
@@ -32,7 +29,7 @@ class Program:
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
-        self.copies = ClockedCopies(lambda: self.chance.random() < 0.3)
+        self.copies = ClockedCopies(lambda _: self.chance.random() < 0.3)
         resident, limits = Window(2 * BLOCK_BYTES), (3 * BLOCK_BYTES, 2 * BLOCK_BYTES)
         self.tier = DeviceTier(self.copies, OutstandingViews(), lambda _: True, resident, *limits)
         self.slab = Slab(64 * 4096)
@@ -49,10 +46,8 @@ class Program:
         self._use(tensor, owner, packer)
         self.num_records += 1
         number = self.num_records
-        handle = Handle(cast("Any", None), tensor.detach())
-        layout, released = layout_of(tensor), deque[Record]()
-        record = Record(handle, released.append, number, BLOCK_BYTES, tensor.data_ptr(), layout, Kind("uint8", 1))
-        handle.record = record
+        handle = made_handle(tensor.detach(), number)
+        record = handle.record
         record.device = DEVICE
         claim(record, tensor.untyped_storage())
         self.copies.current = packer
@@ -170,7 +165,7 @@ def test_any_program_every_access_is_ordered(seed: int) -> None:
 
 @pytest.fixture
 def copies() -> ClockedCopies:
-    return ClockedCopies(lambda: False)
+    return ClockedCopies(lambda _: False)
 
 
 def test_checker_read_without_a_wait_for_the_writer_is_found(copies: ClockedCopies) -> None:

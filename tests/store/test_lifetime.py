@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.descriptors import descriptors_of
+from tests.forked import Forked, forking
 
 PREAMBLE = """
 import gc, os, signal, sys, threading, time
@@ -48,71 +49,33 @@ def raises(error, call, *arguments):
     raise AssertionError(f"{error} was not raised")
 """
 OPEN = "store = TierStore(directory, **options)\n"
-FORK = """
-for line in sys.stdin:
-    folder, directory = line.split()
-    sys.stdout.flush()
-    child = os.fork()
-    if not child:
-        for descriptor, name in enumerate(("program", "out", "err")):
-            os.dup2(os.open(f"{folder}/{name}", os.O_RDWR), descriptor)
-        os.closerange(3, 100)
-        break
-    print(child, flush=True)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-else:
-    sys.exit()
-exec(sys.stdin.read())
-"""
+OPTIONS = ("-X", "faulthandler", "-W", "error")
 
 
 def _start(directory: Path, program: str, before: str = "") -> subprocess.Popen[str]:
     """The program runs with a store open; `before` runs before tierstore is imported."""
-    return _python(textwrap.dedent(before) + PREAMBLE + OPEN + textwrap.dedent(program), directory)
-
-
-def _python(code: str, directory: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-X", "faulthandler", "-W", "error", "-c", code, directory],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    code = textwrap.dedent(before) + PREAMBLE + OPEN + textwrap.dedent(program)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen([sys.executable, *OPTIONS, "-c", code, directory], text=True, **pipes)
 
 
 @pytest.fixture(scope="module")
-def forking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[str]]:
-    with _python(PREAMBLE + FORK, tmp_path_factory.mktemp("unused")) as process:
-        yield process
-        assert process.stdin is not None
-        process.stdin.close()
+def forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forked]:
+    with forking(PREAMBLE, tmp_path_factory.mktemp("forked"), *OPTIONS) as run:
+        yield run
 
 
 Run = Callable[..., tuple[str, str]]
 
 
 @pytest.fixture
-def run(forking: subprocess.Popen[str], store_directory: Path, tmp_path: Path) -> Run:
+def run(forked: Forked, store_directory: Path) -> Run:
     """Runs a program with a store open to its end; gives what it wrote to its output, and its errors."""
 
     def run(program: str, returncode: int = 0) -> tuple[str, str]:
-        assert forking.stdin is not None
-        assert forking.stdout is not None
-        for name, content in (("program", OPEN + textwrap.dedent(program)), ("out", ""), ("err", "")):
-            (tmp_path / name).write_text(content)
-        forking.stdin.write(f"{tmp_path} {store_directory}\n")
-        forking.stdin.flush()
-        child = int(forking.stdout.readline())
-        try:
-            code = forking.stdout.readline()
-        except BaseException:
-            os.kill(child, signal.SIGKILL)
-            forking.stdout.readline()
-            raise
-        out, err = ((tmp_path / name).read_text() for name in ("out", "err"))
-        assert int(code) == returncode, f"exit code {code}\n{out}\n{err}"
-        return out, err
+        done = forked(OPEN + textwrap.dedent(program), directory=str(store_directory))
+        assert done.returncode == returncode, done
+        return done.stdout, done.stderr
 
     return run
 

@@ -1,23 +1,11 @@
 """What a handle keeps of what it has handed out, once the bytes have left memory."""
 
-from collections import deque
-from typing import Any, cast
-
 import torch
 
-from tierstore.disk.tier import Kind
-from tierstore.residency.handle import Handle, Record
+from tests.store.records import made_handle
+from tierstore.residency.handle import Handle
 from tierstore.residency.layout import layout_of
 from tierstore.residency.outstanding import OutstandingViews, in_use
-
-
-def _handle() -> Handle:
-    source = torch.empty(10)
-    handle = Handle(cast("Any", None), source)
-    kind = Kind("float32", 4)
-    released: deque[Record] = deque()
-    handle.record = Record(handle, released.append, 1, source.nbytes, source.data_ptr(), layout_of(source), kind)
-    return handle
 
 
 def _hand_out(handle: Handle) -> torch.Tensor:
@@ -36,7 +24,7 @@ def test_in_use_is_what_python_or_autograd_refers_to() -> None:
 
 
 def test_let_go_keeps_what_is_in_use_until_it_is_not() -> None:
-    handle, outstanding_views = _handle(), OutstandingViews()
+    handle, outstanding_views = made_handle(torch.empty(10)), OutstandingViews()
     used = _hand_out(handle)
     outstanding_views.release(handle.record)
     assert [id(tensor) for tensor in handle.outstanding] == [id(used)]
@@ -49,7 +37,7 @@ def test_let_go_keeps_what_is_in_use_until_it_is_not() -> None:
 
 
 def test_closed_store_keeps_nothing() -> None:
-    handle, outstanding_views = _handle(), OutstandingViews()
+    handle, outstanding_views = made_handle(torch.empty(10)), OutstandingViews()
     used = _hand_out(handle)
     outstanding_views.release(handle.record)
     outstanding_views.forget()

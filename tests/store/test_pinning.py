@@ -52,6 +52,16 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Held:
     return driver
 
 
+@pytest.fixture
+def unregistered(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """What the driver is told to forget."""
+    addresses: list[int] = []
+    runtime = SimpleNamespace(cudaHostUnregister=addresses.append)
+    monkeypatch.setattr("tierstore.residency.slab._cuda_runtime", lambda: runtime)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    return addresses
+
+
 def test_pinning_goes_on_behind_and_slots_are_used_meanwhile(driver: Held) -> None:
     slab = Slab(4 * CHUNK)
     early = slab.allocate(100)
@@ -96,16 +106,12 @@ def test_slot_outside_of_the_slab_or_in_its_spare_addresses_is_never_pinned(driv
 
 
 def test_store_closed_while_its_slab_is_pinned_unpins_it(
-    make_store: MakeStore, driver: Held, monkeypatch: pytest.MonkeyPatch
+    make_store: MakeStore, driver: Held, unregistered: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     registered: list[int] = []
-    unregistered: list[int] = []
     monkeypatch.setattr(
         "tierstore.residency.slab._register", lambda address, *_, **__: registered.append(address) or driver()
     )
-    runtime = SimpleNamespace(cudaHostUnregister=unregistered.append)
-    monkeypatch.setattr("tierstore.residency.slab._cuda_runtime", lambda: runtime)
-    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     store = make_store(host_bytes="4MiB")
     slab = inspect(store).slab
     with inspect(store).lock:
@@ -120,15 +126,12 @@ def test_store_closed_while_its_slab_is_pinned_unpins_it(
     assert slab.description == "pageable (unpinned)"
 
 
+@pytest.mark.usefixtures("unregistered")
 def test_prefetch_waits_for_room_in_one_piece_of_pinned_memory_and_a_thread_does_not(
-    make_store: MakeStore, driver: Held, monkeypatch: pytest.MonkeyPatch
+    make_store: MakeStore, driver: Held
 ) -> None:
     """Memory beside the slab would not be pinned: the host would wait for the copies."""
     driver.may_answer.set()
-    monkeypatch.setattr(
-        "tierstore.residency.slab._cuda_runtime", lambda: SimpleNamespace(cudaHostUnregister=lambda address: 0)
-    )
-    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     store = make_store(host_bytes="4MiB", staging_bytes="4MiB")
     inside, contents = inspect(store), [torch.full((CHUNK,), number, dtype=torch.uint8) for number in range(2)]
     handles = [store.put(content) for content in contents]
@@ -216,7 +219,7 @@ def test_driver_that_raises_is_told_of() -> None:
 
 @pytest.mark.usefixtures("small_pieces")
 def test_slots_of_the_first_pieces_are_pinned_while_the_driver_is_busy_with_the_next(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, unregistered: list[int]
 ) -> None:
     asked, may_answer = [threading.Event() for _ in range(4)], [threading.Event() for _ in range(4)]
     ranges: list[tuple[int, int]] = []
@@ -244,11 +247,6 @@ def test_slots_of_the_first_pieces_are_pinned_while_the_driver_is_busy_with_the_
     assert slab.description == "pageable beyond 0.0 GiB (no more)"
     assert [slab.is_pinned(slot) for slot in (*slots, across)] == [True, True, False]
     assert not slab.is_being_pinned
-    unregistered: list[int] = []
-    monkeypatch.setattr(
-        "tierstore.residency.slab._cuda_runtime", lambda: SimpleNamespace(cudaHostUnregister=unregistered.append)
-    )
-    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     slab.unpin()
     assert unregistered == [address for address, _ in ranges[:3]]
 

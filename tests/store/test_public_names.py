@@ -9,31 +9,12 @@ import pytest
 import tierstore
 
 NAMES = [
-    "ConfigError",
-    "ConfigTypeError",
-    "CorruptDataError",
-    "DaemonUnavailableError",
-    "Handle",
-    "MemoryPlan",
-    "ModifiedInPlaceError",
-    "ProtocolError",
-    "QuotaExceededError",
-    "StorageIOError",
-    "StoreBusyError",
-    "StoreClosedError",
-    "StoreFullError",
-    "StoreStats",
-    "TierStore",
-    "TierStoreError",
-    "TierStoreWarning",
-    "UnsupportedTorchError",
-    "keep_resident",
-    "offload_module",
-    "plan_memory",
-    "remove_offload",
-    "selective_checkpoint_contexts",
-    "tiered_offload",
-]
+    "ConfigError", "ConfigTypeError", "CorruptDataError", "DaemonUnavailableError", "Handle", "MemoryPlan",
+    "ModifiedInPlaceError", "ProtocolError", "QuotaExceededError", "StorageIOError", "StoreBusyError",
+    "StoreClosedError", "StoreFullError", "StoreStats", "TierStore", "TierStoreError", "TierStoreWarning",
+    "UnsupportedTorchError", "keep_resident", "offload_module", "plan_memory", "remove_offload",
+    "selective_checkpoint_contexts", "tiered_offload",
+]  # fmt: skip
 
 
 def test_names_are_exactly_these() -> None:

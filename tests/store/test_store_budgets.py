@@ -1,7 +1,6 @@
 """Budgets: kept at every moment, exact to the byte, down to nothing at all."""
 
 import gc
-import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -146,52 +145,6 @@ def test_budget_of_all_tensors_writes_nothing_and_of_a_byte_less_what_was_saved_
     assert stats.host_bytes == num_kept * NBYTES
     assert [handle.record.state for handle in handles] == missing * [State.DISK] + num_kept * [State.HOST]
     assert (stats.written_bytes > 0) == missing
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_accounting_after_random_use_is_exact(make_store: MakeStore, seed: int) -> None:
-    chance = random.Random(seed)
-    budget = chance.choice([0, 5000, 100_000]), chance.choice([0, 4096, 70_000])
-    store = make_store(host_bytes=budget[0], staging_bytes=budget[1])
-    handles: dict[Handle, tuple[int, int]] = {}
-    results: list[torch.Tensor] = []
-    packed_bytes = 0
-    for number in range(150):
-        action = chance.random()
-        if action < 0.4 or not handles:
-            nbytes = 4 * chance.choice([0, 1, 16, 1023, 1024, 1025, 9000, 40_000])
-            handles[store.put(_tensor(number, nbytes))] = number, nbytes
-            packed_bytes += nbytes
-            continue
-        handle = chance.choice(list(handles))
-        if action < 0.7:
-            result = store.get(handle)
-            assert torch.equal(result, _tensor(*handles[handle]))
-            results.append(result)
-            del result
-        elif action < 0.8:
-            del handles[handle]
-        elif action < 0.9:
-            del results[: len(results) // 2]
-        else:
-            store.prefetch(chance.sample(list(handles), min(3, len(handles))))
-        del handle
-    store.flush()
-    stats = store.stats()
-    assert stats.live_handles == len(handles)
-    assert stats.packed_bytes == packed_bytes
-    records = [handle.record for handle in handles]
-    for name, charged in (("host", stats.host_bytes), ("staging", stats.staging_used_bytes)):
-        window = inspect(store).window(name)
-        assert charged == sum(record.charged_bytes for record in records if record.window is window)
-    num_stored = sum(record.stored_bytes > 0 for record in records)
-    until(lambda: inspect(store).disk.usage().num_records == num_stored)
-    assert store.stats().disk_bytes == inspect(store).disk.usage().disk_bytes
-    del results, records
-    handles.clear()
-    gc.collect()
-    until(lambda: _is_empty(store.stats()))
-    assert store.stats().host_bytes_peak <= budget[0]
 
 
 def test_outstanding_memory_is_counted_until_it_comes_back(make_store: MakeStore) -> None:

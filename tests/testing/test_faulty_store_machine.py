@@ -26,6 +26,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
+from tests.inspect_store import inspect
 from tests.testing.faulty_step import flush_to_the_end
 from tierstore import CorruptDataError, Handle, StorageIOError, StoreClosedError, StoreFullError
 from tierstore.testing import Bandwidth, Fails, FaultPlan, FaultyStore, Late, Latency, Rule, Short, Torn
@@ -131,6 +132,15 @@ class FaultyStoreMachine(RuleBasedStateMachine):
         assert self._store.stats().live_handles == len(self._live)
         self._check_stats()
         self._check_told()
+        self._check_charges()
+
+    def _check_charges(self) -> None:
+        """Exact, also while jobs run."""
+        inside = inspect(self._store)
+        with inside.lock:
+            for window in map(inside.window, ("host", "staging")):
+                charged = sum(record.charged_bytes for record in inside.records if record.window is window)
+                assert window.used_bytes == charged
 
     def _act(self, verb: str, draw: random.Random) -> None:
         """On any thread."""

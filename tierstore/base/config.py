@@ -76,13 +76,10 @@ def parse_budget(value: SizeLike, option: str) -> int:
     not 0, gets a `TierStoreWarning`, which may be raised. "64KiB" has a unit, so it is meant."""
     num_bytes = parse_size(value, option)
     if 0 < num_bytes < _LEAST_BUDGET_BYTES and (isinstance(value, int) or value.strip().isdigit()):
-        what = f'{option}={value!r} is {num_bytes} bytes: did you mean "{num_bytes}{_unit_meant(num_bytes)}"?'
+        unit = "GiB" if num_bytes < 1024 else "MiB"
+        what = f'{option}={value!r} is {num_bytes} bytes: did you mean "{num_bytes}{unit}"?'
         warnings.warn(f'{what} If not, give a unit too: "{num_bytes}B"', TierStoreWarning, stacklevel_of_user())
     return num_bytes
-
-
-def _unit_meant(number: int) -> str:
-    return "GiB" if number < 1024 else "MiB"
 
 
 def parse_io_depth(value: int) -> int:

@@ -110,7 +110,8 @@ def allocator_of_process(environment: Mapping[str, str] = os.environ) -> Allocat
     measure = _glibc_measure(library) if name == "glibc" else None
     if release is None:
         return Allocator(name, None, f"{name} offers no way to return freed memory", measure)
-    settings = (variable for variable in sorted(environment) if _decides(name, variable, environment[variable]))
+    decides = _DECIDES.get(name)
+    settings = (each for each in sorted(environment) if decides and decides.match(f"{each}={environment[each]}"))
     found = next((f"{variable} is set, which decides when {name} returns memory" for variable in settings), "")
     heaps = (_advise_glibc_heaps, partial(_have_glibc_keep_freed, library)) if name == "glibc" else ()
     return Allocator(name, release, found, measure, *heaps)
@@ -173,7 +174,3 @@ def _have_glibc_keep_freed(library: CDLL, keeps: bool) -> None:
     to these by itself, as blocks of up to 32 MiB are freed; set once, they stay as they are (mallopt(3))."""
     library.mallopt(_M_MMAP_THRESHOLD, _MOST_MMAP_THRESHOLD)
     library.mallopt(_M_TRIM_THRESHOLD, -1 if keeps else 2 * _MOST_MMAP_THRESHOLD)
-
-
-def _decides(name: str, variable: str, value: str) -> bool:
-    return name in _DECIDES and _DECIDES[name].match(f"{variable}={value}") is not None

@@ -58,6 +58,7 @@ class Core:
         num_lanes = num_drives * (NUM_BESIDE_DEVICE + (NUM_AT_ONCE if options.disk is None else options.disk.io_depth))
         allocator = caching_allocator(torch.__version__, _make_tensor)
         self._start_engine(store, options.open_disk, num_lanes)
+        is_pinned = options.copies is not None or torch.accelerator.is_available()  # or has to be, at some time
         self.residency = Residency(
             options.name,
             self.engine,
@@ -65,7 +66,7 @@ class Core:
             staging_bytes=options.staging_bytes,
             staging_grows=options.staging_grows,
             copies=options.copies,
-            pools=isinstance(allocator, CachingAllocator) and not _has_accelerator(options),
+            pools=isinstance(allocator, CachingAllocator) and not is_pinned,
         )
         self.engine.serve(self.residency)
         self.returner: Returner | CachedMemory
@@ -204,11 +205,6 @@ class Core:
 
 def _make_tensor(nbytes: int) -> object:
     return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
-
-
-def _has_accelerator(options: StoreOptions) -> bool:
-    """Whether the slab may have to be pinned."""
-    return options.copies is not None or torch.accelerator.is_available()
 
 
 def _settings(options: StoreOptions, usage: DiskUsage, num_lanes: int) -> StoreSettings:

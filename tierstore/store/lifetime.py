@@ -51,12 +51,8 @@ def _at_exit() -> None:
     for core in living:
         core.end_at_exit(_EXIT_DEADLINE_SECONDS)
     ends_at = time.monotonic() + _BACKWARD_SECONDS
-    while living and _is_any_in_backward() and time.monotonic() < ends_at:
+    while living and any(map(_is_in_backward, sys._current_frames().values())) and time.monotonic() < ends_at:
         time.sleep(0.001)  # no event tells when a thread leaves backward
-
-
-def _is_any_in_backward() -> bool:
-    return any(_is_in_backward(frame) for frame in sys._current_frames().values())
 
 
 def _is_in_backward(frame: FrameType | None) -> bool:
