@@ -98,7 +98,7 @@ def test_what_is_dropped_is_that_of_one_session_and_all_of_it(pushes: list[tuple
     assert sorted(left) == sorted(each for each in items if each[0] != gone)  # type: ignore[type-var]
     assert queue.pop() is None
     for session in range(6):
-        queue.forget(session)
+        queue.remove_session(session)
     assert queue._lines == queue._users == {}
 
 
@@ -266,7 +266,7 @@ async def test_writes_that_take_a_core_each_are_fewer_of_a_user_where_there_are_
         for _ in range(9):
             await asyncio.sleep(0)
         assert begun == [9, 0, 1, 2]
-        lanes.forget(9)
+        lanes.remove_session(9)
         lanes.write(8, 10, lambda: job(8), uid=1)
         for _ in range(5):
             await asyncio.sleep(0)

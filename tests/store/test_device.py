@@ -291,7 +291,7 @@ def test_offload_released_meanwhile_holds_the_memory_until_copied(accelerator: A
     record = handle.record
     slot = _offload(tier, slab, record)
     del handle
-    tier.release(record)
+    tier.remove(record)
     freed: list[Slot] = []
     assert record.ready is not None
     tier.when_copied(record.ready, lambda: freed.append(slot))
@@ -451,7 +451,7 @@ def test_reload_beyond_its_bound_forgets_what_backward_needs_last(accelerator: A
     tier.reload(fourth, next_rank=lambda record: math.inf if record is third else 3)
     assert [record.has_device_bytes for record in records] == [False, False, True, True]
     for record in records:
-        tier.release(record)
+        tier.remove(record)
     _poll_until(tier, lambda: not tier.under_way())
 
 
@@ -466,7 +466,7 @@ def test_any_interleaving_brings_back_the_bytes(accelerator: Accelerator, seed: 
 
     def drop(number: int) -> None:
         record = live.pop(number).record
-        tier.release(record)
+        tier.remove(record)
         record.claims = None
         if record.slot is not None and record.ready is not None:
             tier.when_copied(record.ready, lambda slot=record.slot: slab.free(slot))

@@ -286,12 +286,12 @@ class Down(Generic[R]):
             if is_for_read:
                 self._books.explicit_prefetch.come_back_for(record)
             else:
-                self._books.explicit_prefetch.forget_fetched(record)
+                self._books.explicit_prefetch.remove_fetched(record)
         record.nbytes = record.span_bytes
         record.fetched = record.wanted = False
         if record.device is not None:
             self._device.unload(record)
-        self._memory.release(record)
+        self._memory.empty_tensors(record)
         self.free_memory(record)
         self._memory.take_back()  # so that the next user of this room gets these very pages
         record.move(State.DISK)

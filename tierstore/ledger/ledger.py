@@ -115,7 +115,7 @@ class Ledger(Generic[R]):
         if record.state is State.DISK:
             self.up.start_restore(record, demanded=True)
         if ahead is None:
-            if self.books.explicit_prefetch.forget(record):
+            if self.books.explicit_prefetch.remove(record):
                 self.go_ahead()
             return
         knows_dropped, self.books.ahead = self.books.ahead is ahead, ahead  # as `_follow`, without its call
@@ -297,7 +297,7 @@ class Ledger(Generic[R]):
         """Discard what was written, which may be other bytes; whoever moved the memory manages it from now on."""
         record.move(State.HOST)
         record.forced = False
-        self._memory.disown(record)  # the store is never its sole owner again
+        self._memory.unclaim(record)  # the store is never its sole owner again
         if record.stored_bytes:
             self._discard(record)
         self.down.hand_back(record)
@@ -348,7 +348,7 @@ class Ledger(Generic[R]):
     def _end_orphaned_job(self, record: R) -> None:
         if record.state is State.CLOSED:
             self.down.free_memory(record)
-            self._forget_stored(record)
+            self._uncount_stored(record)
         else:
             self._bury(record)
 
@@ -396,7 +396,7 @@ class Ledger(Generic[R]):
         if state is State.FREED or (state is State.CLOSED and record.held is not None):
             return  # its job has ended it, or will
         if record.held is not None:
-            self.books.explicit_prefetch.forget(record)
+            self.books.explicit_prefetch.remove(record)
             record.move(State.DOOMED)
             return
         if state is State.QUEUED:
@@ -409,30 +409,30 @@ class Ledger(Generic[R]):
             if (observer := self.books.observer) is not None:
                 observer.restore_cancelled(record.key, record.nbytes)
         elif state is State.PENDING:
-            self.books.pending.forget(record)
+            self.books.pending.remove(record)
             if record.shared:
                 self.books.counters.kept_bytes["alive elsewhere"] += record.nbytes
         self.books.eviction.remove(record)
         if self.books.explicit_prefetch.is_used:
-            self.books.explicit_prefetch.forget(record)
+            self.books.explicit_prefetch.remove(record)
         self._bury(record)
 
     def _bury(self, record: R) -> None:
         """Free all that a record still has, on every tier. Its handle is gone, and no job works on it."""
         if record.device is not None:
-            self.device.release(record)
-        self._memory.forget(record)
+            self.device.remove(record)
+        self._memory.unclaim(record)
         self.down.free_memory(record)
         if record.stored_bytes:
             self._discard(record)
         record.move(State.FREED)
 
     def _discard(self, record: R) -> None:
-        self._forget_stored(record)
+        self._uncount_stored(record)
         if not self.books.is_closed:
             self._jobs.discard(record.key)
 
-    def _forget_stored(self, record: R) -> None:
+    def _uncount_stored(self, record: R) -> None:
         self.books.disk_bytes -= record.stored_bytes
         record.stored_bytes = 0
 
@@ -447,11 +447,11 @@ class Ledger(Generic[R]):
         self.drain()
         for record in self.books.records.values():
             self.books.eviction.remove(record)
-            self.device.release(record)
-            self._memory.release(record)
+            self.device.remove(record)
+            self._memory.empty_tensors(record)
             if record.held is None:
                 self.down.free_memory(record)
-            self._forget_stored(record)
+            self._uncount_stored(record)
             if record.state is not State.CLOSED:
                 record.move(State.CLOSED)
         self._memory.give_up()

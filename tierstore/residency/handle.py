@@ -99,12 +99,12 @@ class Record(RuledRecord):
         handle = self()
         return _NO_VIEWS if handle is None else handle.views
 
-    def forget_parts(self) -> None:
+    def drop_parts(self) -> None:
         handle = self()
         if handle is not None:
             handle.parts = _NO_PARTS
 
-    def forget_views(self) -> None:
+    def drop_views(self) -> None:
         handle = self()
         if handle is not None:
             handle.views = _NO_VIEWS

@@ -122,7 +122,7 @@ class SimulatedMemory:
     def has_moved(record: SimulatedRecord) -> bool:
         return False
 
-    def release(self, record: SimulatedRecord) -> None:
+    def empty_tensors(self, record: SimulatedRecord) -> None:
         record.is_in_place = False
 
     # --- what has died ------------------------------------------------------------------------------------------------
@@ -143,4 +143,4 @@ class SimulatedMemory:
     def _nothing(self, *_: object, **__: object) -> None:
         """There are no bytes that anything had to be done with."""
 
-    trim = prepare_offload = disown = forget = give_up = _nothing
+    trim = prepare_offload = unclaim = give_up = _nothing

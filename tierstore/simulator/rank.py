@@ -85,7 +85,7 @@ class Rank:
             case Unpack(index):
                 yield from self._unpack(self._graph[index])
             case LetGo(index):
-                self._storages[self._root_of(index)].release()
+                self._storages[self._root_of(index)].let_go()
             case Release(index):
                 self._graph.pop(index, None)
                 if self._log is not None and not self._graph and self._log.num_packs == len(self._workload.saved):
