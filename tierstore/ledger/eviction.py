@@ -54,6 +54,11 @@ class EvictionOrder(Generic[R]):
         self._clean[record.key] = record
         self._clean.move_to_end(record.key, last=False)
 
+    def add_next(self, record: R) -> None:
+        """The record is in use, and will be asked for again before any other: of the clean ones it leaves last."""
+        if record.key not in self._used:
+            self._clean.setdefault(record.key, record)
+
     def use(self, record: R) -> None:
         """The record was asked for, so records that are still to be asked for have a higher priority."""
         self._clean.pop(record.key, None)

@@ -392,11 +392,12 @@ class Ledger(Generic[R]):
         """Release a record whose handle is gone; a running job ends it later."""
         if self.books.records.pop(record.key, None) is None:
             return  # it was never registered: the store refused it
+        if self.books.explicit_prefetch.is_used:
+            self.books.explicit_prefetch.remove(record)
         state = record.state
         if state is State.FREED or (state is State.CLOSED and record.held is not None):
             return  # its job has ended it, or will
         if record.held is not None:
-            self.books.explicit_prefetch.remove(record)
             record.move(State.DOOMED)
             return
         if state is State.QUEUED:
@@ -413,8 +414,6 @@ class Ledger(Generic[R]):
             if record.shared:
                 self.books.counters.kept_bytes["alive elsewhere"] += record.nbytes
         self.books.eviction.remove(record)
-        if self.books.explicit_prefetch.is_used:
-            self.books.explicit_prefetch.remove(record)
         self._bury(record)
 
     def _bury(self, record: R) -> None:
