@@ -13,3 +13,8 @@ def _one_thread_per_operation() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(num_threads)
+
+
+@pytest.fixture(autouse=True)
+def _validated(validated: None) -> None:
+    """In every test, but where a file says otherwise."""

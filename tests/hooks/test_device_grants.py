@@ -467,6 +467,7 @@ def test_what_the_newest_node_packed_does_not_leave(store: TierStore) -> None:
     hidden.sum().backward()
 
 
+@pytest.mark.usefixtures("unvalidated")
 @_PLACES
 def test_pack_interrupted_at_any_moment_the_store_is_whole_or_closed(
     make_store: MakeStore, copies: _Copies, device_bytes: int | str

@@ -282,6 +282,7 @@ def test_what_the_newest_node_packed_is_not_settled(roomy: TierStore) -> None:
         assert list(log.on_host) == [11]
 
 
+@pytest.mark.usefixtures("unvalidated")
 def test_pack_interrupted_at_any_moment_the_store_is_whole_or_closed(make_store: MakeStore) -> None:
     store, num_closed = make_store(host_bytes="64MiB"), 0
     loss = hidden = None

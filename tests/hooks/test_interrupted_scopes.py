@@ -21,6 +21,7 @@ def interrupted_step(store: TierStore, function: Any, number: int) -> Moment:
     return moment
 
 
+@pytest.mark.usefixtures("unvalidated")
 @pytest.mark.parametrize(
     ("function", "first"),
     # When leaving begins nothing of ours has run yet: no Python code can do anything about that moment.
@@ -53,6 +54,7 @@ def hooks_of_thread() -> list[Any]:
     return found
 
 
+@pytest.mark.usefixtures("unvalidated")
 @pytest.mark.parametrize("has_hooks", [True, False])
 @pytest.mark.parametrize(("name", "first"), [("__enter__", 1), ("__exit__", 2)], ids=["entered", "left"])
 def test_keep_resident_interrupted_at_any_moment_leaves_the_hooks_around_it(

@@ -4,7 +4,9 @@ from .changes import after, always, drop, replace
 
 MUTATIONS = {
     "test_memory_handed_out_outlives_graph_and_handle_then_is_returned": {
-        "a slot that is handed out is not used again": always("Slots.free_when_unused", "slot.watch is None or slot.returned"),
+        "a slot that is handed out is not used again": always(
+            "Slots.free_when_unused", "slot.watch is None or slot.returned"
+        ),
     },
     "test_outstanding_memory_is_counted_until_it_comes_back": {
         "outstanding memory is accounted for": drop(

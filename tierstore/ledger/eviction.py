@@ -6,7 +6,7 @@ forward saved first. A record that is on disk already costs nothing to drop."""
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from heapq import heappop, heappush
 from typing import Generic
 
@@ -36,6 +36,17 @@ class EvictionOrder(Generic[R]):
         self._asked: OrderedDict[int, R] = OrderedDict()  # in memory only, asked for on their way out
         self._clean: OrderedDict[int, R] = OrderedDict()  # on disk too, needed last first
         self._used: OrderedDict[int, R] = OrderedDict()  # on disk too, and asked for already
+
+    @property
+    def queues(self) -> dict[str, Mapping[int, R]]:
+        """All that is in it, by kind and key, for `validation.py`: `leaving` has some of `dirty`."""
+        return {
+            "dirty": self._dirty,
+            "leaving": self.leaving,
+            "asked": self._asked,
+            "clean": self._clean,
+            "used": self._used,
+        }
 
     def add_dirty(self, record: R) -> None:
         self._dirty[record.key] = record

@@ -28,6 +28,7 @@ from .memory import Memory
 from .record import R
 from .state import State
 from .up import Up
+from .validation import validate
 from .windows import NUM_MEMBERS
 
 NUM_PASSED = 8
@@ -460,6 +461,11 @@ class Ledger(Generic[R]):
         self.books.explicit_prefetch.clear()
         self._jobs.clear()
         self.drain()
+
+    def validate(self) -> None:
+        """Raise InvalidBooksError if the books are not whole; changes nothing. See `validation.py`."""
+        if not self._is_abandoned:
+            validate(self)
 
     def abandon(self) -> None:
         """In a forked child: close all records, and free nothing."""

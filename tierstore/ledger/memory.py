@@ -68,5 +68,8 @@ class Memory(Protocol[R_contra]):
     def catch_up(self) -> None:
         """Account for graphs that have died and for slots that are free again: what `has_changed` tells of."""
 
+    def outstanding_bytes(self) -> int:
+        """Bytes of slots that only tensors handed out earlier still use, counted one by one."""
+
     def give_up(self) -> None:
         """The store is closed: let go of all that others may still use, and of all tracked tensors."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from ..ledger.record import RuledRecord
+from ..ledger.story import Storied, new_story
 from .layout import Layout, in_dtype, set_lazy_bits
 
 if TYPE_CHECKING:
@@ -121,6 +122,16 @@ class Record(RuledRecord):
 
     def __repr__(self) -> str:
         return f"<Record {self.key} {self.state.name} {self.nbytes} bytes>"
+
+
+class StoriedRecord(Storied, Record):
+    """A record that keeps its story."""
+
+    __slots__ = ("story",)
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.story = new_story()
 
 
 class Member(NamedTuple):

@@ -52,6 +52,7 @@ class StoreMemory:
         self.register_settled = registration.register_all
         self.trim = slots.trim
         self.take_back = slots.take_back
+        self.outstanding_bytes = slots.outstanding_bytes
         tracked, holders = registration.tracked, outstanding_views.holders
         self.unaccounted = tracked.ended, tracked.on_device.dead, slots.returned, holders
 

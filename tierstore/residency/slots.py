@@ -82,6 +82,9 @@ class Slots:
                 self._spare_bytes = slot.size_bytes
                 self.free(slot)
 
+    def outstanding_bytes(self) -> int:
+        return sum(slot.nbytes for slot in self._handed_out if slot.outstanding)
+
     def free(self, slot: Slot) -> None:
         """Free a slot whose memory nobody uses."""
         self._handed_out.discard(slot)

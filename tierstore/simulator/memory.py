@@ -119,6 +119,10 @@ class SimulatedMemory:
         return record.nbytes
 
     @staticmethod
+    def outstanding_bytes() -> int:
+        return 0
+
+    @staticmethod
     def has_moved(record: SimulatedRecord) -> bool:
         return False
 
