@@ -294,6 +294,7 @@ def _with_stack_left(number: int, call: Callable[[], object]) -> object:
         sys.setrecursionlimit(before)
 
 
+@pytest.mark.usefixtures("unvalidated")
 @pytest.mark.parametrize("what", ["put", "get", "backward"])
 def test_stack_used_up_within_a_call_closes_the_store_or_changes_nothing(store_directory: Path, what: str) -> None:
     """With room for 1, 2, ... nested calls, until that is enough."""

@@ -44,3 +44,10 @@ class Storied(RuledRecord):
 def new_story() -> deque[Move]:
     """Of a record that was not moved yet."""
     return deque(maxlen=_NUM_KEPT)
+
+
+def story_of(record: RuledRecord) -> str:
+    """For people."""
+    if not isinstance(record, Storied):
+        return "its story was not kept"
+    return "\n  ".join(("its story:", *map(str, record.story)))

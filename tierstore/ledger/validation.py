@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .state import State
+from .story import story_of
 
 if TYPE_CHECKING:
     from .device import DeviceRules
@@ -29,13 +30,11 @@ class InvalidBooksError(AssertionError):
     does. Whatever was to be done has been done. Nothing that is stored is safe any more."""
 
     def __init__(self, what: str, record: RuledRecord | None = None) -> None:
-        told = ""
         if record is not None:
             window = "no window" if record.window is None else f"{record.charged_bytes} bytes charged"
-            what = f"handle {record.key} ({record.state.name}, {record.nbytes} bytes, {window}): {what}"
-            told = "".join(f"\n  {move}" for move in getattr(record, "story", ())) or "\n  it was never moved"
-            told = f"\nits story:{told}" if hasattr(record, "story") else "\nits story was not kept"
-        super().__init__(what + told)
+            found = f"handle {record.key} ({record.state.name}, {record.nbytes} bytes, {window})"
+            what = f"{found}: {what}\n{story_of(record)}"
+        super().__init__(what)
         self.record = record
 
 
@@ -51,7 +50,7 @@ class _Place(NamedTuple):
 
 
 _BOTH = "host", "staging"
-_PLACES: Final[Mapping[State, _Place]] = {
+_PLACES: Mapping[State, _Place] = {
     State.PENDING: _Place(("fresh", "shared", "blocked"), may_be_nowhere=True),  # nowhere until it is settled
     State.DEVICE: _Place(("resident",), ("blocked", "leaving its device"), has_slot=False),
     State.OFFLOADING: _Place(("dirty",), ("leaving", "copied back"), ("host",), has_slot=True),
@@ -169,8 +168,6 @@ def _validate_sums(ledger: Ledger[Any], records: Collection[RuledRecord]) -> Non
     _equal(pending.num_bytes, shared_bytes + _bytes_of(pending._fresh.values()), "pending bytes")
     for record in pending._fresh.values():
         _must(record.device is None or pending.must_be_scanned, "need not be scanned, but is to leave", record)
-    for record in pending._shared.values():
-        _must(record.shared, "is not shared, though it is listed so", record)
     _equal(books.disk_bytes, sum(record.stored_bytes for record in records), "bytes on disk")
     _must(books.disk_bytes <= books.disk_bytes_peak, "the peak of the bytes on disk is lower than their number")
     _must(books.num_packing >= 0, "less than no thread waits for room")

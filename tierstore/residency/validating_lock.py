@@ -23,7 +23,8 @@ class ValidatingLock(RLock):  # type: ignore[misc]  # typeshed calls it final, w
     """As `threading.RLock`, but calls `validate` before a `with` block ends, and before a condition waits.
 
     If that raises, the error is raised there. The lock is let go of all the same at the end of a block, and held where
-    a wait was to begin."""
+    a wait was to begin. An interrupt, or a full stack, that comes just as it is called leaves it held: those look for
+    other bugs."""
 
     def __init__(self, validate: Callable[[], None]) -> None:
         self._validate = validate
