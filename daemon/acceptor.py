@@ -193,7 +193,7 @@ class Acceptor:
     def _take_in(self, accepted: socket.socket) -> None:
         try:
             uid = uid_of_peer(accepted)
-            connection = Connection(accepted, uid, self._registry, self._reporter, self._forget)
+            connection = Connection(accepted, uid, self._registry, self._reporter, self._remove)
         except OSError:
             accepted.close()
             raise
@@ -213,5 +213,5 @@ class Acceptor:
         if len(lobby) >= _MOST_IN_LOBBY:
             lobby[0].refuse("too many connections without a session, of which this was the oldest", is_final=False)
 
-    def _forget(self, connection: Connection) -> None:
+    def _remove(self, connection: Connection) -> None:
         self._connections.pop(connection, None)

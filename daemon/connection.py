@@ -117,8 +117,8 @@ class Connection:
         self._hello_timer.cancel()
         self._slabs.clear()
         self._channel.close()
-        self._registry.waiting.forget(self)
-        self._registry.turns.forget(self._turn)
+        self._registry.waiting.remove(self)
+        self._registry.turns.remove(self._turn)
         if self.session is not None:
             self._registry.lose(self.session, self)
         self._on_end(self)

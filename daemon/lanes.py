@@ -91,7 +91,7 @@ class FairQueue(Generic[T]):
         self._num_items -= len(items)
         return items
 
-    def forget(self, session: int) -> None:
+    def remove_session(self, session: int) -> None:
         """Of one that has nothing queued."""
         if (line := self._lines.pop(session, None)) is not None:
             line.user.num_lines -= 1
@@ -210,11 +210,11 @@ class Lanes:
     def seconds_of(self, session: int) -> Mapping[Stay, float]:
         return self._seconds_of.get(session, {})
 
-    def forget(self, session: int) -> None:
+    def remove_session(self, session: int) -> None:
         """Of a session that has no jobs and never will have any again."""
         self._seconds_of.pop(session, None)
         for way in (self.reads, self.writes):
-            way.queue.forget(session)
+            way.queue.remove_session(session)
 
     def _push(self, way: DriveWay, queued: _Queued) -> None:
         self._seconds_of.setdefault(queued.session, defaultdict(float))

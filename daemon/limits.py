@@ -71,7 +71,7 @@ class Waiting:
         if any(_has_passed(_GO_ON_SHARE * limit, now, num_bytes) for limit, now in limits):
             self._let_all_go_on()
 
-    def forget(self, connection: Client) -> None:
+    def remove(self, connection: Client) -> None:
         self._held.pop(connection, None)
 
     def _let_all_go_on(self) -> None:

@@ -124,7 +124,7 @@ class Registry:
         await self.disk.delete_lease(session.lease.number)
         del self.sessions[session.lease.number]
         self._num_of_user[session.lease.uid] -= 1
-        self.lanes.forget(session.lease.number)
+        self.lanes.remove_session(session.lease.number)
         self.ended_totals.update(session.totals)
         _log.info("session ended: %s", reason, extra=session.about())
 
@@ -140,7 +140,7 @@ class Registry:
             if left:
                 self.turns.ask(turn)
             else:
-                self.turns.forget(turn)
+                self.turns.remove(turn)
             return num_before - len(left)
 
         turn = Turn(session.lease.uid, take)

@@ -83,7 +83,7 @@ class _Line(Generic[T]):
         if one in self._paid:
             self._paid[one] += price
 
-    def forget(self, one: T) -> None:
+    def remove(self, one: T) -> None:
         self._paid.pop(one, None)
 
 
@@ -112,9 +112,9 @@ class Turns:
             self._users.push(turn.uid)
         of_user.push(turn)
 
-    def forget(self, turn: Turn) -> None:
+    def remove(self, turn: Turn) -> None:
         """Of one that asks for no more."""
-        self._of_user[turn.uid].forget(turn)
+        self._of_user[turn.uid].remove(turn)
 
     def _end_rest(self) -> None:
         if self._rest is not None:

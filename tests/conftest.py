@@ -190,6 +190,18 @@ def no_native_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def validated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stores that are opened now are validated whenever their lock is let go of: `tierstore/ledger/validation.py`."""
+    monkeypatch.setenv("TIERSTORE_VALIDATE", "1")
+
+
+@pytest.fixture
+def unvalidated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `validated` is not asked for: where each call of a store counts."""
+    monkeypatch.delenv("TIERSTORE_VALIDATE", raising=False)
+
+
+@pytest.fixture
 def store(make_store: MakeStore) -> TierStore:
     return make_store()
 

@@ -99,7 +99,7 @@ def test_what_is_dropped_is_that_of_one_session_and_all_of_it(pushes: list[tuple
     assert sorted(left) == sorted(each for each in items if each[0] != gone)  # type: ignore[type-var]
     assert queue.pop() is None
     for session in range(6):
-        queue.forget(session)
+        queue.remove_session(session)
     assert queue._lines == queue._users == {}
 
 
@@ -221,7 +221,7 @@ async def test_writes_that_take_a_core_each_are_fewer_of_a_user_where_there_are_
         drive.ask("write", "9", uid=2)
         drive.ask("write", *map(str, range(8)), uid=1)
         assert await drive.begun() == "9 0 1 2"
-        drive.lanes.forget(9)
+        drive.lanes.remove_session(9)
         drive.ask("write", "8", uid=1)
         assert await drive.begun() == "9 0 1 2 3 4", "as many as keep the drive busy, and one more"
         drive.open(*map(str, range(9)))

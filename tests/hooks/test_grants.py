@@ -270,6 +270,7 @@ def test_forked_child_next_pack_raises(place: _Place) -> None:
     loss.backward()
 
 
+@pytest.mark.usefixtures("unvalidated")
 def test_pack_interrupted_at_any_moment_the_store_is_whole_or_closed(place: _Place) -> None:
     store, num_closed = place.new_store(), 0
     loss = hidden = None

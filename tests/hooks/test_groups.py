@@ -111,6 +111,34 @@ def test_groups_have_one_dtype_and_keep_lazy_bits(store: TierStore) -> None:
     assert torch.equal(gradient_of(loss, leaf), expected)
 
 
+def test_group_of_which_backward_ended_early_makes_room_for_others(store: TierStore) -> None:
+    stops = [True]
+
+    def stop(gradient: torch.Tensor) -> None:
+        if stops:
+            raise ValueError(stops.pop())
+
+    leaf, large = half_leaf(), half_leaf(60 * _KIB)
+    with tiered_offload(store, min_bytes=0):
+        value = leaf
+        for number in range(9):
+            value = value.sin()
+            if number == 4:
+                value.register_hook(stop)
+        loss = value.sum()
+        del value
+    store.flush()
+    with pytest.raises(ValueError, match="True"):
+        loss.backward(retain_graph=True)
+    forget_after_error()
+    with tiered_offload(store, min_bytes=0):
+        other = (large * 2).sin().sum()
+    store.flush()  # the two do not fit into staging together
+    assert store.stats().host_bytes + store.stats().staging_used_bytes <= 256 * _KIB
+    assert torch.equal(gradient_of(other, large), gradient_of((large * 2).sin().sum(), large))
+    assert torch.equal(gradient_of(loss, leaf), gradient_of(sine_chain(leaf, 9), leaf))
+
+
 class _Editing(torch.autograd.Function):
     """Changes what it has saved, as a function may in its last backward."""
 

@@ -17,6 +17,7 @@ def interrupted_step(store: TierStore, moment: AbstractContextManager[object]) -
         (weight * weight).exp()
 
 
+@pytest.mark.usefixtures("unvalidated")
 @pytest.mark.parametrize(
     ("function", "first"),
     # When leaving begins nothing of ours has run yet: no Python code can do anything about that moment.
@@ -46,6 +47,7 @@ def hooks_of_thread() -> list[Any]:
     return found
 
 
+@pytest.mark.usefixtures("unvalidated")
 @pytest.mark.parametrize("has_hooks", [True, False])
 @pytest.mark.parametrize(("name", "first"), [("__enter__", 1), ("__exit__", 2)], ids=["entered", "left"])
 def test_keep_resident_interrupted_at_any_moment_leaves_the_hooks_around_it(

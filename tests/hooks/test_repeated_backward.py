@@ -129,6 +129,7 @@ def _num_calls(step: Callable[[], object]) -> int:
     return num_calls
 
 
+@pytest.mark.usefixtures("unvalidated")
 @pytest.mark.parametrize("host_bytes", [0, "64MiB"])
 def test_bookkeeping_of_a_tensor_costs_no_more_among_many_nested_graphs(
     make_store: MakeStore, host_bytes: object

@@ -39,7 +39,7 @@ MUTATIONS = {
     },
     "test_get_after_the_tensor_was_changed_raises": {
         "the version counter is kept when the memory goes": replace(
-            "StoreMemory.release",
+            "StoreMemory.empty_tensors",
             "handle.source.data = ...",
             "handle.source = torch.empty(0, dtype=handle.source.dtype)",
         ),

@@ -4,11 +4,13 @@ from .changes import after, always, drop, replace
 
 MUTATIONS = {
     "test_memory_handed_out_outlives_graph_and_handle_then_is_returned": {
-        "a slot that is handed out is not used again": always("Slots.release", "slot.watch is None or slot.returned"),
+        "a slot that is handed out is not used again": always(
+            "Slots.free_when_unused", "slot.watch is None or slot.returned"
+        ),
     },
     "test_outstanding_memory_is_counted_until_it_comes_back": {
         "outstanding memory is accounted for": drop(
-            "Slots.release", "self._windows.outstanding.used_bytes += slot.nbytes"
+            "Slots.free_when_unused", "self._windows.outstanding.used_bytes += slot.nbytes"
         ),
     },
     "test_saved_tensor_returned_by_two_nodes_gradients_independent": {
@@ -21,7 +23,7 @@ MUTATIONS = {
         "test_saved_tensor_waits_as_gradient_while_its_room_is_taken_same_bits",
     ): {
         "what it has handed out is kept while autograd uses it, when the bytes leave memory": drop(
-            "OutstandingViews.release", "self.keep(record, record.views.values())"
+            "OutstandingViews.drop_unused", "self.keep(record, record.views.values())"
         ),
     },
     "test_retain_graph_three_backwards_same_bits": {

@@ -128,7 +128,7 @@ MUTATIONS = {
             "Streams.copy_out", "CopyOut(memory, ...)", "CopyOut([], ...)"
         ),
         "a finalizer parks what is being copied": after(
-            "DeviceRules.release",
+            "DeviceRules.remove",
             "self.unload(record)",
             "self.flights = deque(flight for flight in self.flights if flight.record is not record)",
         ),

@@ -236,6 +236,7 @@ async def test_deletes_refused_by_a_full_drive_are_done_when_it_has_room(small_d
         assert leases_of(disk) == {}
 
 
+@pytest.mark.usefixtures("unvalidated")  # which looks at each of them in each call
 def test_session_that_ends_while_the_drive_is_full_is_gone(small_drive: Path, start_daemon: StartDaemon) -> None:
     daemon = start_daemon(small_drive, codec="none", disk_bytes=2**30)
     with TierStore.connect(daemon.socket, host_bytes=0, name="neighbour") as neighbour:

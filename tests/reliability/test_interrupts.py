@@ -33,6 +33,7 @@ def check(kind: str, address: Path, seed: int, num_interrupts: int, census: Cens
 OFTEN = [pytest.param(seed, 250, marks=pytest.mark.slow) for seed in range(10, 14)]
 
 
+@pytest.mark.usefixtures("unvalidated")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("seed", "num_interrupts"), [(1, 12), *OFTEN])
 def test_interrupted_at_random_gradients_stay_right(
@@ -41,6 +42,7 @@ def test_interrupted_at_random_gradients_stay_right(
     check("embedded", directories, seed, num_interrupts, census)
 
 
+@pytest.mark.usefixtures("unvalidated")
 @pytest.mark.many
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(20, 22))

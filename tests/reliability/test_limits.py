@@ -294,6 +294,7 @@ def _with_stack_left(number: int, call: Callable[[], object]) -> object:
         sys.setrecursionlimit(before)
 
 
+@pytest.mark.usefixtures("unvalidated")
 @pytest.mark.parametrize("what", ["put", "get", "backward"])
 def test_stack_used_up_within_a_call_closes_the_store_or_changes_nothing(store_directory: Path, what: str) -> None:
     """With room for 1, 2, ... nested calls, until that is enough."""
@@ -369,6 +370,7 @@ def test_limit_on_addresses_leaves_room_for_training(store_directory: Path, budg
     assert int(done.stdout) < limit
 
 
+@pytest.mark.usefixtures("unvalidated")  # which looks at each of them in each call
 @pytest.mark.parametrize("inline_bytes", ["128KiB", None])
 def test_index_with_few_addresses_is_never_filled(store_directory: Path, inline_bytes: str | None) -> None:
     """What does not fit into it goes to extents; where that is not allowed, the error names the limit."""

@@ -130,7 +130,9 @@ def _step(rank: Rank, clock: Clock, engine: _SteppedEngine, workload: Workload, 
                 finish_transfer(engine.finish_one)
             clock.run()
         engine.settle()
+        rank.ledger.validate()
         for _ in range(script.num_after_action()):
             engine.finish_one()
             clock.run()
+            rank.ledger.validate()
     rank.end()

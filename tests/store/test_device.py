@@ -146,7 +146,7 @@ def test_offload_released_meanwhile_holds_the_memory_until_copied(copies: HeldCo
     record = handle.record
     slot = _offload(tier, slab, record)
     del handle
-    tier.release(record)
+    tier.remove(record)
     freed: list[Slot] = []
     assert record.ready is not None
     tier.when_copied(record.ready, lambda: freed.append(slot))
@@ -284,6 +284,6 @@ def test_reload_beyond_its_bound_forgets_what_backward_needs_last(copies: HeldCo
     tier.reload(fourth, next_rank=lambda record: math.inf if record is third else 3)
     assert [record.has_device_bytes for record in records] == [False, False, True, True]
     for record in records:
-        tier.release(record)
+        tier.remove(record)
     tier.poll()
     assert not tier.under_way()

@@ -15,6 +15,7 @@ from tierstore.ledger.explicit_prefetch import ExplicitPrefetch
 from tierstore.ledger.lookahead import Lookahead
 from tierstore.ledger.state import State
 
+pytestmark = pytest.mark.usefixtures("validated")
 NBYTES = 40_000
 ROOM = 4
 NUM = 16

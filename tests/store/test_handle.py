@@ -58,7 +58,7 @@ def test_record_keeps_what_was_handed_out_as_long_as_its_handle_lives() -> None:
     record, view = handle.record, handle.source.view(2, 5)
     handle.keep_view(layout_of(view), view)
     assert record.views == {layout_of(view): view}
-    record.forget_views()
+    record.drop_views()
     assert record.views == {}
     handle.keep_view(layout_of(view), view)
     memory = weakref.ref(view.untyped_storage())

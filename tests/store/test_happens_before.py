@@ -112,7 +112,7 @@ class Program:
         for stream in STREAMS:
             self.copies.order(self.owners[record.key], after=stream)
         del self.handles[record.key]
-        self.tier.release(record)
+        self.tier.remove(record)
         record.claims = None
         self._free_slot(record)
 

@@ -26,7 +26,7 @@ def test_in_use_is_what_python_or_autograd_refers_to() -> None:
 def test_let_go_keeps_what_is_in_use_until_it_is_not() -> None:
     handle, outstanding_views = made_handle(torch.empty(10)), OutstandingViews()
     used = _hand_out(handle)
-    outstanding_views.release(handle.record)
+    outstanding_views.drop_unused(handle.record)
     assert [id(tensor) for tensor in handle.outstanding] == [id(used)]
     assert not handle.views
     outstanding_views.take_back()
@@ -39,7 +39,7 @@ def test_let_go_keeps_what_is_in_use_until_it_is_not() -> None:
 def test_closed_store_keeps_nothing() -> None:
     handle, outstanding_views = made_handle(torch.empty(10)), OutstandingViews()
     used = _hand_out(handle)
-    outstanding_views.release(handle.record)
-    outstanding_views.forget()
+    outstanding_views.drop_unused(handle.record)
+    outstanding_views.drop_all()
     assert handle.outstanding == ()
     assert used.shape == (2, 5)

@@ -23,7 +23,7 @@ def test_outstanding_slot_is_used_again_only_when_its_storage_is_gone_and_taken_
     start = slot.start
     assert start is not None
     tensor = slots.hand_out(slot)
-    slots.release(slot)
+    slots.free_when_unused(slot)
     view = tensor[3:]
     del tensor
     slots.take_back()
@@ -46,7 +46,7 @@ def test_slot_whose_storage_died_first_is_free_once_it_is_let_go_of() -> None:
     del tensor
     slots.take_back()
     assert slots.allocate(NBYTES).start is None
-    slots.release(slot)
+    slots.free_when_unused(slot)
     assert books.outstanding.used_bytes == 0
     assert slots.allocate(NBYTES).start == start
 
@@ -56,7 +56,7 @@ def test_mapping_of_a_slot_that_the_slab_had_no_room_for_goes_with_the_last_tens
     _, slots = _one_slot()
     slot = slots.allocate(32 * NBYTES)
     tensor = slots.hand_out(slot)
-    slots.release(slot)
+    slots.free_when_unused(slot)
     gc.disable()
     try:
         before = _mapped_bytes()
@@ -101,7 +101,7 @@ def test_pages_of_an_outstanding_slot_are_kept_for_the_next_read_and_given_up_fo
     slots = Slots(windows, 2 * NBYTES, lambda: 0)
     slot = slots.allocate(NBYTES)
     tensor = slots.hand_out(slot)
-    slots.release(slot)
+    slots.free_when_unused(slot)
     windows.staging.used_bytes += NBYTES  # another one takes its room while it is outstanding
     del tensor
     slots.take_back()
@@ -123,7 +123,7 @@ def test_pages_of_an_outstanding_slot_are_kept_beside_free_ones_while_something_
     slot, *others = [slots.allocate(NBYTES) for _ in range(3)]
     windows.staging.used_bytes += num_on_their_way * NBYTES
     tensor = slots.hand_out(slot)
-    slots.release(slot)
+    slots.free_when_unused(slot)
     for other in others[: 3 - num_on_their_way]:
         slots.free(other)
     del tensor
@@ -137,7 +137,7 @@ def test_pages_of_an_outstanding_slot_are_not_kept_where_staging_is_overdrawn_by
     slots = Slots(windows, 2 * NBYTES, lambda: 0)
     slot = slots.allocate(NBYTES)
     tensor = slots.hand_out(slot)
-    slots.release(slot)
+    slots.free_when_unused(slot)
     windows.staging.used_bytes += 2 * NBYTES
     del tensor
     slots.take_back()

@@ -15,6 +15,7 @@ from tierstore import Handle, StoreFullError, StoreStats, TierStore, tiered_offl
 from tierstore.ledger.lookahead import Lookahead
 from tierstore.ledger.state import State
 
+pytestmark = pytest.mark.usefixtures("validated")
 NBYTES = 40_000
 HOST_BUDGETS = (0, 1, NBYTES - 1, NBYTES, NBYTES + 1, 3 * NBYTES, 8 * NBYTES)
 STAGING_BUDGETS = (0, 1, NBYTES - 1, NBYTES, 3 * NBYTES)

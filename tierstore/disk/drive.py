@@ -50,7 +50,7 @@ class DriveSpeed:
         self._num_running -= 1
         self._busy_since = self.measured_at = now
 
-    def forget(self) -> None:
+    def measure_anew(self) -> None:
         self._num_bytes = self._seconds = 0.0
 
 
@@ -162,7 +162,7 @@ def _speeds(drives: Sequence[QueuedDrive]) -> dict[QueuedDrive, float]:
     newest = max(drive.speed.measured_at for drive in drives)
     for drive in drives:
         if not drive.queued_bytes and drive.speed.measured_at < newest - _MOST_SILENT_SECONDS:
-            drive.speed.forget()
+            drive.speed.measure_anew()
     measured = {drive: drive.speed.bytes_per_second for drive in drives}
     fastest = max((speed for speed in measured.values() if speed is not None), default=1.0)
     return {drive: speed or fastest for drive, speed in measured.items()}

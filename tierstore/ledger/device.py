@@ -62,7 +62,7 @@ class DeviceMemory(Protocol[R_contra]):
 
     def share(self, record: R_contra, copy: CopyOut) -> None: ...
 
-    def forget(self, record: R_contra) -> None:
+    def drop_bytes(self, record: R_contra) -> None:
         """Drop the record's bytes on the device. Tensors in use keep theirs."""
 
     def asked_on(self, device: Any) -> Any:
@@ -188,7 +188,7 @@ class DeviceRules(Generic[R]):
         record = flight.record
         self._memory.share(record, flight.copy)
         if record.has_device_bytes and record.key not in self._reloaded:
-            self._memory.forget(record)
+            self._memory.drop_bytes(record)
 
     def reload(self, record: R, *, must: bool = False, next_rank: Callable[[R], float] | None = None) -> bool:
         """Begin to copy the record's slot back to the device. Call `hand_over` before the bytes are used.
@@ -206,7 +206,7 @@ class DeviceRules(Generic[R]):
         while self.window.reloads_too_much() and len(self._reloaded) > 2:  # one in use, and the next
             oldest = [reload.record for reload in islice(self._reloaded.values(), _MOST_COMPARED)]
             others = [other for other in oldest if other is not record and other.key != self._asked_last]
-            self._forget(oldest[0] if next_rank is None else max(others, key=next_rank))
+            self._drop_copy(oldest[0] if next_rank is None else max(others, key=next_rank))
         return True
 
     def hand_over(self, record: R) -> None:
@@ -246,7 +246,7 @@ class DeviceRules(Generic[R]):
             if reload.memory is not None:
                 self._memory.wait_where_packed(reload.record, reload.end)
                 self._note_awaited(reload)
-            self._forget(reload.record)
+            self._drop_copy(reload.record)
 
     def has_room_to_reload(self, nbytes: int, is_needed_first: Callable[[R], bool] | None = None) -> bool:
         """Whether `nbytes` more may be copied back before they are asked for.
@@ -268,9 +268,9 @@ class DeviceRules(Generic[R]):
                     return True
         return num_needed <= 1
 
-    def _forget(self, record: R) -> None:
+    def _drop_copy(self, record: R) -> None:
         self.unload(record)
-        self._memory.forget(record)
+        self._memory.drop_bytes(record)
 
     def unload(self, record: R) -> None:
         self.too_large.discard(record.key)
@@ -281,7 +281,7 @@ class DeviceRules(Generic[R]):
                 self._num_ahead -= 1
                 self.when_copied(reload.end, partial(_drop, reload.memory))
 
-    def release(self, record: R) -> None:
+    def remove(self, record: R) -> None:
         self.window.leave(record)
         self.unload(record)
 

@@ -22,15 +22,9 @@ from .windows import Window
 
 
 class Down(Generic[R]):
-    """Decides what leaves, and changes the books accordingly.
-
-    Attributes:
-        uses_staging, may_wait, room_bytes: of the pack that `is_short_of` was last asked about; see there.
-    """
+    """Decides what leaves, and changes the books accordingly."""
 
     def __init__(self, books: Books[R], memory: Memory[R], device: DeviceRules[R]) -> None:
-        self.uses_staging = self.may_wait = False
-        self.room_bytes = 0
         self._books = books
         self._windows = books.windows
         self._pending = books.pending
@@ -45,27 +39,26 @@ class Down(Generic[R]):
 
     # --- before anything leaves ---------------------------------------------------------------------------------
 
-    def is_short_of(self, nbytes: int) -> bool:
-        """Whether a pack of `nbytes` has something to do first: make room, move a record out, or raise an error.
+    def room_for(self, nbytes: int) -> tuple[bool, bool, bool, int]:
+        """(is_short, uses_staging, may_wait, room_bytes): a plain tuple, as each pack asks, and a class costs a call.
 
-        If not, `uses_staging` tells whether it takes room of staging: see NOTE [Small tensors] in `windows.py`; and
-        `may_wait`, whether it may stay tracked until a group is full, so that the plan sends it away a little later;
-        and `room_bytes`, how much room is left then, where it takes none of staging."""
+        `is_short`: a pack of `nbytes` has something to do first: make room, move a record out, or raise an error. If
+        not, `uses_staging` tells whether it takes room of staging: see NOTE [Small tensors] in `windows.py`; and
+        `room_bytes`, how much room is left then, where it takes none of staging. `may_wait`: it may stay tracked until
+        a group is full, so that the plan sends it away a little later."""
         windows, pending, tracked_bytes = self._windows, self._pending, self._tracked.num_bytes
-        self.uses_staging, self.room_bytes = False, 0
-        self.may_wait = nbytes <= windows.member_bytes and tracked_bytes + nbytes <= windows.group_bytes
+        may_wait = nbytes <= windows.member_bytes and tracked_bytes + nbytes <= windows.group_bytes
         if pending.must_be_scanned or self._blocked or self._books.spill_error is not None:
-            return True  # as `Books.must_act`, without its call
+            return True, False, may_wait, 0  # as `Books.must_act`, without its call
         limit_bytes = windows.host.limit_bytes
         held_bytes = windows.host.used_bytes + pending.num_bytes + tracked_bytes - windows.tracked_bytes
         held_bytes += self._tracked.granted_bytes
-        self.room_bytes = limit_bytes - held_bytes - self._pages.cached_bytes - nbytes
-        if self.room_bytes >= 0:
-            return False
+        room_bytes = limit_bytes - held_bytes - self._pages.cached_bytes - nbytes
+        if room_bytes >= 0:
+            return False, False, may_wait, room_bytes
         # What others hold would free nothing if it were looked at again now.
-        self.uses_staging = held_bytes - pending.shared_bytes <= limit_bytes and windows.may_stay_tracked(nbytes)
-        self.may_wait |= self.uses_staging
-        return not self.uses_staging
+        uses_staging = held_bytes - pending.shared_bytes <= limit_bytes and windows.may_stay_tracked(nbytes)
+        return not uses_staging, uses_staging, may_wait or uses_staging, 0
 
     def charge_tracked(self, nbytes: int) -> None:
         windows = self._windows
@@ -286,12 +279,12 @@ class Down(Generic[R]):
             if is_for_read:
                 self._books.explicit_prefetch.come_back_for(record)
             else:
-                self._books.explicit_prefetch.forget_fetched(record)
+                self._books.explicit_prefetch.remove_fetched(record)
         record.nbytes = record.span_bytes
         record.fetched = record.wanted = False
         if record.device is not None:
             self._device.unload(record)
-        self._memory.release(record)
+        self._memory.empty_tensors(record)
         self.free_memory(record)
         self._memory.take_back()  # so that the next user of this room gets these very pages
         record.move(State.DISK)

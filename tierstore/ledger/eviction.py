@@ -6,7 +6,7 @@ forward saved first. A record that is on disk already costs nothing to drop."""
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from heapq import heappop, heappush
 from typing import Generic
 
@@ -37,6 +37,17 @@ class EvictionOrder(Generic[R]):
         self._clean: OrderedDict[int, R] = OrderedDict()  # on disk too, needed last first
         self._used: OrderedDict[int, R] = OrderedDict()  # on disk too, and asked for already
 
+    @property
+    def queues(self) -> dict[str, Mapping[int, R]]:
+        """All that is in it, by kind and key, for `validation.py`: `leaving` has some of `dirty`."""
+        return {
+            "dirty": self._dirty,
+            "leaving": self.leaving,
+            "asked": self._asked,
+            "clean": self._clean,
+            "used": self._used,
+        }
+
     def add_dirty(self, record: R) -> None:
         self._dirty[record.key] = record
         heappush(self._ranks, record.priority << _KEY_BITS | record.key)  # as `_rank_of`, without its call
@@ -53,6 +64,11 @@ class EvictionOrder(Generic[R]):
         """The record was restored; records are restored in the order in which they are needed."""
         self._clean[record.key] = record
         self._clean.move_to_end(record.key, last=False)
+
+    def add_next(self, record: R) -> None:
+        """The record is in use, and will be asked for again before any other: of the clean ones it leaves last."""
+        if record.key not in self._used:
+            self._clean.setdefault(record.key, record)
 
     def use(self, record: R) -> None:
         """The record was asked for, so records that are still to be asked for have a higher priority."""

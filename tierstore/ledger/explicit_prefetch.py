@@ -51,10 +51,10 @@ class ExplicitPrefetch(Generic[R]):
             self.waiting[record.key] = record
             self.waiting.move_to_end(record.key, last=False)
 
-    def forget_fetched(self, record: R) -> None:
+    def remove_fetched(self, record: R) -> None:
         self._fetched.pop(record.key, None)
 
-    def forget(self, record: R) -> bool:
+    def remove(self, record: R) -> bool:
         was_waiting = self.waiting.pop(record.key, None) is not None
         return self._fetched.pop(record.key, None) is not None or was_waiting
 

@@ -147,4 +147,5 @@ class Jobs(Generic[R]):
         """The store is closed: nothing more is begun."""
         for waiting in (self._writes, self._small_writes, self._demanded_reads, self._reads_ahead):
             waiting.clear()
+        self._small_bytes = 0
         self._discards.clear()

@@ -28,6 +28,7 @@ from .memory import Memory
 from .record import R
 from .state import State
 from .up import Up
+from .validation import validate
 from .windows import NUM_MEMBERS
 
 NUM_PASSED = 8
@@ -115,7 +116,7 @@ class Ledger(Generic[R]):
         if record.state is State.DISK:
             self.up.start_restore(record, demanded=True)
         if ahead is None:
-            if self.books.explicit_prefetch.forget(record):
+            if self.books.explicit_prefetch.remove(record):
                 self.go_ahead()
             return
         knows_dropped, self.books.ahead = self.books.ahead is ahead, ahead  # as `_follow`, without its call
@@ -297,7 +298,7 @@ class Ledger(Generic[R]):
         """Discard what was written, which may be other bytes; whoever moved the memory manages it from now on."""
         record.move(State.HOST)
         record.forced = False
-        self._memory.disown(record)  # the store is never its sole owner again
+        self._memory.unclaim(record)  # the store is never its sole owner again
         if record.stored_bytes:
             self._discard(record)
         self.down.hand_back(record)
@@ -348,7 +349,7 @@ class Ledger(Generic[R]):
     def _end_orphaned_job(self, record: R) -> None:
         if record.state is State.CLOSED:
             self.down.free_memory(record)
-            self._forget_stored(record)
+            self._uncount_stored(record)
         else:
             self._bury(record)
 
@@ -392,11 +393,12 @@ class Ledger(Generic[R]):
         """Release a record whose handle is gone; a running job ends it later."""
         if self.books.records.pop(record.key, None) is None:
             return  # it was never registered: the store refused it
+        if self.books.explicit_prefetch.is_used:
+            self.books.explicit_prefetch.remove(record)
         state = record.state
         if state is State.FREED or (state is State.CLOSED and record.held is not None):
             return  # its job has ended it, or will
         if record.held is not None:
-            self.books.explicit_prefetch.forget(record)
             record.move(State.DOOMED)
             return
         if state is State.QUEUED:
@@ -409,30 +411,28 @@ class Ledger(Generic[R]):
             if (observer := self.books.observer) is not None:
                 observer.restore_cancelled(record.key, record.nbytes)
         elif state is State.PENDING:
-            self.books.pending.forget(record)
+            self.books.pending.remove(record)
             if record.shared:
                 self.books.counters.kept_bytes["alive elsewhere"] += record.nbytes
         self.books.eviction.remove(record)
-        if self.books.explicit_prefetch.is_used:
-            self.books.explicit_prefetch.forget(record)
         self._bury(record)
 
     def _bury(self, record: R) -> None:
         """Free all that a record still has, on every tier. Its handle is gone, and no job works on it."""
         if record.device is not None:
-            self.device.release(record)
-        self._memory.forget(record)
+            self.device.remove(record)
+        self._memory.unclaim(record)
         self.down.free_memory(record)
         if record.stored_bytes:
             self._discard(record)
         record.move(State.FREED)
 
     def _discard(self, record: R) -> None:
-        self._forget_stored(record)
+        self._uncount_stored(record)
         if not self.books.is_closed:
             self._jobs.discard(record.key)
 
-    def _forget_stored(self, record: R) -> None:
+    def _uncount_stored(self, record: R) -> None:
         self.books.disk_bytes -= record.stored_bytes
         record.stored_bytes = 0
 
@@ -447,11 +447,11 @@ class Ledger(Generic[R]):
         self.drain()
         for record in self.books.records.values():
             self.books.eviction.remove(record)
-            self.device.release(record)
-            self._memory.release(record)
+            self.device.remove(record)
+            self._memory.empty_tensors(record)
             if record.held is None:
                 self.down.free_memory(record)
-            self._forget_stored(record)
+            self._uncount_stored(record)
             if record.state is not State.CLOSED:
                 record.move(State.CLOSED)
         self._memory.give_up()
@@ -461,6 +461,11 @@ class Ledger(Generic[R]):
         self.books.explicit_prefetch.clear()
         self._jobs.clear()
         self.drain()
+
+    def validate(self) -> None:
+        """Raise InvalidBooksError if the books are not whole; changes nothing. See `validation.py`."""
+        if not self._is_abandoned:
+            validate(self)
 
     def abandon(self) -> None:
         """In a forked child: close all records, and free nothing."""

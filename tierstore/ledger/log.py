@@ -197,18 +197,18 @@ class GraphLog(Generic[T, R]):
         self.num_tracked[storage] = num_before + 1
         return 0 if num_before else storage[1]
 
-    def forget(self, indices: Iterable[int]) -> int:
+    def stop_tracking(self, indices: Iterable[int]) -> int:
         """Returns the bytes that are tracked no longer."""
         on_host, num_tracked, storages = self.on_host, self.num_tracked, self.tracked_storages
-        forgotten_bytes = 0
+        stopped_bytes = 0
         for index in indices:
             del on_host[index]
             storage = storages.pop(index)
             num_tracked[storage] -= 1
             if not num_tracked[storage]:
                 del num_tracked[storage]
-                forgotten_bytes += storage[1]
-        return forgotten_bytes
+                stopped_bytes += storage[1]
+        return stopped_bytes
 
     def find(self, index: int) -> T | None:
         """The saved tensor of that index, if it lives and has no record."""

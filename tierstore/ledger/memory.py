@@ -49,19 +49,17 @@ class Memory(Protocol[R_contra]):
     def has_moved(self, record: R_contra) -> bool:
         """Whether the memory that a write reads was moved or resized by others while it ran."""
 
-    def disown(self, record: R_contra) -> None: ...
-
     def attach(self, record: R_contra) -> bool:
         """Let the record's tensors use the bytes in its slot. False: its handle is just dying."""
 
-    def release(self, record: R_contra) -> None:
+    def empty_tensors(self, record: R_contra) -> None:
         """Let the record's tensors use its memory no longer: the bytes leave memory."""
 
     def free(self, record: R_contra) -> None:
         """Free the record's slot once nobody uses it any more, if it has one."""
 
-    def forget(self, record: R_contra) -> None:
-        """The handle is gone: the record has no claim to any memory."""
+    def unclaim(self, record: R_contra) -> None:
+        """The record has no claim to any memory any more: its handle is gone, or others manage the memory."""
 
     def take_back(self) -> None: ...
 
@@ -69,6 +67,9 @@ class Memory(Protocol[R_contra]):
 
     def catch_up(self) -> None:
         """Account for graphs that have died and for slots that are free again: what `has_changed` tells of."""
+
+    def outstanding_bytes(self) -> int:
+        """Bytes of slots that only tensors handed out earlier still use, counted one by one."""
 
     def give_up(self) -> None:
         """The store is closed: let go of all that others may still use, and of all tracked tensors."""

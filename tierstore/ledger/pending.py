@@ -61,7 +61,7 @@ class Pending(Generic[R]):
         scanned, self._unscanned = self._unscanned, []
         for record in scanned:
             if record.key in self._fresh and not self._is_sole_owner(record):
-                self.forget(record)
+                self.remove(record)
                 self.share(record)
 
     def take(self, how_many: int | None) -> Iterator[R]:
@@ -79,7 +79,7 @@ class Pending(Generic[R]):
             self.shared_bytes -= record.nbytes
             yield record
 
-    def forget(self, record: R) -> None:
+    def remove(self, record: R) -> None:
         if self._fresh.pop(record.key, None) is not None:
             self.num_bytes -= record.nbytes
         elif self._shared.pop(record.key, None) is not None:

@@ -170,7 +170,7 @@ class TrackedTensors(Generic[T, R]):
         taken = []
         for log in self._living_logs():
             settled = log.settled(log.on_host)
-            self._forget(log, [index for index, _ in settled])
+            self._stop_tracking(log, [index for index, _ in settled])
             taken += [tracked for _, tracked in settled if tracked is not None]
         return taken
 
@@ -214,7 +214,7 @@ class TrackedTensors(Generic[T, R]):
 
     def _take_on_device(self, log: GraphLog[T, R], among: Mapping[int, DeviceReference[T]]) -> list[T]:
         settled = log.settled(among)
-        self._forget_on_device(log, [index for index, _ in settled])
+        self._stop_tracking_on_device(log, [index for index, _ in settled])
         return [tracked for _, tracked in settled if tracked is not None]
 
     def _living_logs(self) -> list[GraphLog[T, R]]:
@@ -222,17 +222,17 @@ class TrackedTensors(Generic[T, R]):
 
     def remove(self, tracked: T) -> None:
         if tracked.device is None:
-            self._forget(tracked.log, (tracked.index,))
+            self._stop_tracking(tracked.log, (tracked.index,))
         else:
-            self._forget_on_device(tracked.log, (tracked.index,))
+            self._stop_tracking_on_device(tracked.log, (tracked.index,))
 
-    def _forget(self, log: GraphLog[T, R], indices: Iterable[int]) -> None:
-        self.num_bytes -= log.forget(indices)
+    def _stop_tracking(self, log: GraphLog[T, R], indices: Iterable[int]) -> None:
+        self.num_bytes -= log.stop_tracking(indices)
         if self._windows.tracked_bytes:
             self._windows.keep_tracked(self.num_bytes)
         self._strike_out(log.remains)
 
-    def _forget_on_device(self, log: GraphLog[T, R], indices: Iterable[int]) -> None:
+    def _stop_tracking_on_device(self, log: GraphLog[T, R], indices: Iterable[int]) -> None:
         self.on_device.remove(log, indices)
         self._strike_out(log.remains)
 

@@ -179,5 +179,7 @@ class Up(Generic[R]):
         if record.state is State.CLEAN and not record.demanded:
             ahead = self._books.ahead
             is_wanted_again = record.num_members > 1 and ahead is not None and ahead.is_behind(record)  # another member
-            if not is_wanted_again:
+            if is_wanted_again:
+                self._eviction.add_next(record)
+            else:
                 self._eviction.use(record)

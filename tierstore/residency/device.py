@@ -230,12 +230,12 @@ class Streams:
             for memory in copy.memory:
                 self._copies.share(memory, stream)
 
-    def forget(self, record: Record) -> None:
+    def drop_bytes(self, record: Record) -> None:
         source = record.source
         unclaim(record)
-        self._outstanding_views.release(record)
+        self._outstanding_views.drop_unused(record)
         if record.ranges:
-            record.forget_parts()
+            record.drop_parts()
         if record.span is not None:
             record.first_byte = record.span[0]  # not before: until now the source is over the whole storage
         if source is not None:

@@ -27,10 +27,12 @@ from ..base.threads import refuse_green_threads, refuse_to_wait
 from ..errors import StoreBusyError, StoreClosedError, TierStoreError
 from ..ledger.counters import STALL_CAUSES
 from ..ledger.ledger import ForRoom, Ledger
+from ..ledger.validation import InvalidBooksError
 from ..plain_text import plain
 from .handle import Record
 from .layout import is_inside_modes, outside_of_modes
 from .transfers import Worker
+from .validating_lock import ValidatingLock
 
 _PACK_WAITS = STALL_CAUSES[0]
 _LOOK_SECONDS = 1.0
@@ -141,13 +143,14 @@ class Guard:
 
     may_be_inside = False
 
-    def __init__(self, name: str, ledger: Ledger[Record], worker: Worker) -> None:
+    def __init__(self, name: str, ledger: Ledger[Record], worker: Worker, *, validates: bool = False) -> None:
         self.name = name
         self._title = plain(f"the store at {name}")
         self.jobs = ledger.books.jobs
         self._ledger = ledger
         self._books = ledger.books
         self._worker = worker
+        self._validates, self._is_invalid = validates, False
         self._begin_lock()
         self.closed: StoreClosedError | None = None
         self.is_changing = False
@@ -156,7 +159,7 @@ class Guard:
 
     def _begin_lock(self) -> None:
         # An RLock because it knows its owner; it is never taken twice: see `lock`.
-        self.mutex = threading.RLock()
+        self.mutex = ValidatingLock(self._validate) if self._validates else threading.RLock()
         self.is_mine: Callable[[], bool] = self.mutex._is_owned  # type: ignore[attr-defined]  # for Condition
         with _change_of_locks:
             LOCKS.add(weakref.ref(self.mutex, LOCKS.discard))
@@ -169,6 +172,18 @@ class Guard:
         if self.is_mine() or (self.may_be_inside and is_inside_any()):
             self.refuse_handler()
         return self.mutex
+
+    def _validate(self) -> None:
+        """The lock is about to be let go of, so others may look at the books."""
+        if self.is_changing or self.are_half_changed:
+            return  # an interrupt has come just then; the store is closed for it
+        if self._is_invalid and self.closed is not None:
+            return  # it was told, and what is left of the store can end
+        self._is_invalid = True
+        self._ledger.validate()
+        if self.closed is None and (self.jobs.has_news or self.jobs.has_progress):
+            raise InvalidBooksError("the worker, or who waits, was not told of the latest change")
+        self._is_invalid = False
 
     def refuse_handler(self) -> Never:
         raise StoreBusyError(self.name, "in the middle of another call of this thread")

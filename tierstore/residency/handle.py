@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from ..ledger.record import RuledRecord
+from ..ledger.story import Storied, new_story
 from .layout import Layout, in_dtype, set_lazy_bits
 
 if TYPE_CHECKING:
@@ -99,12 +100,12 @@ class Record(RuledRecord):
         handle = self()
         return _NO_VIEWS if handle is None else handle.views
 
-    def forget_parts(self) -> None:
+    def drop_parts(self) -> None:
         handle = self()
         if handle is not None:
             handle.parts = _NO_PARTS
 
-    def forget_views(self) -> None:
+    def drop_views(self) -> None:
         handle = self()
         if handle is not None:
             handle.views = _NO_VIEWS
@@ -121,6 +122,16 @@ class Record(RuledRecord):
 
     def __repr__(self) -> str:
         return f"<Record {self.key} {self.state.name} {self.nbytes} bytes>"
+
+
+class StoriedRecord(Storied, Record):
+    """A record that keeps its story."""
+
+    __slots__ = ("story",)
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.story = new_story()
 
 
 class Member(NamedTuple):

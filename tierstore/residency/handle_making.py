@@ -9,7 +9,7 @@ from functools import cache
 import torch
 
 from ..disk.tier import Kind
-from .handle import Handle, Record
+from .handle import Handle, Record, StoriedRecord
 from .layout import Layout, alias_of, in_dtype, layout_of, unseen_by_modes
 from .ownership import claim
 from .torch_names import storage_address
@@ -30,8 +30,11 @@ class HandleFactory:
         note_release: Callable[[Record], None],
         device_of: Callable[[torch.Tensor], torch.device | None],
         keys: Iterator[int],
+        *,
+        keep_stories: bool = False,
     ) -> None:
         self.keys = keys
+        self._new_record = StoriedRecord if keep_stories else Record
         self._residency = residency
         self._note_release = note_release
         self._device_of = device_of
@@ -53,7 +56,7 @@ class HandleFactory:
         nbytes = storage.nbytes() if tensor.numel() else 0
         handle = Handle(owner, source)
         key, address, layout = next(self.keys), storage_address(source), self._same_layout(layout)
-        handle.record = record = Record(
+        handle.record = record = self._new_record(
             handle, self._note_release, key, nbytes, address, layout, _kind_of(layout.dtype)
         )
         record.root = root
@@ -69,7 +72,9 @@ class HandleFactory:
         layout = self._same_layout(layout_of(alias))
         kind, nbytes = _kind_of(layout.dtype), tracked.log.packs[tracked.index][1]
         handle = Handle(tracked.log.store, alias_of(alias, layout))
-        handle.record = record = Record(handle, self._note_release, tracked.key, nbytes, tracked.address, layout, kind)
+        handle.record = record = self._new_record(
+            handle, self._note_release, tracked.key, nbytes, tracked.address, layout, kind
+        )
         record.version = tracked.version
         record.device, record.stream = tracked.device, tracked.stream
         record.root = tracked.root
@@ -103,7 +108,9 @@ class HandleFactory:
     ) -> Handle:
         source, address = in_dtype(memory, dtype), memory.data_ptr()
         handle, layout = Handle(owner, source), self._same_layout(layout_of(source))
-        handle.record = record = Record(handle, self._note_release, key, nbytes, address, layout, _kind_of(dtype))
+        handle.record = record = self._new_record(
+            handle, self._note_release, key, nbytes, address, layout, _kind_of(dtype)
+        )
         record.residency = self._residency
         record.num_members = num_members
         record.span = 0, nbytes

@@ -52,6 +52,7 @@ class StoreMemory:
         self.register_settled = registration.register_all
         self.trim = slots.trim
         self.take_back = slots.take_back
+        self.outstanding_bytes = slots.outstanding_bytes
         tracked, holders = registration.tracked, outstanding_views.holders
         self.unaccounted = tracked.ended, tracked.on_device.dead, slots.returned, holders
 
@@ -99,7 +100,7 @@ class StoreMemory:
         if record.ready is not None:
             self._devices.when_copied(record.ready, partial(self._slots.free, slot))
         else:
-            self._slots.release(slot)
+            self._slots.free_when_unused(slot)
 
     # --- jobs ---------------------------------------------------------------------------------------------------
 
@@ -136,9 +137,9 @@ class StoreMemory:
 
     # --- tensors ------------------------------------------------------------------------------------------------
 
-    disown = forget = staticmethod(unclaim)
+    unclaim = staticmethod(unclaim)
 
-    def release(self, record: Record) -> None:
+    def empty_tensors(self, record: Record) -> None:
         handle = record()
         if record.span is not None:
             record.first_byte = record.span[0]
@@ -146,9 +147,9 @@ class StoreMemory:
         if handle is None:
             return
         if handle.views:
-            self._outstanding_views.release(record)
+            self._outstanding_views.drop_unused(record)
         if record.ranges:
-            record.forget_parts()
+            record.drop_parts()
         handle.source.data = self._empty if record.device is None else self._devices.streams.empty_on(record.device)
 
     # --- what has died ------------------------------------------------------------------------------------------
@@ -165,7 +166,7 @@ class StoreMemory:
             self._slots.take_back()
 
     def give_up(self) -> None:
-        self._outstanding_views.forget()
+        self._outstanding_views.drop_all()
         self._tracked.give_up()
         for tracked in self._tracked.living():
             tracked.close()

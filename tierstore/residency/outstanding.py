@@ -41,11 +41,11 @@ class OutstandingViews:
     def __init__(self) -> None:
         self.holders: deque[Record] = deque()
 
-    def release(self, record: Record) -> None:
+    def drop_unused(self, record: Record) -> None:
         """Drop the tensors that a record has handed out, except those in use; its bytes leave memory."""
         if record.views:
             self.keep(record, record.views.values())
-            record.forget_views()
+            record.drop_views()
 
     def keep(self, record: Record, handed_out: Collection[torch.Tensor]) -> None:
         used = in_use(handed_out)
@@ -63,7 +63,7 @@ class OutstandingViews:
             if record.outstanding:
                 self.holders.append(record)
 
-    def forget(self) -> None:
+    def drop_all(self) -> None:
         for record in self.holders:
             record.keep_outstanding(())
         self.holders.clear()

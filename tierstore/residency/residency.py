@@ -34,6 +34,7 @@ from .saving import Saving
 from .slots import Slots
 from .tracked import TrackedLog, TrackedTensor
 from .transfers import Worker
+from .validating_lock import is_wanted
 
 
 class Residency:
@@ -62,6 +63,7 @@ class Residency:
         copies: Copies | None = None,
         pools: bool = False,
     ) -> None:
+        validates = is_wanted()
         windows = HostWindows(host_bytes, staging_bytes, grows=staging_grows)
         resident = Window(0)
         self._tracked = TrackedTensors[TrackedTensor, Record](windows, resident)
@@ -77,11 +79,13 @@ class Residency:
         self.streams = streams = devices.streams
         self.device_of, self.current_stream = streams.device_of, streams.current_stream
         self.cpu_is_host = isinstance(copies, AcceleratorCopies)
-        self.handles = HandleFactory(self, books.released.append, self.device_of, self._tracked.keys)
+        self.handles = HandleFactory(
+            self, books.released.append, self.device_of, self._tracked.keys, keep_stories=validates
+        )
         self._registration = Registration(books, self.handles, self._tracked, outstanding_views, slots, devices.streams)
         self._memory = StoreMemory(self._registration, slots, devices, outstanding_views)
         self.ledger = ledger = Ledger[Record](books, self._memory, devices, worker.disk_budget_bytes)
-        self.guard = self._guard = Guard(name, ledger, worker)
+        self.guard = self._guard = Guard(name, ledger, worker, validates=validates)
         self.saving = Saving(self.guard, ledger, self._registration, slots, devices, worker)
         self.handing_out = HandingOut(self.guard, ledger, outstanding_views, devices)
 

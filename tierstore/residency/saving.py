@@ -68,26 +68,27 @@ class Saving:
         tracked.key = next(self._tracked.keys)
         log.newest_node = node
         new_bytes = 0 if (tracked.storage_id, nbytes) in log.num_tracked else nbytes
-        is_short = down.is_short_of(new_bytes)
-        is_planned = log.plan is not None and not down.may_wait
+        is_short, uses_staging, may_wait, room_bytes = down.room_for(new_bytes)
+        is_planned = log.plan is not None and not may_wait
         is_short |= is_planned
         if is_short and (self._books.must_act() or not self._registration.is_registered(tracked)):
             self._reclaim(is_planned=is_planned)
-            if (down.is_short_of(new_bytes) or is_planned) and nbytes > self._windows.large_bytes:
+            is_short_still, uses_staging, _, _ = down.room_for(new_bytes)
+            if (is_short_still or is_planned) and nbytes > self._windows.large_bytes:
                 log.registers_large = True
         guard.is_changing = True
         counters = self._counters
         counters.packed_tensors += 1
         counters.packed_bytes += nbytes
         new_bytes = self._tracked.add(tracked, node, nbytes)
-        if down.uses_staging:
+        if uses_staging:
             down.charge_tracked(new_bytes)
         if is_short:
             if self._registration.may_be_registered(tracked):
                 self._registration.join_if_registered(tracked)
             self._slots.trim()
-        elif tracked.index and down.room_bytes >= SHARE_GRANTED * nbytes and log.plan is None and log.may_be_granted():
-            self._tracked.grant(log, Grant(down.room_bytes // SHARE_GRANTED))
+        elif tracked.index and room_bytes >= SHARE_GRANTED * nbytes and log.plan is None and log.may_be_granted():
+            self._tracked.grant(log, Grant(room_bytes // SHARE_GRANTED))
 
     def track_on_device(
         self, tracked: TrackedTensor, node: int, nbytes: int, device: torch.device, *, leaves: bool

@@ -64,7 +64,7 @@ class Slots:
         self._handed_out.add(slot)
         return slot.as_tensor(self.returned.append)
 
-    def release(self, slot: Slot) -> None:
+    def free_when_unused(self, slot: Slot) -> None:
         """Give up the store's use of the slot: it is freed now, or outstanding for as long as somebody else uses it."""
         if slot.watch is None or slot.returned:
             self.free(slot)
@@ -81,6 +81,9 @@ class Slots:
                 self._windows.outstanding.used_bytes -= slot.nbytes
                 self._spare_bytes = slot.size_bytes
                 self.free(slot)
+
+    def outstanding_bytes(self) -> int:
+        return sum(slot.nbytes for slot in self._handed_out if slot.outstanding)
 
     def free(self, slot: Slot) -> None:
         """Free a slot whose memory nobody uses."""

@@ -119,10 +119,14 @@ class SimulatedMemory:
         return record.nbytes
 
     @staticmethod
+    def outstanding_bytes() -> int:
+        return 0
+
+    @staticmethod
     def has_moved(record: SimulatedRecord) -> bool:
         return False
 
-    def release(self, record: SimulatedRecord) -> None:
+    def empty_tensors(self, record: SimulatedRecord) -> None:
         record.is_in_place = False
 
     # --- what has died ------------------------------------------------------------------------------------------------
@@ -143,4 +147,4 @@ class SimulatedMemory:
     def _nothing(self, *_: object, **__: object) -> None:
         """There are no bytes that anything had to be done with."""
 
-    trim = prepare_offload = disown = forget = give_up = _nothing
+    trim = prepare_offload = unclaim = give_up = _nothing

@@ -85,7 +85,7 @@ class Rank:
             case Unpack(index):
                 yield from self._unpack(self._graph[index])
             case LetGo(index):
-                self._storages[self._root_of(index)].release()
+                self._storages[self._root_of(index)].let_go()
             case Release(index):
                 self._graph.pop(index, None)
                 if self._log is not None and not self._graph and self._log.num_packs == len(self._workload.saved):
@@ -121,19 +121,20 @@ class Rank:
             self._settle_fresh()
         log.newest_node = saved.node
         new_bytes = 0 if (tracked.storage_id, saved.nbytes) in log.num_tracked else saved.nbytes
-        is_short = down.is_short_of(new_bytes)
-        is_planned = log.plan is not None and not down.may_wait
+        is_short, uses_staging, may_wait, _ = down.room_for(new_bytes)
+        is_planned = log.plan is not None and not may_wait
         is_short |= is_planned
         if is_short and (self.books.must_act() or not registration.is_registered(tracked)):
             self._drain()
             down.reclaim(NUM_SCANNED_PER_PACK, is_planned=is_planned)
             yield from self._make_room()
-            log.registers_large |= (down.is_short_of(new_bytes) or is_planned) and is_large
+            is_short_still, uses_staging, _, _ = down.room_for(new_bytes)
+            log.registers_large |= (is_short_still or is_planned) and is_large
         self.books.counters.packed_tensors += 1
         new_bytes = self._memory.tracked.add(tracked, saved.node, saved.nbytes)
         tracked.storage.tensors.append(weakref.ref(tracked))
         self._graph[index] = tracked
-        if down.uses_staging:
+        if uses_staging:
             down.charge_tracked(new_bytes)
         if is_short:
             registration.join_if_registered(tracked)

@@ -28,7 +28,7 @@ class SimulatedStorage:
         self.tensors: list[weakref.ref[SimulatedTensor]] = []
         self.record: SimulatedRecord | None = None
 
-    def release(self) -> None:
+    def let_go(self) -> None:
         self.is_held = self.is_shared
 
     @property

@@ -291,7 +291,7 @@ class Recorder(Observer):
                 except Empty:
                     written = None
                 self._write_waiting()
-                is_idle = self._forget_dead_graphs()
+                is_idle = self._drop_dead_graphs()
                 if is_idle:
                     self._on_idle()
                 if written is not None:
@@ -321,7 +321,7 @@ class Recorder(Observer):
             lines = self._encoder.encode_lines([in_unicode(msgspec.to_builtins(e, enc_hook=_name_of)) for e in events])
         self._file.write(lines)
 
-    def _forget_dead_graphs(self) -> bool:
+    def _drop_dead_graphs(self) -> bool:
         for number, graph in list(self._graphs.items()):
             if graph() is None:
                 del self._graphs[number]
