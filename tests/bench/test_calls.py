@@ -10,7 +10,7 @@ from bench.calls import DECODER, FLOOR, MOST_OF_THE_DECODER, NUM_TENSORS, round_
 MOST = {
     "host": (11, 4, 3),
     "stays on the device": (15, 5, 3),
-    "buffer on the device": (13, 5, 3),
+    "buffer on the device": (15, 5, 4),
     "leaves the device": (25, 40, 60),
     "leaves in batches": (110, 70, 10),
     "leaves the device, late": (30, 40, 60),

@@ -94,7 +94,7 @@ def _totals(store: TierStore) -> tuple[object, ...]:
 def test_buffer_takes_no_room_and_all_figures_are_those_of_a_store_that_registers_it(
     make_store: MakeStore, copies: _Copies, asks: str
 ) -> None:
-    """`stats` registers whatever is settled. Its figures are the same, whenever it is asked; also in a second scope."""
+    """`stats` registers whatever is settled. Its figures are the same, whenever it is asked; a step has two scopes."""
     table, totals = _table(), []
     for is_asked in (False, True):
         store = make_store(host_bytes="64MiB", copies=copies)
@@ -107,7 +107,7 @@ def test_buffer_takes_no_room_and_all_figures_are_those_of_a_store_that_register
         for _ in range(4):
             leaf = new_leaf()
             with _scope(store):
-                hidden = _layers(leaf * 2, table, _NUM_LAYERS // 2, ask)
+                hidden = _layers(leaf * 2, table, _NUM_LAYERS // 2)
             with _scope(store):
                 loss = _layers(hidden, table, _NUM_LAYERS // 2, ask).sum()
             del hidden
@@ -238,18 +238,18 @@ def test_window_becomes_short_the_buffer_stays_and_the_others_leave(store: TierS
 def test_known_graph_that_leaves_in_part_takes_no_room_for_the_buffer(store: TierStore) -> None:
     """Then it has a record, as what it takes is to be known when it is packed."""
     table = _table()
-    window, most, storage_id = (
-        inspect(store).device_window,
-        _bytes_of(_NUM_LAYERS) // 2,
-        table.untyped_storage()._cdata,
-    )
+    storage_id = table.untyped_storage()._cdata
+
+    def of_table() -> list[bool]:
+        return [record.shared for record in inspect(store).records if record.storage_id == storage_id]
+
     for step in range(4):
         leaf = new_leaf()
-        with _scope(store, most):
-            hidden = _layers(leaf * 2, table)
-            if step > 1:
-                assert window.resident.used_bytes + window.resident.granted_bytes <= most + window.group_bytes
-        assert [record.shared for record in inspect(store).records if record.storage_id == storage_id] == [True]
+        with _scope(store, _bytes_of(_NUM_LAYERS) // 2):
+            hidden = _layers(leaf * 2, table, 1)
+            assert len(of_table()) == (1 if step else 0)
+            hidden = _layers(hidden, table, _NUM_LAYERS - 1)
+        assert of_table() == [True]
         hidden.sum().backward()
         assert bits(leaf.grad) == _expected(table)
         del hidden

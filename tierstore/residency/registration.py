@@ -151,7 +151,7 @@ class Registration(RegistrationRules[TrackedTensor, Record]):
         self._outstanding_views.keep(record, handed_out)
 
     def _count_views(self, tensors: Sequence[TrackedTensor]) -> None:
-        self._count_joins((tracked, tracked.alias) for tracked in tensors)
+        self._count_joins([(tracked, tracked.alias) for tracked in tensors])
 
     def _stay_tracked(self, tensors: Sequence[TrackedTensor], num_owners: int) -> bool:
         """On an accelerator, as long as nothing of their graph has to leave: NOTE [Held elsewhere] in
@@ -180,9 +180,10 @@ class Registration(RegistrationRules[TrackedTensor, Record]):
         seen = set()
         for tracked, alias in aliases:
             view_of = id(tracked.root), tracked.version  # the group keeps the weak references, so no id is used twice
-            if view_of in seen and alias is not None:
+            if view_of not in seen:
+                seen.add(view_of)
+            elif alias is not None and not tracked.joined:
                 self._count_join(tracked, alias)
-            seen.add(view_of)
 
     def _count_join(self, tracked: TrackedTensor, alias: torch.Tensor) -> None:
         if not tracked.joined:
