@@ -35,7 +35,7 @@ from tierstore.ledger.on_device import DeviceReference
 from tierstore.residency.capture import is_capturing
 from tierstore.residency.handle import Handle, Record
 from tierstore.residency.layout import ACCELERATORS, Layout, detached, is_foreign, layout_of
-from tierstore.residency.ownership import CLAIMS_ATTRIBUTE, records_over
+from tierstore.residency.ownership import CLAIMS_ATTRIBUTE, is_claimed, records_over
 from tierstore.residency.residency import Residency
 from tierstore.residency.torch_names import is_function_mode_on, num_dispatch_modes, sequence_nr, storage_address
 from tierstore.residency.tracked import NOT_ENTERED
@@ -135,8 +135,8 @@ class OffloadScope:
             return self.keep(tensor, "unsupported")
         if not tensor.nbytes:
             return self.keep(tensor, "small")
-        is_plain = storage.resizable() and not storage.is_shared()
-        device = None if is_on_cpu and self._cpu_is_host else self._device_of(tensor)
+        is_plain = storage.resizable() and not (is_on_cpu and storage.is_shared())  # as `is_foreign` asks
+        device = (None if is_on_cpu else tensor.device) if self._cpu_is_host else self._device_of(tensor)
         if not is_plain and is_foreign(storage):
             if device is not None:
                 warn_if_replayed(self._store._core.use)
@@ -161,10 +161,10 @@ class OffloadScope:
         itself = reference if base is None else None if tensor.requires_grad else weakref.ref(tensor)
         grant = log.grant if self.takes_grants and is_plain else None
         if grant is not None:
-            if grant.device != device or grant.stream != stream:  # the first too: `torch.Stream` is never != None
+            if (grant.device != device or grant.stream != stream) or (  # both: `torch.Stream` is never != None
+                device is not None and CLAIMS_ATTRIBUTE in storage.__dict__ and _may_share_a_record(log, storage)
+            ):
                 grant = None
-            elif device is not None and CLAIMS_ATTRIBUTE in storage.__dict__:
-                grant = None  # it may share that record
             else:
                 grant.num_left -= 1
                 grant.room_bytes -= nbytes
@@ -235,8 +235,8 @@ class OffloadScope:
         if log.plan is not None or not log.num_packs:
             log.follow_plan(log.num_packs, node, nbytes, device)
             leaves = leaves or (log.plan is not None and log.plan.leaves(log.num_packs))
-        if CLAIMS_ATTRIBUTE in storage.__dict__:
-            return None  # it may share that record
+        if CLAIMS_ATTRIBUTE in storage.__dict__ and _may_share_a_record(log, storage):
+            return None
         if leaves:
             return True if not log.tracks_on_device or self._may_gather(nbytes) else None
         if self._fits_on_device(nbytes) or storage._cdata in log.storages:
@@ -321,6 +321,12 @@ class OffloadScope:
         saved.device = record.device
         saved.handle = handle
         return saved
+
+
+def _may_share_a_record(log: PackLog, storage: torch.UntypedStorage) -> bool:
+    """Whether a tensor on an accelerator is registered because records were made of its storage. It shares one that
+    lives. Where something has to leave, it has one that takes no room, if others hold the storage."""
+    return log.plan is not None or not log.tracks_on_device or is_claimed(storage)
 
 
 class _Joined(NamedTuple):

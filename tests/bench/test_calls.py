@@ -5,11 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bench.calls import FLOOR, NUM_TENSORS, round_trip
+from bench.calls import DECODER, FLOOR, MOST_OF_THE_DECODER, NUM_TENSORS, round_trip
 
 MOST = {
     "host": (11, 4, 3),
     "stays on the device": (15, 5, 3),
+    "buffer on the device": (15, 5, 4),
     "leaves the device": (25, 40, 60),
     "leaves in batches": (110, 70, 10),
     "leaves the device, late": (30, 40, 60),
@@ -39,6 +40,7 @@ def test_saved_tensor_makes_no_more_calls_than_it_did(tmp_path: Path) -> None:
     for name, most in MOST.items():
         found = [figures[name][what] - figures[FLOOR][what] for what in ("packs", "unpacks", "ends")]
         assert all(number <= bound for number, bound in zip(found, most, strict=True)), f"{name}: {found}"
+    assert figures[DECODER]["steps"] - figures[FLOOR]["steps"] <= MOST_OF_THE_DECODER
     for name, bound in MOST_ASKED.items():
         assert figures[name]["asked"] <= bound, f"{name}: {figures[name]['asked']}"
 

@@ -8,6 +8,7 @@ from torch import nn
 
 from tests.conftest import MakeStore
 from tests.gpu.device import DEVICE, NEEDS_DEVICE, hold_up, is_pinned_at
+from tests.hooks.granted import lock_held_by_another, sines
 from tests.inspect_store import inspect
 from tierstore import TierStore, tiered_offload
 from tierstore.ledger.device_window import FLIGHT_BYTES, RELOAD_BYTES
@@ -122,6 +123,18 @@ def test_pack_asks_for_no_synchronisation(make_store: MakeStore, device_bytes: i
             loss = model(batch).square().mean()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+    loss.backward()
+
+
+def test_packs_of_what_stays_need_no_lock(make_store: MakeStore) -> None:
+    """Of every storage on a device, PyTorch says that it is shared."""
+    store, leaf = make_store(host_bytes="64MiB"), torch.full((32, 32), 0.5, device=DEVICE, requires_grad=True)
+    with tiered_offload(store, min_bytes=0, device_bytes="1GiB"):
+        values = [leaf * 2]
+        with lock_held_by_another(store, lambda: values.append(values[-1].sin())):
+            hidden = sines(100, values[-1])
+        loss = hidden.sum()
+    assert store.stats().packed_tensors == len(values) - 1 + 100
     loss.backward()
 
 

@@ -79,6 +79,43 @@ MUTATIONS = {
             "Residency.begin_backward", "self.saving.scan_owners(log)"
         ),
     },
+    "test_buffer_takes_no_room_and_all_figures_are_those_of_a_store_that_registers_it": {
+        "what somebody else holds is not charged on an accelerator": drop(
+            "DeviceBytes.give_back", "self.resident.used_bytes -= charged[1]"
+        ),
+        "what somebody else holds there is counted, once": drop(
+            "DeviceBytes.remove", "log.held_elsewhere.pop(storage_id, None)"
+        ),
+        "and when the graph goes": drop("DeviceBytes.end", "self.note_kept(nbytes)"),
+    },
+    "test_graph_dropped_while_another_of_its_log_lives_what_it_shared_counts_as_kept": {
+        "and when its last tensor does": drop("DeviceBytes.drop_dead", "self.note_kept(...)"),
+    },
+    "test_buffer_dropped_by_the_program_is_charged_at_the_next_look": {
+        "what was held on an accelerator is looked at again": drop(
+            "Saving._scan_on_device", "self._registration.charge_what_is_ours(log)"
+        ),
+    },
+    "test_storage_that_two_graphs_have_saved_is_charged_when_the_program_drops_it": {
+        "another graph of ours is nobody else": replace(
+            "Registration.charge_what_is_ours", "self.tracked.num_over(storage_id)", "1"
+        ),
+    },
+    "test_views_of_one_storage_are_charged_once_by_whatever_they_are_packed": {
+        "nor is an earlier scope": replace(
+            "Registration._stay_tracked", "self.tracked.num_over(newest.storage_id)", "len(tensors)"
+        ),
+    },
+    "test_known_graph_that_leaves_in_part_takes_no_room_for_the_buffer": {
+        "where something leaves, what somebody else holds is not charged from the start": drop(
+            "_may_share_a_record", "log.plan is not None"
+        ),
+    },
+    "test_memory_that_torch_does_not_own_stays_and_is_not_counted_as_ours": {
+        "memory with owners outside of torch goes by no grant": replace(
+            "OffloadScope.pack", "storage.resizable() and (not (is_on_cpu and storage.is_shared()))", "True"
+        ),
+    },
     "test_put_of_what_the_caller_keeps_is_written_when_its_turn_comes": {
         "put() by hand always stores": replace("Saving.store", "record.forced = True", "record.forced = False"),
     },

@@ -100,7 +100,9 @@ MUTATIONS = {
         ),
     },
     "test_dropped_graph_gives_the_room_back": {
-        "the room of what was tracked is given back": drop("TrackedTensors.drop_ended", "self.on_device.end(remains)"),
+        "the room of what was tracked is given back": drop(
+            "TrackedTensors.drop_ended", "self.on_device.end(remains, is_gone=True)"
+        ),
     },
     "test_pinning_pages_are_neither_given_back_nor_moved_meanwhile": {
         "pages of which the driver is being told stay where they are": drop(

@@ -54,6 +54,7 @@ class Books(Generic[R]):
         self.released: deque[R] = deque()
         self.counters = Counters()
         self.newly_kept = NewlyKept()
+        tracked.on_device.note_kept = self.newly_kept.adder("alive elsewhere")
         self.observer: Observer | None = None
         self.jobs = Jobs[R]()
         self.eviction = Eviction[R]()

@@ -70,7 +70,8 @@ class GraphLog(Generic[T, R]):
             tensors of each such storage there are.
         records: the record of each tensor; None while it is only tracked.
         on_host: the tensors in host memory that are only tracked, dead ones included, by index.
-        on_device: likewise, those on accelerators. `storages`: what is charged for them: see `DeviceBytes`.
+        on_device: likewise, those on accelerators. `storages`, `held_elsewhere`: what is charged for them: see
+            `DeviceBytes`.
         tracks_on_device: tensors on accelerators may still be tracked.
         leaving: those of them that wait for enough others to leave with them, with the bytes of each.
         leaves_in_batches: some of them were too large for a group.
@@ -109,7 +110,8 @@ class GraphLog(Generic[T, R]):
         self.records: list[R | None] = []
         self.on_host: dict[int, weakref.ref[T]] = {}
         self.on_device: dict[int, DeviceReference[T]] = {}
-        self.storages: dict[int, list[int]] = {}
+        self.storages: dict[int, list[Any]] = {}
+        self.held_elsewhere: dict[int, int] = {}
         self.tracks_on_device = False
         self.leaving: dict[int, int] = {}
         self.leaving_bytes = 0
@@ -215,6 +217,16 @@ class GraphLog(Generic[T, R]):
         reference = self.on_host.get(index) or self.on_device.get(index)
         return None if reference is None else reference()
 
+    def find_over(self, storage_id: int) -> T | None:
+        """The first saved tensor of that storage on an accelerator that lives and has no record."""
+        first: T | None = self.storages[storage_id][2]()
+        if first is None or first.alias is None:  # seldom, so the others are not listed by storage
+            for reference in list(self.on_device.values()):
+                tracked = reference() if reference.storage_id == storage_id else None
+                if tracked is not None:
+                    return tracked
+        return first
+
     def unregistered(self) -> list[T]:
         """The tensors without a record that are alive."""
         references = [*list(self.on_host.values()), *list(self.on_device.values())]
@@ -295,11 +307,12 @@ class GraphLog(Generic[T, R]):
     def _storages(self, records: Sequence[R | None]) -> list[int]:
         """For each pack, the number of its storage: packs of one storage have the same, unless they are dead."""
         numbers = [-1 - index if record is None else record.key for index, record in enumerate(records)]
+        num_packs = len(numbers)
         for index, member in list(self.members.items()):
-            if index < len(numbers):
+            if index < num_packs:
                 numbers[index] = numbers[index] << _KEY_SHIFT | member.first_byte
         for tracked in self.unregistered():
-            if tracked.index < len(numbers):
+            if tracked.index < num_packs:
                 numbers[tracked.index] = -tracked.storage_id  # an address, so it is none of the numbers above
         return numbers
 
@@ -309,12 +322,13 @@ class LogRemains(Remains[GraphLog[Any, Any]]):
 
     `then`: called when the store accounts for the log's death, under the store's lock."""
 
-    __slots__ = ("num_tracked", "number", "on_device", "on_host", "storages", "then")
+    __slots__ = ("held_elsewhere", "num_tracked", "number", "on_device", "on_host", "storages", "then")
 
     def __init__(self, log: GraphLog[Any, Any], note_death: Callable[[LogRemains], None]) -> None:
         self.number = log.number
         self.on_host = log.on_host
         self.on_device = log.on_device
         self.storages = log.storages
+        self.held_elsewhere = log.held_elsewhere
         self.num_tracked = log.num_tracked
         self.then: Callable[[], None] | None = None

@@ -14,13 +14,25 @@ the scope. So the window may be exceeded by a batch, a quarter of what may be on
 Views of one storage in one log are charged once. A tracked tensor that dies goes into a queue, and the next call of the
 store gives its room back. Backward makes no call for a tracked tensor. If something of its graph has left, every eighth
 one that it asks for makes a call all the same, so that the room of those before is used to bring back what comes next.
+
+NOTE [Held elsewhere]
+What the program holds too takes no room, since to move it would free nothing: a buffer, the input batch, the output of
+a scope. A record would tell, but as long as all of its graph stays where it is, the record is of no other use, and it
+costs most of all: a decoder saves the cosines and sines of its positions four times in each layer. So when owners are
+counted, at the end of a scope and as backward begins, tracked tensors whose storage has more owners than there are
+tracked tensors over it, in all logs, stay tracked, and their charge is given back (`GraphLog.held_elsewhere`). What
+others have let go by the next look is charged again. What they hold to the end counts as kept, as for a record.
+
+Where something of the graph has to leave, by the plan or because room was short, such a tensor has a record, and so has
+one over a storage that a living record is of. What another store has tracked looks as if the program held it, until it
+is registered.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .windows import Window
@@ -44,12 +56,15 @@ class DeviceReference(weakref.ref[T]):
 class DeviceBytes:
     """What the window of a device is charged with for tracked tensors. Guarded by the store's lock.
 
-    `log.storages` has, for each storage with tracked tensors, how many there are, and the bytes that are charged.
+    `log.storages` has, for each storage with tracked tensors, how many there are, the bytes that are charged, and the
+    first of them. `log.held_elsewhere` has the bytes of those that are charged nothing: see NOTE [Held elsewhere].
 
     Attributes:
         dead: tensors that have died, and that nobody has accounted for yet. `note_death`: what is called then.
-        resident: the window.
+        resident: the window. `note_kept`: told the bytes of what others held to the end.
     """
+
+    note_kept: Callable[[int], None]
 
     def __init__(self, resident: Window) -> None:
         self.dead: deque[DeviceReference[Any]] = deque()
@@ -57,20 +72,28 @@ class DeviceBytes:
         self.note_death: Any = self.dead.append
 
     def add(self, tracked: object, log: GraphLog[Any, Any], index: int, storage_id: int, nbytes: int) -> None:
-        self.enter(DeviceReference(tracked, self.note_death), log, index, storage_id, nbytes)
-
-    def enter(
-        self, reference: DeviceReference[Any], log: GraphLog[Any, Any], index: int, storage_id: int, nbytes: int
-    ) -> None:
-        """The same for one that was referred to when it was packed without the lock."""
+        reference = DeviceReference(tracked, self.note_death)
         reference.index, reference.log_number, reference.storage_id = index, log.number, storage_id
         log.on_device[index] = reference
         storages = log.storages
         if storage_id in storages:
             storages[storage_id][0] += 1
         else:
-            storages[storage_id] = [1, nbytes]
+            storages[storage_id] = [1, nbytes, reference]
             self.resident.used_bytes += nbytes
+
+    def give_back(self, log: GraphLog[Any, Any], index: int) -> None:
+        """Others hold the storage of that tensor too: charge nothing for it."""
+        storage_id = log.on_device[index].storage_id
+        charged = log.storages[storage_id]
+        self.resident.used_bytes -= charged[1]
+        charged[1] = 0
+        _, log.held_elsewhere[storage_id] = log.packs[index]
+
+    def charge(self, log: GraphLog[Any, Any], storage_id: int) -> None:
+        """They hold it no longer."""
+        nbytes = log.storages[storage_id][1] = log.held_elsewhere.pop(storage_id)
+        self.resident.used_bytes += nbytes
 
     def drop_dead(self, logs: Mapping[int, LogRemains]) -> list[LogRemains]:
         """Charge nothing for dead tensors any more. `logs`: by number; returns those that are changed."""
@@ -91,6 +114,8 @@ class DeviceBytes:
                     if not charged[0]:
                         del log.storages[storage_id]
                         freed_bytes += charged[1]
+                        if storage_id in log.held_elsewhere:
+                            self.note_kept(log.held_elsewhere.pop(storage_id))
         self.resident.used_bytes -= freed_bytes
         return list(changed.values())
 
@@ -101,11 +126,17 @@ class DeviceBytes:
             del on_device[index]
             charged = storages[storage_id]
             charged[0] -= 1
+            if log.held_elsewhere:
+                log.held_elsewhere.pop(storage_id, None)  # the record will tell
             if not charged[0]:
                 del storages[storage_id]
                 self.resident.used_bytes -= charged[1]
 
-    def end(self, log: LogRemains) -> None:
+    def end(self, log: LogRemains, *, is_gone: bool) -> None:
         """Charge nothing for the log any more: it is gone, or the store is closed."""
-        self.resident.used_bytes -= sum([nbytes for _, nbytes in log.storages.values()])
+        self.resident.used_bytes -= sum([nbytes for _, nbytes, _ in log.storages.values()])
+        if is_gone:
+            for nbytes in log.held_elsewhere.values():
+                self.note_kept(nbytes)
         log.storages.clear()
+        log.held_elsewhere.clear()

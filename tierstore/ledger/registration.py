@@ -64,6 +64,10 @@ class RegistrationRules(ABC, Generic[T, R]):
     def _count_views(self, tensors: Sequence[T]) -> None:
         """These tensors have one storage."""
 
+    def _stay_tracked(self, tensors: Sequence[T], num_owners: int) -> bool:
+        """Whether these tensors of one storage, which has `num_owners`, need no record all the same."""
+        return False
+
     # --- the rules ----------------------------------------------------------------------------------------------
 
     def register_all(self) -> None:
@@ -145,11 +149,12 @@ class RegistrationRules(ABC, Generic[T, R]):
         by_storage = log.unscanned()
         for tensors, num_owners in zip(by_storage.values(), self._num_owners(by_storage), strict=True):
             num_tensors = len(tensors)
-            if num_owners != num_tensors:
+            if num_owners == num_tensors:
+                if num_tensors > 1:
+                    self._count_views(tensors)
+            elif not self._stay_tracked(tensors, num_owners):
                 for tracked in tensors:
                     self.register_one(tracked)
-            elif num_tensors > 1:
-                self._count_views(tensors)
 
     def _register(self, tracked: T) -> None:
         handle = self._handle_of_same_bytes(tracked)

@@ -120,11 +120,12 @@ class TrackedTensors(Generic[T, R]):
         self.grants.clear()
 
     def _enter(self, log: GraphLog[T, R], grant: Grant, entries: Sequence[Entry]) -> None:
-        """As `add` for each, and `GraphLog.let_leave` for what leaves; without their calls in host memory."""
+        """As `add` for each, without its calls, and `GraphLog.let_leave` for what leaves."""
         if not (log.on_host or log.on_device):
             self.drop_ended()
             self._logs[log.number] = log.remains
         on_host, storages, num_tracked = log.on_host, log.tracked_storages, log.num_tracked
+        on_device, charged, resident = log.on_device, log.storages, self.on_device.resident
         index = log.num_packs
         log.is_settled = False
         log.newest_node, _ = entries[-1][1]
@@ -144,7 +145,14 @@ class TrackedTensors(Generic[T, R]):
                         num_tracked[storage] = 1
                         self.num_bytes += nbytes
                 else:
-                    self.on_device.enter(reference, log, index, tracked.storage_id, nbytes)
+                    reference.index, reference.log_number = index, log.number
+                    reference.storage_id = storage_id = tracked.storage_id
+                    on_device[index] = reference
+                    if storage_id in charged:
+                        charged[storage_id][0] += 1
+                    else:
+                        charged[storage_id] = [1, nbytes, reference]
+                        resident.used_bytes += nbytes
                     if grant.leaves:
                         log.let_leave(index)
             index += 1
@@ -157,7 +165,7 @@ class TrackedTensors(Generic[T, R]):
             self._logs.pop(remains.number, None)
             self.num_bytes -= sum([nbytes for _, nbytes in remains.num_tracked])
             if remains.storages:
-                self.on_device.end(remains)
+                self.on_device.end(remains, is_gone=True)
             self._windows.keep_tracked(self.num_bytes)
             if remains.then is not None:
                 remains.then()
@@ -240,6 +248,10 @@ class TrackedTensors(Generic[T, R]):
         if not (log.on_host or log.on_device):
             self._logs.pop(log.number, None)
 
+    def num_over(self, storage_id: int) -> int:
+        """How many tracked tensors on accelerators that storage has, in all logs; dead ones may be among them."""
+        return sum([log.storages[storage_id][0] for log in self._logs.values() if storage_id in log.storages])
+
     def living(self) -> Iterator[T]:
         for log in self._living_logs():
             yield from log.unregistered()
@@ -247,4 +259,4 @@ class TrackedTensors(Generic[T, R]):
     def give_up(self) -> None:
         """The store is closed: charge nothing any more."""
         for remains in self._logs.values():
-            self.on_device.end(remains)
+            self.on_device.end(remains, is_gone=False)

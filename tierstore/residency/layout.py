@@ -73,10 +73,11 @@ def is_foreign(storage: torch.UntypedStorage) -> bool:
     """Whether the memory has owners that torch does not count: numpy, another process, a mapped file.
 
     Such a storage cannot be resized, because it was made from a pointer or came from another process, or it is shared.
-    Storages over a slot of the store are made from a pointer too; `mark_as_ours` tells them apart. Of CUDA's storages
-    PyTorch says always that they are shared (`Tensor.is_shared`). What one of them has sent to another process stays
-    there when it is freed here (torch/csrc/CudaIPCTypes.cpp)."""
-    is_shared = storage.device.type != "cuda" and storage.is_shared()
+    Storages over a slot of the store are made from a pointer too; `mark_as_ours` tells them apart. Of storages on an
+    accelerator PyTorch says that they are shared, whether they are or not (`THPStorage_isShared`: of CUDA's, and in
+    later sources of all). What one of them has sent to another process stays there when it is freed here
+    (torch/csrc/CudaIPCTypes.cpp)."""
+    is_shared = storage.device.type == "cpu" and storage.is_shared()
     return (is_shared or not storage.resizable()) and _OURS not in storage.__dict__
 
 

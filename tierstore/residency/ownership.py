@@ -61,6 +61,16 @@ def claim(record: Record, storage: torch.UntypedStorage) -> None:
     record.storage_id = storage._cdata
 
 
+def is_claimed(storage: torch.UntypedStorage) -> bool:
+    """Whether a living record, of any store, holds an alias of the storage. Any thread."""
+    claims = claims_of(storage)
+    for reference in claims:
+        record = reference()
+        if record is not None and record.claims is claims and record() is not None:
+            return True
+    return False
+
+
 def unclaim(record: Record) -> None:
     """The record's source is no longer an alias of the storage that it has claimed."""
     record.claims = None

@@ -18,7 +18,7 @@ from .handle import Handle, Record
 from .handle_making import HandleFactory
 from .layout import layout_of, unseen_by_modes
 from .outstanding import OutstandingViews
-from .ownership import CLAIMS_ATTRIBUTE, records_over
+from .ownership import CLAIMS_ATTRIBUTE, is_claimed, records_over
 from .slab import Slot
 from .slots import Slots
 from .torch_names import storage_use_count
@@ -151,15 +151,39 @@ class Registration(RegistrationRules[TrackedTensor, Record]):
         self._outstanding_views.keep(record, handed_out)
 
     def _count_views(self, tensors: Sequence[TrackedTensor]) -> None:
-        self._count_joins((tracked, tracked.alias) for tracked in tensors)
+        self._count_joins([(tracked, tracked.alias) for tracked in tensors])
+
+    def _stay_tracked(self, tensors: Sequence[TrackedTensor], num_owners: int) -> bool:
+        """On an accelerator, as long as nothing of their graph has to leave: NOTE [Held elsewhere] in
+        `ledger/on_device.py`."""
+        newest = tensors[-1]
+        log, alias = newest.log, newest.alias
+        if newest.device is None or alias is None or log.plan is not None or log.leaving or not log.tracks_on_device:
+            return False
+        if is_claimed(alias.untyped_storage()):
+            return False
+        first = log.find_over(newest.storage_id)
+        self._count_views(tensors if first is None or first in tensors else (first, *tensors))
+        if num_owners > self.tracked.num_over(newest.storage_id):
+            self.tracked.on_device.give_back(log, newest.index)
+        return True
+
+    def charge_what_is_ours(self, log: TrackedLog) -> None:
+        """Charge again for what others held at the last look, and hold no longer."""
+        for storage_id in list(log.held_elsewhere):
+            tracked = log.find_over(storage_id)
+            alias = None if tracked is None else tracked.alias  # keeps the storage alive meanwhile
+            if alias is not None and storage_use_count(storage_id) - 1 <= self.tracked.num_over(storage_id):
+                self.tracked.on_device.charge(log, storage_id)
 
     def _count_joins(self, aliases: Iterable[tuple[TrackedTensor, torch.Tensor | None]]) -> None:
         seen = set()
         for tracked, alias in aliases:
             view_of = id(tracked.root), tracked.version  # the group keeps the weak references, so no id is used twice
-            if view_of in seen and alias is not None:
+            if view_of not in seen:
+                seen.add(view_of)
+            elif alias is not None and not tracked.joined:
                 self._count_join(tracked, alias)
-            seen.add(view_of)
 
     def _count_join(self, tracked: TrackedTensor, alias: torch.Tensor) -> None:
         if not tracked.joined:

@@ -303,6 +303,9 @@ class Saving:
     # --- under the lock --------------------------------------------------------------------------------------------
 
     def _scan_on_device(self, log: TrackedLog) -> None:
+        if log.held_elsewhere:
+            self._registration.charge_what_is_ours(log)
+            self._ledger.device.bound_flight()
         grouping = self._ledger.device_grouping()
         if not (log.tracks_on_device and self._devices.window.fits(0)):
             self._registration.register_on_device(grouping, log)
