@@ -204,7 +204,7 @@ def _validate_tracked(tracked: TrackedTensors[Any, Any], device: DeviceRules[Any
     num_bytes, resident_bytes = 0, sum(nbytes for _, nbytes in device.window._resident.values())
     for remains in list(tracked._begun):  # any thread begins a log
         num_bytes += sum(nbytes for _, nbytes in remains.num_tracked)
-        resident_bytes += sum(nbytes for _, nbytes in remains.storages.values())
+        resident_bytes += sum(nbytes for _, nbytes, _ in remains.storages.values())
         _validate_log(tracked, remains)
     _equal(tracked.num_bytes, num_bytes, "tracked bytes")
     _equal(tracked.on_device.resident.used_bytes, resident_bytes, "bytes that stay on devices")
@@ -219,8 +219,10 @@ def _validate_log(tracked: TrackedTensors[Any, Any], remains: LogRemains) -> Non
     if remains.on_host or remains.on_device:
         _must(remains.number in tracked._logs, f"{name} tracks tensors, but nobody knows")
     of_storages = Counter(reference.storage_id for reference in remains.on_device.values())
-    counted = {storage: num_tensors for storage, (num_tensors, _) in remains.storages.items()}
+    counted = {storage: num_tensors for storage, (num_tensors, *_) in remains.storages.items()}
     _must(of_storages == counted, f"{name} counts tensors on devices by storage: {counted}, but it has {of_storages}")
+    held = [remains.storages.get(storage) for storage in remains.held_elsewhere]
+    _must(all(each and not each[1] for each in held), f"{name} is charged for what others hold, or has it no longer")
     if log is None:
         return
     _must(Counter(log.tracked_storages.values()) == log.num_tracked, f"{name} counts other tensors than it tracks")
