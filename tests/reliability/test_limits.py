@@ -359,6 +359,7 @@ with TierStore(sys.argv[1], **budgets) as store:
 """
 
 
+@pytest.mark.usefixtures("unvalidated")  # which looks at each of thousands of records in each call
 @pytest.mark.parametrize("budgets", ["small", "default"])
 def test_limit_on_addresses_leaves_room_for_training(store_directory: Path, budgets: str) -> None:
     """The drive's budget is 100 GiB; of addresses only those are taken that hold something, or will soon."""
