@@ -28,6 +28,7 @@ NAMES = [
     "TierStoreWarning",
     "UnsupportedTorchError",
     "keep_resident",
+    "offload_backend",
     "offload_module",
     "plan_memory",
     "remove_offload",
