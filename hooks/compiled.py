@@ -42,8 +42,9 @@ class offload_backend:  # noqa: N801 - named like the functions that are given a
     or backward raises. No graph is broken for it, and nothing is compiled again.
 
     Stored is what the graph has certainly computed into memory of its own, in CPU memory: results of matrix products,
-    attention, convolutions, normalisations and elementwise functions, also where views of them are saved. What may
-    share memory with an input, an output or something that is changed in place is saved as without a store.
+    attention, normalisations and elementwise functions, also where views of them are saved. What may share memory with
+    an input, an output or something that is changed in place is saved as without a store. So is what Inductor may save
+    with other strides than it was traced with: all in a graph with convolutions, for one.
 
     Args:
         store: an open `TierStore`.
@@ -91,9 +92,9 @@ def _compile_with_aot_eager(module: fx.GraphModule, inputs: list[Any], rules: Ru
     names = compiler_names(inductor=False)
 
     def divide(joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **more: Any) -> Any:
-        graphs = names.min_cut_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **more)
-        pack_inside(*graphs, num_fwd_outputs, rules)
-        return graphs
+        forward, backward = names.min_cut_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **more)
+        pack_inside(forward, backward, num_fwd_outputs, rules)
+        return forward, backward
 
     compile_it = names.aot_autograd(
         fw_compiler=names.boxed_nop,

@@ -141,6 +141,7 @@ def pack_inside(forward: fx.GraphModule, backward: fx.GraphModule, num_outputs: 
 
 
 def _output_of(graph: fx.Graph) -> fx.Node:
+    node: fx.Node
     (node,) = graph.find_nodes(op="output")
     return node
 
@@ -159,11 +160,11 @@ def _groups(graph: fx.Graph, inputs: dict[str, fx.Node], num_outputs: int, rules
     outputs: list[Any] = list(_output_of(graph).args[0])  # type: ignore[arg-type]
     sources: dict[fx.Node, frozenset[fx.Node]] = {}
     refused: set[fx.Node] = set()
-    has_images = False
     for node in graph.nodes:
         if node.op == "output":
             break
-        has_images = has_images or _name(node) == "aten.convolution.default"
+        if rules.for_inductor and _name(node) == "aten.convolution.default":
+            return []  # it saves what belongs to images, views too, with other strides than the graph has
         around = frozenset().union(*(sources[each] for each in node.all_input_nodes))
         sources[node] = frozenset((node,)) if _is_fresh(node) else around | {node}
         if _may_write(node) or (rules.for_inductor and _name(node) in _JOINS):
@@ -178,7 +179,7 @@ def _groups(graph: fx.Graph, inputs: dict[str, fx.Node], num_outputs: int, rules
         base, views = _chain(each)
         if (
             _can_pack(base, rules)
-            and not (rules.for_inductor and _may_be_laid_out_anew(base, has_images=has_images))
+            and not (rules.for_inductor and _may_be_laid_out_anew(base))
             and each.name in inputs
             and _can_repeat(each, base, views, inputs, rules)
         ):
@@ -206,7 +207,7 @@ def _is_fresh(node: fx.Node) -> bool:
     if name in _ARITHMETIC:
         return not node.kwargs and (isinstance(args[1], fx.Node) or args[1] not in (0, 1))
     if name in _CONVERSIONS:
-        return node.meta["val"].dtype != args[0].meta["val"].dtype  # type: ignore[union-attr]
+        return bool(node.meta["val"].dtype != args[0].meta["val"].dtype)  # type: ignore[union-attr]
     if name == "aten.clone.default":
         strides = node.meta["val"].stride(), args[0].meta["val"].stride()  # type: ignore[union-attr]
         return all(type(step) is int for each in strides for step in each) and strides[0] != strides[1]
@@ -242,12 +243,12 @@ def _is_view(node: fx.Node) -> bool:
 
 
 def _can_pack(base: fx.Node, rules: Rules) -> bool:
-    value = base.meta.get("val")
+    value: Any = base.meta.get("val")
     if not _is_fresh(base) or type(value) is not FakeTensor:
         return False
     if value.device.type != "cpu" or value.layout is not torch.strided or value.is_complex():
         return False
-    nbytes = value.itemsize
+    nbytes: int = value.itemsize
     for size in value.shape:
         hint = size if type(size) is int else size.node.hint
         if hint is None:
@@ -256,16 +257,12 @@ def _can_pack(base: fx.Node, rules: Rules) -> bool:
     return nbytes >= rules.min_bytes
 
 
-def _may_be_laid_out_anew(base: fx.Node, *, has_images: bool) -> bool:
-    """Whether Inductor may choose other strides for a saved tensor than the graph has, which it must not be kept from.
-
-    It pads large ones, and convolutions have it prefer channels last."""
+def _may_be_laid_out_anew(base: fx.Node) -> bool:
+    """Whether Inductor may save a tensor with other strides than the graph has, which it must not be kept from."""
     value = base.meta["val"]
     if not all(type(each) is int for each in (*value.shape, *value.stride())):
         return _name(base) not in _KERNELS
-    return (value.dim() == 4 and has_images) or any(
-        step > _LARGEST_UNPADDED and step * value.itemsize % _ALIGNMENT_BYTES for step in value.stride()
-    )
+    return any(step > _LARGEST_UNPADDED and step * value.itemsize % _ALIGNMENT_BYTES for step in value.stride())
 
 
 def _can_repeat(
@@ -290,7 +287,7 @@ def _can_repeat(
 def _call(graph: fx.Graph, target: Any, args: Any, kwargs: Any = None) -> fx.Node:
     """A new node, where the graph inserts now, with a value without bytes, as AOTAutograd's nodes have one."""
     node = graph.call_function(target, args, kwargs or {})
-    given, named = fx.map_arg((node.args, node.kwargs), lambda each: each.meta["val"])  # type: ignore[misc]
+    given, named = fx.map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
     node.meta["val"] = target(*given, **named)
     return node
 

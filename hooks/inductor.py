@@ -49,9 +49,9 @@ def _partitioner(rules: Rules) -> Any:
 
     class Partitioner(names.CustomPartitioner):  # type: ignore[misc,name-defined]
         def __call__(self, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **more: Any) -> Any:
-            graphs = names.min_cut_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **more)
-            pack_inside(*graphs, num_fwd_outputs, rules)
-            return graphs
+            forward, backward = names.min_cut_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **more)
+            pack_inside(forward, backward, num_fwd_outputs, rules)
+            return forward, backward
 
         def uuid(self) -> object:
             return _hash_of_sources(), rules
