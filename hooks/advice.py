@@ -56,7 +56,8 @@ def warn_if_region(nbytes: int | None, budget_bytes: int) -> None:
     if nbytes is not None and node is not None and node.name() == _COMPILED_NODE:
         warnings.warn(
             f"a compiled region asks for {nbytes} saved bytes at once, more than the budget of {budget_bytes}: "
-            f"memory is saved between compiled regions, not within one; {_COMPILE_INSIDE}",
+            f"a scope saves memory between compiled regions, not within one; {_COMPILE_INSIDE}. To save it inside of a "
+            "region, compile that with backend=tierstore.offload_backend(store)",
             TierStoreWarning,
             stacklevel=2,
         )

@@ -35,6 +35,11 @@ class ModuleScope(tiered_offload):
         with self:
             return call(*args, **kwargs)
 
+    @property
+    def least_bytes(self) -> int:
+        """Storages below that size always stay where they are."""
+        return self._small.least_bytes
+
     @contextmanager
     def packing(self) -> Iterator[Callable[[Any], Packed]]:
         """Inside it, the pack hook of an entry of its own, which is not put on the thread."""

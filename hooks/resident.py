@@ -74,3 +74,9 @@ class keep_resident:  # noqa: N801 - a context manager, named like those of torc
                 put_back(self._entered.removed[-1])
         finally:  # where an interrupt comes in between, too
             put_back(self._entered.removed.pop())
+
+
+def is_resident() -> bool:
+    """Whether the innermost hooks on this thread are those of `keep_resident`."""
+    hooks = top_hooks(False)
+    return hooks is not None and hooks[1] is unpack and isinstance(hooks[0], functools.partial)

@@ -32,7 +32,14 @@ if TYPE_CHECKING:
         TierStoreWarning,
         UnsupportedTorchError,
     )
-    from .hooks import keep_resident, offload_module, remove_offload, selective_checkpoint_contexts, tiered_offload
+    from .hooks import (
+        keep_resident,
+        offload_backend,
+        offload_module,
+        remove_offload,
+        selective_checkpoint_contexts,
+        tiered_offload,
+    )
     from .memory_plan import MemoryPlan, plan_memory
     from .residency.handle import Handle
     from .store.stats import StoreStats
@@ -58,6 +65,7 @@ __all__ = [
     "TierStoreWarning",
     "UnsupportedTorchError",
     "keep_resident",
+    "offload_backend",
     "offload_module",
     "plan_memory",
     "remove_offload",
@@ -73,6 +81,7 @@ _HOMES = {
     "StoreStats": ".store.stats",
     "TierStore": ".store.tier_store",
     "keep_resident": ".hooks",
+    "offload_backend": ".hooks",
     "offload_module": ".hooks",
     "plan_memory": ".memory_plan",
     "remove_offload": ".hooks",

@@ -304,15 +304,18 @@ class UnsupportedTorchError(TierStoreError, ImportError):
     Attributes:
         torch_version: the installed version.
         missing: the names that torch lacks.
-        tried: the releases of torch that tierstore was tried with, in words.
+        tried: the releases of torch that were tried, in words.
+        what: what cannot run: tierstore, or `offload_backend` alone.
     """
 
     torch_version: str
     missing: tuple[str, ...]
     tried: str
+    what: str = "tierstore"
 
     def _message(self) -> str:
+        lacks = f", which has no {', '.join(self.missing)}" if self.missing else ""
         return (
-            f"tierstore cannot run with torch {self.torch_version}, which has no {', '.join(self.missing)}; "
+            f"{self.what} cannot run with torch {self.torch_version}{lacks}; "
             f"it was tried with torch {self.tried}: install one of these, or a newer tierstore"
         )

@@ -69,11 +69,10 @@ def test_configuration_has_every_option_of_the_daemon() -> None:
 def test_configuration_has_every_variable_that_the_code_reads() -> None:
     variables = set(first_cells(section_of(REFERENCE / "configuration.md", "## Environment of a training")))
     root = DOCS.parent / "tierstore"
-    code = "".join(file.read_text(encoding="utf-8") for file in (root / "base").rglob("*.py"))
-    others = ("store/trial.py", "disk/codec/floats.py", "returning/caching.py")
-    code += "".join((root / file).read_text(encoding="utf-8") for file in others)
+    code = "".join(file.read_text(encoding="utf-8") for file in root.rglob("*.py"))
     named = set(re.findall(r'(?:environ(?:ment)?\.get\(|_?(?:VARIABLE|SWITCH|CGROUPS) = )"([A-Z_]+)"', code))
-    assert named == variables
+    of_others = {"CUDA_LAUNCH_BLOCKING", "LD_PRELOAD", "XDG_CACHE_HOME"}  # which mean to tierstore what they always do
+    assert named - of_others == variables
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------

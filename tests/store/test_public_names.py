@@ -12,8 +12,8 @@ NAMES = [
     "ConfigError", "ConfigTypeError", "CorruptDataError", "DaemonUnavailableError", "Handle", "MemoryPlan",
     "ModifiedInPlaceError", "ProtocolError", "QuotaExceededError", "StorageIOError", "StoreBusyError",
     "StoreClosedError", "StoreFullError", "StoreStats", "TierStore", "TierStoreError", "TierStoreWarning",
-    "UnsupportedTorchError", "keep_resident", "offload_module", "plan_memory", "remove_offload",
-    "selective_checkpoint_contexts", "tiered_offload",
+    "UnsupportedTorchError", "keep_resident", "offload_backend", "offload_module", "plan_memory",
+    "remove_offload", "selective_checkpoint_contexts", "tiered_offload",
 ]  # fmt: skip
 
 

@@ -60,6 +60,8 @@ SavedVariable: Any = _torch("torch._C._autograd.SavedTensor")
 current_autograd_node: Callable[[], Any] = _torch("torch._C._current_autograd_node")
 current_backward: Callable[[], int] = _torch("torch._C._current_graph_task_id")
 """The number of the backward that this thread computes; -1: none."""
+keeps_graph: Callable[[], bool] = _torch("torch._C._autograd._get_current_graph_task_keep_graph")
+"""Whether the backward that this thread computes leaves the graph as it was."""
 current_stream_on: Callable[[int], torch.Stream] = _torch("torch._C._accelerator_getStream")
 """Does what `torch.accelerator.current_stream` does, in half the time: its argument is the device's index."""
 engine_run_backward: Any = _torch("torch.autograd.graph._engine_run_backward")
@@ -79,6 +81,7 @@ if TYPE_CHECKING:
     from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 else:
     TorchDispatchMode = _torch("torch.utils._python_dispatch.TorchDispatchMode")
+FakeTensor: Any = _torch("torch._subclasses.fake_tensor.FakeTensor")
 tree_flatten: Callable[[Any], tuple[list[Any], Any]] = _torch("torch.utils._pytree.tree_flatten")
 tree_leaves: Callable[[Any], list[Any]] = _torch("torch.utils._pytree.tree_leaves")
 tree_map_only: Callable[[type, Callable[[Any], Any], Any], Any] = _torch("torch.utils._pytree.tree_map_only")
