@@ -68,6 +68,7 @@ class offload_backend:  # noqa: N801 - named like the functions that are given a
             raise kind("backend", backend, f"give one of {', '.join(map(repr, _COMPILERS))}")
         compiler_names(inductor=backend == "inductor")
         self._scope = ModuleScope(store, **options)
+        store._core.use.has_backend = True
         self._rules = Rules(self._scope.least_bytes, for_inductor=backend == "inductor")
 
     def __call__(self, module: fx.GraphModule, inputs: list[Any], **settings: Any) -> Callable[..., Any]:

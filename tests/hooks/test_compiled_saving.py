@@ -18,6 +18,7 @@ from tierstore import (
     ConfigTypeError,
     StoreClosedError,
     TierStore,
+    TierStoreWarning,
     UnsupportedTorchError,
     keep_resident,
     offload_backend,
@@ -375,6 +376,12 @@ def test_selected_out_tensors_stay(store: TierStore) -> None:
 def test_min_bytes_decides_as_the_graph_is_compiled(store: TierStore, min_bytes: str) -> None:
     _compiled(store, min_bytes=min_bytes)(*_given()).sum().backward()
     assert (store.stats().packed_tensors > 0) == (min_bytes == "8KiB")
+
+
+def test_graph_that_stores_nothing_is_told_as_the_store_closes(store: TierStore) -> None:
+    _compiled(store, min_bytes="1MiB")(*_given()).sum().backward()
+    with pytest.warns(TierStoreWarning, match="no graph that was compiled with offload_backend saved anything"):
+        store.close()
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=[pytest.mark.slow, needs_cpp])])

@@ -26,11 +26,12 @@ _last_stores: deque[Use] = deque(maxlen=_NUM_STORES)
 class Use:
     """What was done with one store. Any thread.
 
-    `has_scope`: whether a `tiered_offload` was made for it. `has_replays`: the user was told of outputs of CUDA graphs.
+    `has_scope`: whether a `tiered_offload` was made for it; `has_backend`: an `offload_backend`. `has_replays`: the
+    user was told of outputs of CUDA graphs.
     """
 
     def __init__(self, name: str) -> None:
-        self.has_scope = self.has_replays = False
+        self.has_scope = self.has_backend = self.has_replays = False
         self._name = name
         self._num_graphs = 0
         self._graphs: deque[weakref.ref[object]] | None = deque(maxlen=_NUM_GRAPHS)
@@ -66,7 +67,12 @@ class Use:
     def warn_if_nothing_came(self) -> None:
         """The store is closed, and has seen neither a saved tensor nor a `put`. Warns, and may raise that, unless it
         was only looked at: no scope was made for it, and this thread has computed nothing that autograd records."""
-        if self._num_graphs:
+        if self.has_backend:
+            self._warn(
+                "nothing came to the store: no graph that was compiled with offload_backend saved anything that it "
+                "can store; see docs/how_to/compile.md"
+            )
+        elif self._num_graphs:
             self._warn(f"nothing came to the store: autograd saved nothing inside its scopes; {_WHERE}")
         elif self.has_scope:
             self._warn(f"nothing came to the store: its tiered_offload was never entered; {_WHERE}")
