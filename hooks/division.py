@@ -8,7 +8,7 @@ NOTE [Certainly fresh]
 What is packed loses its memory, so nobody else may have it: not the caller, as an input or an output, and no later part
 of the graph. A compiler works on both graphs after they were changed, and it no longer sees that a tensor is saved. So
 it may find that a tensor need not be copied, and use the memory of the source. Hence only the result of an operator
-that certainly has memory of its own is packed (`_FRESH` and the rules below it). Every other operator is taken to give
+that certainly has memory of its own is packed (`_is_fresh`). Every other operator is taken to give
 the memory of its arguments. What could share memory, in that sense, with an output, with the argument of an operator
 that writes, or with something saved in another way, stays saved as it is, which is always right.
 
