@@ -64,7 +64,7 @@ docs: $(DEV)            ## build the documentation: build/docs/index.html
 matrix: $(DEV)          ## test TORCHES with PYTHONS (some minutes each, 6 GB)
 	$(BIN)/python -m tests.matrix --torches "$(TORCHES)" --pythons "$(PYTHONS)" --write
 
-bench: $(DEV)           ## run all benchmarks: tables, goals, plots (over two hours)
+bench: $(DEV)           ## run all benchmarks: tables, goals, plots (over three hours)
 	$(BIN)/python -m bench
 
 bench-tuning: $(DEV)    ## compare settings (over 20 minutes)
