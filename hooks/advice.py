@@ -46,7 +46,7 @@ def large_nodes(spans: Iterable[tuple[int, int, int]], budget_bytes: int) -> dic
     saved: dict[int, dict[int, int]] = {}
     for node, storage, nbytes in spans:
         saved.setdefault(node, {})[storage] = nbytes
-    totals = ((node, sum(of_node.values())) for node, of_node in saved.items())
+    totals = ((node, sum(of_node.values())) for node, of_node in saved.items() if len(of_node) > 1)  # one is one anyway
     return {node: nbytes for node, nbytes in totals if nbytes > budget_bytes}
 
 

@@ -1,6 +1,7 @@
 """`offload_backend`: what a compiled forward saves goes to a store, inside of one graph."""
 
 import shutil
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -376,6 +377,14 @@ def test_selected_out_tensors_stay(store: TierStore) -> None:
 def test_min_bytes_decides_as_the_graph_is_compiled(store: TierStore, min_bytes: str) -> None:
     _compiled(store, min_bytes=min_bytes)(*_given()).sum().backward()
     assert (store.stats().packed_tensors > 0) == (min_bytes == "8KiB")
+
+
+def test_tensors_larger_than_the_budget_are_no_region_that_asks_for_all_at_once(make_store: MakeStore) -> None:
+    store = make_store(host_bytes="4KiB")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", TierStoreWarning)
+        _compiled(store)(*_given()).sum().backward()
+    assert store.stats().packed_bytes > 4 * 2**10
 
 
 def test_graph_that_stores_nothing_is_told_as_the_store_closes(store: TierStore) -> None:
