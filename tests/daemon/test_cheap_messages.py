@@ -4,6 +4,7 @@ import asyncio
 import os
 import socket
 import sys
+import time
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,7 @@ from tests.waiting import until
 from tierstore.base.threads import start_thread
 from tierstore.daemon.limits import MOST_IN_ALL_BYTES, MOST_OF_SESSION_BYTES, MOST_OF_USER_BYTES, Unsent, Waiting
 from tierstore.daemon.sessions import Session
-from tierstore.daemon.turns import MOST_IN_TURN, Client, Turn, Turns
+from tierstore.daemon.turns import _REST_SECONDS, MOST_IN_TURN, Client, Turn, Turns
 from tierstore.sidecar.channel import Channel, Pace
 from tierstore.sidecar.window import SharedSlab
 from tierstore.testing import FaultPlan, Latency, Rule
@@ -147,10 +148,10 @@ async def test_users_get_the_same_share_however_many_connections_they_have() -> 
 async def test_jobs_have_the_interpreter_between_the_turns_of_a_flood() -> None:
     """Whatever the switch interval is: a job gives the interpreter's lock back and needs it again a dozen times."""
     turns, loop, before = Turns(), asyncio.get_running_loop(), sys.getswitchinterval()
-    is_over, num_turns = asyncio.Event(), 2000
+    is_over = asyncio.Event()
 
     def take(most: int, ends_at: float) -> int:
-        if turns.num_taken < num_turns and not is_over.is_set():
+        if turns.num_taken < 2000 and not is_over.is_set():
             turns.ask(turn)
         return most
 
@@ -162,15 +163,18 @@ async def test_jobs_have_the_interpreter_between_the_turns_of_a_flood() -> None:
     turn = Turn(CROWD, take)
     turns.ask(Turn(NEIGHBOUR, lambda most, ends_at: 1))
     sys.setswitchinterval(LONG_SECONDS)
+    began = time.perf_counter()
     try:
         turns.ask(turn)
         thread = start_thread(job, "test")
         async with asyncio.timeout(LONG_SECONDS):
             await is_over.wait()
+        seconds = time.perf_counter() - began
     finally:
         sys.setswitchinterval(before)
     thread.join()
-    assert turns.num_taken < num_turns, "the job came after the flood"
+    most = 2 + 2 * seconds / _REST_SECONDS  # however slow the machine is; a timer may be early
+    assert turns.num_taken <= most, "the turns of a flood do not rest"
 
 
 async def test_rest_after_a_full_turn_ends_as_soon_as_somebody_asks() -> None:

@@ -18,8 +18,3 @@ def _one_thread_per_operation() -> Iterator[None]:
 def copies() -> Iterator[SeenCopies]:
     with SeenCopies() as engine:
         yield engine
-
-
-@pytest.fixture(autouse=True)
-def _validated(validated: None) -> None:
-    """In every test, but where a file says otherwise."""

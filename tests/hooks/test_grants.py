@@ -34,6 +34,8 @@ from tierstore import ModifiedInPlaceError, StorageIOError, StoreClosedError, Ti
 from tierstore.hooks.scope import OffloadScope
 from tierstore.ledger.state import State
 
+pytestmark = pytest.mark.usefixtures("validated")
+
 _GROUP = 16
 """So many tensors fit into a group, where staging holds four groups."""
 

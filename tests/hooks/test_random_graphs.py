@@ -39,7 +39,10 @@ from tierstore import TierStore, tiered_offload
 from tierstore.testing import SimulatedCopies
 
 KIB = 2**10
-pytestmark = pytest.mark.timeout(900)  # hypothesis makes a failing program short for up to five minutes
+pytestmark = [
+    pytest.mark.timeout(900),  # hypothesis makes a failing program short for up to five minutes
+    pytest.mark.usefixtures("validated"),
+]
 
 # --- the programs
 

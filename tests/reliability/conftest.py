@@ -76,8 +76,3 @@ def open_store(request: pytest.FixtureRequest, small_drive: Path, start_daemon: 
     left = {path.name for path in small_drive.iterdir()} - {"lost+found"}
     assert not left, f"files were left behind: {left}"
     assert used_bytes(small_drive) == empty_bytes
-
-
-@pytest.fixture(autouse=True)
-def _validated(validated: None) -> None:
-    """In every test, but where a file says otherwise."""
