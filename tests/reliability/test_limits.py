@@ -30,7 +30,6 @@ from tierstore import (
     TierStore,
     tiered_offload,
 )
-from tierstore.disk.native import is_native
 from tierstore.sidecar.inspection import inspect_daemon
 
 MIB = 2**20
@@ -246,20 +245,6 @@ def test_memory_refused_to_backward_raises_and_what_is_on_disk_can_be_asked_for_
         for weight in weights:
             weight.grad = None
         loss.backward()
-        _check_gradients(weights)
-        del loss
-        _check(store)
-
-
-def test_memory_refused_to_backward_is_not_needed_by_the_threads_in_c(store_directory: Path) -> None:
-    if not is_native():
-        pytest.skip("the threads in C are not built, or turned off")
-    weights = [torch.randn(2 * MIB // 4, requires_grad=True) for _ in range(6)]
-    with TierStore(store_directory, **OPTIONS) as store:
-        loss = _graph(store, weights)
-        store.flush()
-        with room_for(MIB):
-            loss.backward()
         _check_gradients(weights)
         del loss
         _check(store)
