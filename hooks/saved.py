@@ -9,6 +9,9 @@ in two ways (`SavedVariable::unpack` of torch/csrc/autograd/saved_variable.cpp, 
   somebody else keeps it alive. The store cannot hold it: the owners of a storage can be counted, those of an object
   cannot. Once the object has died, its bytes come back in a new one, but what was set on it would be lost. So a tensor
   of a subclass, and one that has attributes when it is packed, is kept itself, where it is (`Kept` in `select.py`).
+  Two nodes that saved one tensor must get one object even then: autograd copies what a function of the user's returns
+  as its gradient only if the other node refers to that very object (NOTE [Stolen gradients] in `handing_out.py`). Each
+  tracked tensor has its own alias, so such a function gets the record's, which is the same for all of them.
 * If it requires gradients, the function gets a new tensor over the same memory, of no subclass and without attributes
   (unless a `__torch_dispatch__` makes them). So it does not matter which alias of the saved tensor we hand out.
 """
@@ -19,7 +22,7 @@ import torch
 
 from tierstore.errors import ModifiedInPlaceError
 from tierstore.residency.layout import Layout, alias_of, describe, is_same_view, outside_of_modes
-from tierstore.residency.torch_names import name_of_node, while_tracing
+from tierstore.residency.torch_names import is_in_own_function, name_of_node, storage_use_count, while_tracing
 from tierstore.residency.tracked import TrackedTensor
 from tierstore.residency.uncompiled import uncompiled
 
@@ -28,6 +31,8 @@ from .order import PackLog
 from .traced import check_unchanged, traced_saved, with_lazy_bits
 
 _EMPTY = torch.empty(0, device="cpu")
+_USES_ALONE = 2
+"""Of a storage that one alias has: that, and the storage's own Python object."""
 
 
 class SavedTensor(TrackedTensor):
@@ -60,10 +65,15 @@ class SavedTensor(TrackedTensor):
                 log.order.is_followed or log.residency.current_stream(device) != self.stream
             ):  # else there is nothing to bring back, and the stream is known
                 log.pass_by(self.index, device)
-        itself = None if self.itself is None else self.itself()  # NOTE [Stolen gradients] in `handing_out.py`
-        if itself is None or (itself.requires_grad and not is_same_view(itself, alias)):
+        if self.itself is None:
             return alias
-        return itself
+        itself = self.itself()
+        if itself is None:
+            if self.handle is None and storage_use_count(self.storage_id) > _USES_ALONE and is_in_own_function():
+                log.residency.saving.register_over(self.storage_id)
+                return log.fetch(self.index, self.layout)
+            return alias
+        return alias if itself.requires_grad and not is_same_view(itself, alias) else itself
 
     def traced(self) -> torch.Tensor:
         """Looks at nothing that depends on where the bytes are: NOTE [Layouts for traces] in `living.py`."""

@@ -19,6 +19,7 @@ from tests.hooks.programs import (
     program_of,
     run_offloaded,
     run_plain,
+    sine_chain,
 )
 from tierstore import TierStore, tiered_offload
 
@@ -158,8 +159,12 @@ def test_gradient_is_restored_memory_later_steps_leave_it_alone(make_store: Make
     assert store.stats().lent_bytes == 0
 
 
+@pytest.mark.parametrize("is_settled", [True, False])
 @pytest.mark.parametrize("is_live", [True, False])
-def test_saved_tensor_returned_by_two_nodes_gradients_independent(store: TierStore, is_live: bool) -> None:
+@WITH_AND_WITHOUT_ROOM
+def test_saved_tensor_returned_by_two_nodes_gradients_independent(
+    make_store: MakeStore, host_bytes: object, is_live: bool, is_settled: bool
+) -> None:
     """Accumulating into a gradient must write neither to the other one nor to the batch that was saved."""
 
     def program(around: Around, settle: Settle) -> Results:
@@ -169,12 +174,32 @@ def test_saved_tensor_returned_by_two_nodes_gradients_independent(store: TierSto
                 saved = batch if is_live else batch * 2
                 loss = sum(ReturnFirst.apply(leaf, None, saved) for leaf in leaves)
                 del saved
-            settle()
+            if is_settled:
+                settle()
             loss.backward()
             leaves[0].grad.mul_(5)
         return [batch, *(leaf.grad for leaf in leaves)]
 
-    assert_same_gradients(program, store)
+    assert_same_gradients(program, make_store(host_bytes=host_bytes))
+
+
+@WITH_AND_WITHOUT_ROOM
+def test_gradient_that_the_user_keeps_later_backwards_leave_it_alone(make_store: MakeStore, host_bytes: object) -> None:
+    """It was handed out while it was only tracked; then what was saved got a record."""
+
+    def program(around: Around, settle: Settle) -> Results:
+        leaf = torch.ones(SIDE, requires_grad=True)
+        with around():
+            loss = ReturnFirst.apply(leaf, None, torch.randn(SIDE))
+            kept = torch.autograd.grad(loss, leaf, retain_graph=True)
+            sine_chain(leaf, 8)
+            settle()
+        settle()
+        loss.backward()
+        (leaf * 2).sum().backward()
+        return [*kept, leaf.grad]
+
+    assert_same_gradients(program, make_store(host_bytes=host_bytes))
 
 
 @pytest.mark.parametrize("num_reads", [1, 2])

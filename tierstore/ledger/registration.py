@@ -134,6 +134,11 @@ class RegistrationRules(ABC, Generic[T, R]):
         self.tracked.remove(tracked)
         self._register(tracked)
 
+    def register_over(self, storage_id: int) -> None:
+        """Everything that is tracked over a living storage, in all graphs."""
+        for tracked in [tracked for tracked in self.tracked.living() if tracked.storage_id == storage_id]:
+            self.register_one(tracked)
+
     def is_registered(self, tracked: T) -> bool:
         """Whether there is a record of the same bytes, which it may share: then it takes no room."""
         return self._handle_of_same_bytes(tracked) is not None

@@ -24,7 +24,7 @@ from ..ledger.state import IN_MEMORY, State
 from .device import DeviceTier
 from .guard import Guard, change_if_open, is_inside_any, whole
 from .handle import Handle, Member, Record
-from .layout import Layout, describe, fits_in_storage, is_inside_modes, rebuild, rebuild_beyond
+from .layout import Layout, describe, fits_in_storage, is_inside_modes, layout_of, rebuild, rebuild_beyond
 from .outstanding import OutstandingViews
 from .torch_names import name_of_node
 
@@ -201,6 +201,8 @@ class HandingOut:
         if member is not None:  # a traced graph asks for it without its lazy bits: that is another tensor
             of = ~index if layout.conj or layout.neg else index
         view = handle.views.get(of)
+        if view is None and handle.outstanding and member is None:
+            view = _still_used(handle, layout)
         if view is None:
             is_where_saved = record.slot is None and record.root is not None  # not put by hand
             if member is not None:
@@ -220,3 +222,14 @@ class HandingOut:
             if record.state is not State.FAILED:
                 record.cause = None  # may be tried again
             self._guard.raise_as_told(cause)
+
+
+def _still_used(handle: Handle, layout: Layout) -> torch.Tensor | None:
+    """The tensor of that layout that was handed out before, over the same memory, and is still in use.
+
+    There is one if it was handed out while it was only tracked: `_become` in `registration.py`."""
+    storage = handle.source.untyped_storage()
+    for tensor in handle.outstanding:
+        if tensor.untyped_storage()._cdata == storage._cdata and layout_of(tensor) == layout:
+            return tensor
+    return None

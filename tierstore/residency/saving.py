@@ -227,6 +227,12 @@ class Saving:
         if tracked.handle is None:
             self._registration.register_one(tracked)
 
+    @change
+    def register_over(self, storage_id: int) -> None:
+        """Register all that is tracked over a living storage: from now on one tensor is handed out for all that saved
+        the same. Does not wait."""
+        self._registration.register_over(storage_id)
+
     @whole
     def join(self, record: Record, layout: Layout, nbytes: int) -> bool:
         """Let one more view share the record. Does not wait.

@@ -58,6 +58,7 @@ top_hooks: Callable[[bool], tuple[Any, Any] | None] = _torch("torch._C._autograd
 SavedVariable: Any = _torch("torch._C._autograd.SavedTensor")
 """A tensor that Python code has given to autograd to save."""
 current_autograd_node: Callable[[], Any] = _torch("torch._C._current_autograd_node")
+PythonNode: Any = _torch("torch._C._FunctionBase")
 current_backward: Callable[[], int] = _torch("torch._C._current_graph_task_id")
 """The number of the backward that this thread computes; -1: none."""
 keeps_graph: Callable[[], bool] = _torch("torch._C._autograd._get_current_graph_task_keep_graph")
@@ -133,3 +134,12 @@ def name_of_node() -> str:
     """Of the operation whose gradient this thread computes; "" if it computes none."""
     node = current_autograd_node()
     return "" if node is None else str(node.name())
+
+
+def is_in_own_function() -> bool:
+    """Whether this thread computes the backward of a function of the user's, in Python or C++, not one of PyTorch's.
+
+    PyTorch has a class for each of its own nodes; it shows all others of C++ as `CppFunction`
+    (torch/csrc/autograd/python_cpp_function.cpp)."""
+    node = current_autograd_node()
+    return isinstance(node, PythonNode) or type(node).__name__ == "CppFunction"
