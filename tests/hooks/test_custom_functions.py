@@ -21,7 +21,7 @@ from tests.hooks.programs import (
     run_plain,
     sine_chain,
 )
-from tierstore import TierStore, tiered_offload
+from tierstore import tiered_offload
 
 WITH_AND_WITHOUT_ROOM = pytest.mark.parametrize("host_bytes", [0, "1GiB"])
 
