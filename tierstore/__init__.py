@@ -73,7 +73,7 @@ __all__ = [
     "tiered_offload",
 ]
 
-__version__ = "0.5.0"
+__version__ = "0.5.1"
 
 _HOMES = {
     "Handle": ".residency.handle",

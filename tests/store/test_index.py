@@ -127,8 +127,8 @@ def test_many_indexes_for_large_drives_have_addresses(tmp_path: Path) -> None:
 
 
 def entries_of(index: Index, executor: ThreadPoolExecutor) -> IndexEntries:
-    """Without space or budget, which only deleted records give back to."""
-    return IndexEntries(index, executor, None, None, has_extents=False)  # type: ignore[arg-type]
+    """Without space, budget and reserve, which only deletions need."""
+    return IndexEntries(index, executor, None, None, None, has_extents=False)  # type: ignore[arg-type]
 
 
 async def test_commits_of_jobs_and_batches_do_not_overlap(index: Index) -> None:

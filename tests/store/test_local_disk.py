@@ -354,6 +354,30 @@ async def test_full_file_system_is_store_full_and_goes_on(
         assert disk.usage().num_records == 0
 
 
+async def test_small_records_of_a_full_drive_can_be_discarded(small_drive: Path, open_disk: OpenDisk) -> None:
+    """LMDB needs pages to delete, too, and what freed records left may have become a segment meanwhile."""
+    disk = await open_disk(directory=small_drive, disk_bytes=2**30, layout=NamedFileLayout(small_drive))
+    keys = itertools.count()
+    for _ in range(2):
+        written: list[int] = []
+        refused: list[BaseException] = []
+        while not refused:
+            some = list(itertools.islice(keys, 64))
+            writes = (disk.write(key, memoryview(bytes(300 + key % 600)), PLAIN) for key in some)
+            for key, outcome in zip(some, await asyncio.gather(*writes, return_exceptions=True), strict=True):
+                if isinstance(outcome, BaseException):
+                    refused.append(outcome)
+                else:
+                    written.append(key)
+        assert all(isinstance(error, StoreFullError) for error in refused)
+        assert len(written) > 10_000
+        await gather(*(disk.discard(written[part::4]) for part in range(4)))
+        assert disk.is_empty
+        assert disk.usage().disk_bytes == 0
+        await disk.write(key := next(keys), memoryview(bytes(MIB)), PLAIN)  # in a segment, which takes what is free
+        await disk.discard([key])
+
+
 async def test_record_that_the_index_refuses_is_no_record(
     open_disk: OpenDisk, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

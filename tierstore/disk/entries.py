@@ -1,5 +1,6 @@
 """The entries of a tier in its index: made and removed in batches. An index refuses changes while the file system is
-full, deletions included: what it refused is tried again when there is news of space."""
+full. Deletions are done in the space that is kept for them (`reserve.py`) then; what is refused all the same, as where
+others took that, is tried again with the next change."""
 
 from __future__ import annotations
 
@@ -17,12 +18,15 @@ from .extents import Extent, ExtentSpace
 from .index import Delete, Index, Operation, Outcome, Put, PutLease
 from .jobs import run_job
 from .location import Location
+from .reserve import Reserve
 
 _BATCH_BYTES = 64 * 2**20  # LMDB keeps a transaction's new values in memory until it commits
 _BATCH_OPERATIONS = 4096
 _LEAST_KEPT_BYTES = 2**20  # of freed values, that are worth a job
 
 _Queued = tuple[Operation, asyncio.Future[Outcome]]
+_Deletion = tuple[Operation, Location | None]
+"""With what it frees."""
 
 
 class IndexEntries:
@@ -33,9 +37,17 @@ class IndexEntries:
     delete, and still holds; the next `delete` tries again."""
 
     def __init__(
-        self, index: Index, executor: Executor, space: ExtentSpace, budget: DiskBudget, *, has_extents: bool
+        self,
+        index: Index,
+        executor: Executor,
+        space: ExtentSpace,
+        budget: DiskBudget,
+        reserve: Reserve,
+        *,
+        has_extents: bool,
     ) -> None:
         self._index = index
+        self._reserve = reserve
         self._executor = executor
         self._space = space
         self._budget = budget
@@ -43,7 +55,7 @@ class IndexEntries:
         self._one_at_a_time = threading.Lock()  # calls of the index must not overlap
         self._queue: deque[_Queued] = deque()
         self._flight: asyncio.Task[None] | None = None
-        self.undeleted: list[tuple[Operation, Location | None]] = []
+        self.undeleted: list[_Deletion] = []
 
     def commit_now(self, operation: Operation) -> Outcome:
         """Blocks, also while a batch is in flight: only in a job."""
@@ -65,12 +77,19 @@ class IndexEntries:
         """Give what freed values have left in the index back to the drive, for extents; False: it is not worth it."""
         if self._budget.kept_bytes < _LEAST_KEPT_BYTES:
             return False
-        await run_job(self._executor, self._give_back_free_pages)
-        self._budget.note_given_back(self._index.allocated_bytes)
+        await self._make_room()
         return True
 
+    async def _make_room(self) -> None:
+        await run_job(self._executor, self._give_back_free_pages)
+        self._budget.note_given_back(self._index.allocated_bytes)
+
     def _give_back_free_pages(self) -> None:
-        with self._one_at_a_time, suppress(OSError, DamagedBytesError):  # a refusal to make room tells what is kept
+        with self._one_at_a_time:
+            self._index_gives_back()
+
+    def _index_gives_back(self) -> None:
+        with suppress(OSError, DamagedBytesError):  # a refusal to make room tells what is kept
             self._index.give_back_free_pages()
 
     async def settle(self) -> None:
@@ -92,10 +111,13 @@ class IndexEntries:
 
     def _do(self, operations: Sequence[Operation]) -> list[Outcome]:
         with self._one_at_a_time:
-            try:
-                return self._index.apply(operations)
-            except Exception as error:  # noqa: BLE001  (it is the outcome: raised again where each came from)
-                return [Outcome(error)] * len(operations)
+            return self._apply(operations)
+
+    def _apply(self, operations: Sequence[Operation]) -> list[Outcome]:
+        try:
+            return self._index.apply(operations)
+        except Exception as error:  # noqa: BLE001  (it is the outcome: raised again where each came from)
+            return [Outcome(error)] * len(operations)
 
     def _next_batch(self) -> list[_Queued]:
         batch: list[_Queued] = []
@@ -108,9 +130,12 @@ class IndexEntries:
         return batch
 
     async def put(self, put: Put | PutLease, outcome: Outcome | None = None) -> Outcome:
-        """Enter a record or a lease; returns the outcome, with an error only if that failed for good: where empty
-        segments fill the file system, it waits until they give space back. `outcome`: of a first try."""
+        """Enter a record or a lease; returns the outcome, with an error only if that failed for good: where freed pages
+        or empty segments fill the file system, it waits until they give space back. `outcome`: of a first try."""
         if outcome is None:
+            outcome = await self.submit(put)
+        if outcome.error is not None and means_full(outcome.error):
+            await self._make_room()
             outcome = await self.submit(put)
         is_last_try = False
         while outcome.error is not None and means_full(outcome.error) and not is_last_try:
@@ -133,8 +158,8 @@ class IndexEntries:
         await self.delete({})
 
     async def delete(self, locations: dict[int, Location]) -> None:
-        """Remove records and free what they took, once that is committed. What the index refuses to delete (a full file
-        system) keeps its space until a later call succeeds, which tries again."""
+        """Remove records and free what they took, once that is committed. What the index refuses to delete keeps its
+        space until a later call succeeds, which tries again."""
         pending, self.undeleted = self.undeleted, []
         for key, location in locations.items():
             if location.segment is None or self.has_extents:
@@ -146,13 +171,45 @@ class IndexEntries:
         self._space.promise()
         try:
             outcomes = await self.submit_all([operation for operation, _ in pending])
-            for (operation, freed), outcome in zip(pending, outcomes, strict=True):
-                if outcome.error is not None:
-                    self.undeleted.append((operation, freed))
-                elif freed is not None:
-                    self.free(freed)
+            refused = self._free_deleted(pending, outcomes)
+            if any(outcome.error is not None and means_full(outcome.error) for outcome in outcomes):
+                outcomes = await run_job(self._executor, self._delete_in_reserve, [change for change, _ in refused])
+                refused = self._free_deleted(refused, outcomes)
+            self.undeleted += refused
         finally:
             self._space.settle_promise()
+        if not self._reserve.is_kept:
+            await run_job(self._executor, self._reserve.keep)
+
+    def _free_deleted(self, pending: Sequence[_Deletion], outcomes: Sequence[Outcome]) -> list[_Deletion]:
+        """Free what was deleted; returns what was refused."""
+        refused = []
+        for deletion, outcome in zip(pending, outcomes, strict=True):
+            if outcome.error is not None:
+                refused.append(deletion)
+            elif deletion[1] is not None:
+                self.free(deletion[1])
+        return refused
+
+    def _delete_in_reserve(self, operations: Sequence[Operation]) -> list[Outcome]:
+        """A job. Each deletion takes some pages, and frees as many, whose space is given back when there is no more.
+
+        One by one, and nothing between them: what is refused has taken space before, more of it for many."""
+        outcomes: list[Outcome] = []
+        with self._one_at_a_time:
+            self._reserve.let_go()
+            for operation in operations:
+                outcome = self._apply((operation,))[0]
+                if outcome.error is not None and means_full(outcome.error):
+                    self._index_gives_back()
+                    outcome = self._apply((operation,))[0]
+                    if outcome.error is not None:  # others have taken the space, or LMDB's map is full
+                        outcomes += [outcome] * (len(operations) - len(outcomes))
+                        break
+                outcomes.append(outcome)
+            self._index_gives_back()
+            self._reserve.keep()
+        return outcomes
 
     def free(self, location: Location) -> None:
         if location.segment is None or location.offset is None:

@@ -40,6 +40,7 @@ from .jobs import run_job, to_the_end
 from .location import FileRange, Location, Written, record_seed
 from .native import LEAST_BYTES, NativeTransfers, is_native
 from .records import decode_small_value, is_record, read_record, write_record
+from .reserve import Reserve
 from .scratch import SCRATCH_BYTES, ScratchPool
 from .segments import detect_io_mode
 from .tier import DiskUsage, DriveUsage, Kind, Loaded, Stored
@@ -138,7 +139,10 @@ class LocalDisk:
         self._space = ExtentSpace(self._layout, self._budget, self._mode, self._executor)
         self._space.rebuild(found.segments, found.spans)
         has_extents = self._layout.outlives
-        self._entries = IndexEntries(found.index, self._executor, self._space, self._budget, has_extents=has_extents)
+        self._reserve = Reserve(self._layout.directory, disk_bytes)
+        self._entries = IndexEntries(
+            found.index, self._executor, self._space, self._budget, self._reserve, has_extents=has_extents
+        )
 
     async def write(self, key: int, source: memoryview, kind: Kind) -> Stored:
         """The allowance must have room for the whole record as if it were not encoded."""
@@ -267,7 +271,7 @@ class LocalDisk:
 
     def abandon_after_fork(self) -> None:
         self._closed_because = "it belongs to the process that this one was forked from"
-        release_files({self._index.inode, *self._space.inodes, *self._layout.inodes})
+        release_files({self._index.inode, self._reserve.inode, *self._space.inodes, *self._layout.inodes})
         if self._native is not None:
             self._native.abandon_after_fork()
 
@@ -279,6 +283,7 @@ class LocalDisk:
         async with AsyncExitStack() as parts:  # each is closed even if one before it cannot be
             parts.push_async_callback(run_job, self._executor, partial(self._layout.close, keep=keep))
             parts.push_async_callback(run_job, self._executor, self._index.close)
+            parts.callback(self._reserve.close)
             parts.push_async_callback(self._space.close, keep=keep)
             if self._native is not None:
                 parts.callback(self._native.close)
