@@ -26,6 +26,7 @@ _UNITS: Mapping[str, int] = {
     "g": 2**30, "gib": 2**30, "gb": 10**9,
     "t": 2**40, "tib": 2**40, "tb": 10**12,
 }  # fmt: skip
+_MEMINFO = re.compile(r"^(\w+):\s+(\d+) kB", re.MULTILINE)
 _SIZE = re.compile(r"\s*(\d{1,19}(?:\.\d{1,19})?)\s*([a-zA-Z]*)\s*", re.ASCII)
 _LEAST_BUDGET_BYTES = 2**20
 _MOST_IO_DEPTH = 64
@@ -205,9 +206,7 @@ def allowed_cores() -> set[int]:
 def available_host_bytes() -> int:
     """Bytes of memory that this process may still take: the least that the kernel (MemAvailable of /proc/meminfo), a
     memory cgroup or `ulimit -v` leaves. Against that limit (RLIMIT_AS) all mapped memory counts as taken."""
-    meminfo = Path("/proc/meminfo").read_text(encoding="ascii")
-    match = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo, re.MULTILINE)
-    available = int(match[1]) * 1024 if match else os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    available = meminfo().get("MemAvailable", os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     for limit, used in memory_cgroup_limits():
         available = min(available, max(0, limit - used))
     address_limit, _ = resource.getrlimit(resource.RLIMIT_AS)
@@ -215,6 +214,12 @@ def available_host_bytes() -> int:
         num_pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
         available = min(available, max(0, address_limit - num_pages * os.sysconf("SC_PAGE_SIZE")))
     return available
+
+
+def meminfo() -> dict[str, int]:
+    """The memory of the machine in bytes, by the kernel's names (proc(5), /proc/meminfo)."""
+    found = _MEMINFO.findall(_read(Path("/proc/meminfo")).decode("ascii"))
+    return {name: int(kilobytes) * 1024 for name, kilobytes in found}
 
 
 def memory_cgroup_limits() -> list[tuple[int, int]]:

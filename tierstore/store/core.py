@@ -20,10 +20,11 @@ from ..errors import StorageIOError, StoreFullError, TierStoreError, TierStoreWa
 from ..ledger.lookahead import LearnedOrders
 from ..residency.pinning import device_in_use
 from ..residency.residency import Residency
+from ..returning.advice import MemoryUse
 from ..returning.allocator import allocator_of_process
 from ..returning.cached import CachedMemory
 from ..returning.caching import CachingAllocator, caching_allocator
-from ..returning.returner import MemoryUse, Returner
+from ..returning.returner import Returner
 from ..tracing.events import StoreSettings
 from ..tracing.recordings import Recordings, header_of
 from .engine import Engine, OpenDisk

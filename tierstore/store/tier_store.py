@@ -27,7 +27,7 @@ from .stats import StoreStats
 
 if TYPE_CHECKING:
     from ..residency.copies import Copies
-    from ..returning.returner import MemoryUse
+    from ..returning.advice import MemoryUse
     from .engine import OpenDisk
 
 _CLOSE_DEADLINE_SECONDS = 60.0
