@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import re
 import resource
@@ -26,7 +27,7 @@ _UNITS: Mapping[str, int] = {
     "g": 2**30, "gib": 2**30, "gb": 10**9,
     "t": 2**40, "tib": 2**40, "tb": 10**12,
 }  # fmt: skip
-_MEMINFO = re.compile(r"^(\w+):\s+(\d+) kB", re.MULTILINE)
+_KILOBYTES = re.compile(rb"^(\w+):\s+(\d+) kB", re.MULTILINE)
 _SIZE = re.compile(r"\s*(\d{1,19}(?:\.\d{1,19})?)\s*([a-zA-Z]*)\s*", re.ASCII)
 _LEAST_BUDGET_BYTES = 2**20
 _MOST_IO_DEPTH = 64
@@ -118,9 +119,7 @@ def check_directory(path: object) -> Path:
     if not os.fspath(path):  # most likely a variable that is not set; "." is the working directory
         raise ConfigError("path", path, _WHICH_DIRECTORY)
     try:
-        directory = Path(
-            os.path.expanduser(path)
-        ).absolute()  # it stays the same if the program changes its working directory
+        directory = Path(os.path.expanduser(path)).absolute()  # it stays the same if the program goes elsewhere
         exists = directory.exists()
     except (OSError, ValueError) as error:  # too long, not to be looked into, or with a zero byte
         raise ConfigError("path", str(path), f"the directory cannot be examined: {words_of(error)}") from error
@@ -195,6 +194,14 @@ def program_name() -> str:
     return Path(sys.argv[0]).name[:64] or "python" if sys.argv else "python"
 
 
+def version_of(package: str) -> str | None:
+    """Of an installed package, without its import; None: it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
 def allowed_cores() -> set[int]:
     """The cores that this thread may run on; all, if the system does not tell."""
     try:
@@ -218,8 +225,16 @@ def available_host_bytes() -> int:
 
 def meminfo() -> dict[str, int]:
     """The memory of the machine in bytes, by the kernel's names (proc(5), /proc/meminfo)."""
-    found = _MEMINFO.findall(_read(Path("/proc/meminfo")).decode("ascii"))
-    return {name: int(kilobytes) * 1024 for name, kilobytes in found}
+    return _sizes_in(Path("/proc/meminfo"))
+
+
+def memory_of_process() -> dict[str, int]:
+    """The memory of this process in bytes: "VmRSS", "RssAnon" and others (proc(5), /proc/PID/status)."""
+    return _sizes_in(Path("/proc/self/status"))
+
+
+def _sizes_in(file: Path) -> dict[str, int]:
+    return {name.decode(): int(kilobytes) * 1024 for name, kilobytes in _KILOBYTES.findall(_read(file))}
 
 
 def memory_cgroup_limits() -> list[tuple[int, int]]:

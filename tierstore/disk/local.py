@@ -14,10 +14,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, AsyncExitStack
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -227,7 +228,8 @@ class LocalDisk:
 
     def drives(self) -> list[DriveUsage]:
         day_bytes = None if self._allowance is None else self._allowance.day_bytes
-        return [DriveUsage(str(self._directory), self.usage(), self._written_bytes, self._read_bytes, day_bytes)]
+        moved: dict[str, Any] = {"written_bytes": self._written_bytes, "read_bytes": self._read_bytes}
+        return [DriveUsage(**asdict(self.usage()), **moved, path=str(self._directory), write_day_bytes=day_bytes)]
 
     @property
     def damaged_indexes(self) -> Mapping[str, Exception]:

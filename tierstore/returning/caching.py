@@ -7,7 +7,6 @@ returns most. After the last store it goes on as "auto"."""
 from __future__ import annotations
 
 import ctypes
-import importlib.metadata
 import importlib.util
 import os
 import re
@@ -16,7 +15,7 @@ from collections.abc import Callable, Mapping
 from ctypes import CDLL, Structure, c_char_p, c_int, c_uint64
 from pathlib import Path
 
-from ..base.config import Mode, memory_cgroups
+from ..base.config import Mode, memory_cgroups, version_of
 from ..base.system_words import words_of
 
 SWITCH = "TIERSTORE_ALLOCATOR"
@@ -145,16 +144,9 @@ def _begun(torch_version: str, make_tensor: MakeTensor) -> CachingAllocator | st
     return CachingAllocator(library, _TENSORS)
 
 
-def installed_torch() -> str | None:
-    """The version of PyTorch that is installed, without its import, which takes seconds; None: there is none."""
-    try:
-        return importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def why_none(torch_version: str | None) -> str | None:
+def why_none() -> str | None:
     """Why a store here would not have it, in words; None: it would, or there is no PyTorch. Nothing is loaded."""
+    torch_version = version_of("torch")
     if torch_version is None or hasattr(CDLL(None), "tierstore_cache_open"):
         return None
     if os.environ.get(SWITCH) == "0":

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable
-from pathlib import Path
 from typing import NamedTuple
 
-from ..base.config import meminfo, memory_cgroup_limits
+from ..base.config import meminfo, memory_cgroup_limits, memory_of_process
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-_ANONYMOUS = re.compile(rb"^RssAnon:\s+(\d+) kB", re.MULTILINE)
 
 
 class Room(NamedTuple):
@@ -29,8 +26,7 @@ def resident_bytes() -> int:
 
 def anonymous_bytes() -> int:
     """Resident anonymous memory of this process: heaps, stacks, the slab; no file pages (proc(5), RssAnon)."""
-    found = _ANONYMOUS.search(Path("/proc/self/status").read_bytes())
-    return int(found[1]) * 1024 if found else resident_bytes()
+    return memory_of_process().get("RssAnon") or resident_bytes()
 
 
 def find_room() -> Room:

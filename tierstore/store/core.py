@@ -78,7 +78,7 @@ class Core:
             self.returner = CachedMemory(options.return_memory, allocator)
         windows = options.host_bytes, options.staging_bytes
         self.plans = PlansOfStore(self.returner.limit, self.residency.limit_windows, *windows)
-        settings = _settings(options, self.engine.disk.usage(), num_lanes)
+        settings = _settings(options, self.engine.disk.usage())
         self.learned_orders = LearnedOrders()
         self.of_thread = threading.local()  # the hooks' own
         self.traces = Recordings(self.residency, partial(header_of, settings))
@@ -92,8 +92,7 @@ class Core:
             self.engine = Engine(
                 open_disk,
                 "tierstore",
-                num_spills=num_lanes,
-                num_restores=num_lanes,
+                num_lanes=num_lanes,
                 owner=self,
                 user=store,
                 on_death=self._store_died,
@@ -208,7 +207,7 @@ def _make_tensor(nbytes: int) -> object:
     return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
 
 
-def _settings(options: StoreOptions, usage: DiskUsage, num_lanes: int) -> StoreSettings:
+def _settings(options: StoreOptions, usage: DiskUsage) -> StoreSettings:
     disk = options.disk
     return StoreSettings(
         place=options.name,
@@ -219,8 +218,6 @@ def _settings(options: StoreOptions, usage: DiskUsage, num_lanes: int) -> StoreS
         codec=None if disk is None else disk.codec,
         inline_bytes=None if disk is None else disk.inline_bytes,
         checksum=None if disk is None else disk.checksum,
-        num_spill_lanes=num_lanes,
-        num_restore_lanes=num_lanes,
         io_mode=usage.io_mode,
         io_depth=None if disk is None else disk.io_depth,
         staging_grows=options.staging_grows,
