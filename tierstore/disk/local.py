@@ -73,7 +73,6 @@ class LocalDisk:
         executor: runs the jobs; not shut down before `close` has returned.
         num_at_once: how many records of each direction are at the device, encoded or decoded at once, at most.
         num_turns: the same, where the caller limits it too, and none is to wait here; None: `num_at_once`.
-        session: part of every checksum: a record of another session is refused. A file layout with names has its own.
         layout: not opened yet; closed with the tier. None: under `directory`, without names.
 
     Raises:
@@ -93,7 +92,6 @@ class LocalDisk:
         executor: Executor,
         num_at_once: int = NUM_AT_ONCE,
         num_turns: int | None = None,
-        session: int = 0,
         layout: FileLayout | None = None,
         max_write_bytes_per_day: int | None = None,
     ) -> None:
@@ -115,7 +113,7 @@ class LocalDisk:
         self._policy = policy = CodecPolicy(fixed, num_at_once)
         self._write_turns = ScratchPool(num_turns, partial(policy.clock.timed, "write"))
         self._read_turns = ScratchPool(num_turns, partial(policy.clock.timed, "read"))
-        self._layout = UnnamedFileLayout(self._directory, session) if layout is None else layout
+        self._layout = UnnamedFileLayout(self._directory) if layout is None else layout
         with translated("open", str(self._directory), "nothing was stored"):
             self._mode = detect_io_mode(self._layout.directory)
             # Not where somebody has put an executor of their own before the store's: each transfer is theirs to see.

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from ..base.config import Mode, memory_cgroups, version_of
 from ..base.system_words import words_of
+from .allocator import is_counted
 
 SWITCH = "TIERSTORE_ALLOCATOR"
 """The environment variable that turns it off, for stores that are opened from then on: "0"."""
@@ -27,7 +28,6 @@ _FOR_TORCH = "tierstore_cache_for_torch_"
 _TENSORS = "PyTorch's tensors"
 _KEEPING: Mapping[Mode, int] = {"never": 0, "auto": 1, "always": 2}  # `Keeping` of native/cache_api.h
 _ALWAYS_KEPT_BYTES = 32 * 2**20
-_LARGE_BYTES = 2**20
 _LIMIT_FILES = {1: "memory.limit_in_bytes", 2: "memory.max"}
 
 
@@ -87,9 +87,7 @@ class CachingAllocator:
 
     def serves(self, make_tensor: MakeTensor) -> bool:
         """Whether a large tensor has its memory from here."""
-        before = self.figures().used_bytes
-        tensor = make_tensor(_LARGE_BYTES)
-        return self.figures().used_bytes >= before + _LARGE_BYTES and tensor is not None
+        return is_counted(lambda: int(self.figures().used_bytes), make_tensor)
 
     def figures(self) -> CacheFigures:
         found = CacheFigures()
