@@ -7,8 +7,9 @@ import platform
 import re
 from pathlib import Path
 
+from tierstore.base.config import version_of
 from tierstore.demo.place import file_system_of
-from tierstore.tracing.recordings import this_machine, version_of
+from tierstore.tracing.recordings import this_machine
 
 
 def describe_machine(scratch: Path) -> dict[str, str | int]:
@@ -25,7 +26,7 @@ def describe_machine(scratch: Path) -> dict[str, str | int]:
 def describe_versions() -> dict[str, str]:
     kernel = re.match(r"\d+\.\d+", platform.release())
     names = "tierstore", "tierstore-native", "torch", "numpy", "lmdb", "zstandard"
-    packages = {name: version_of(name) for name in names}
+    packages = {name: version_of(name) or "not installed" for name in names}
     return {"linux": kernel[0] if kernel else "unknown", "python": platform.python_version()} | packages
 
 

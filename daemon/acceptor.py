@@ -95,23 +95,21 @@ def _lock(lock: Path) -> int | None:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise ConfigError("socket", str(lock), f"it cannot be opened, to be locked: {words_of(error)}") from error
+    has_it = False
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
             raise ConfigError("socket", str(lock), "it has to be a file of this user: remove it")
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.lexists(lock) and os.path.samestat(os.lstat(lock), status):
-            return descriptor
+        has_it = os.path.lexists(lock) and os.path.samestat(os.lstat(lock), status)
     except BlockingIOError:
         pass
     except OSError as error:
-        os.close(descriptor)
         raise ConfigError("socket", str(lock), f"it cannot be locked: {words_of(error)}") from error
-    except ConfigError:
-        os.close(descriptor)
-        raise
-    os.close(descriptor)
-    return None
+    finally:
+        if not has_it:
+            os.close(descriptor)
+    return descriptor if has_it else None
 
 
 def _make_folder(folder: Path, gid: int | None) -> None:

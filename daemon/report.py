@@ -11,7 +11,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -53,18 +53,6 @@ class Totals(msgspec.Struct, frozen=True):
     full: int = 0
     corrupt_records: int = 0
     io_errors: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DriveState(DiskUsage):
-    """What one drive holds and has moved, as in `tierstore.disk.tier.DriveUsage`."""
-
-    path: str
-    written_bytes: int
-    read_bytes: int
-    write_day_bytes: int | None = None
-    write_bytes_per_second: float | None = None
-    is_resting: bool = False
 
 
 class Stays(msgspec.Struct, frozen=True):
@@ -195,7 +183,7 @@ class DaemonReport(msgspec.Struct, frozen=True):
     sessions: list[SessionState]
     codec_choices: dict[str, dict[str, int]]
     internal_errors: int = 0
-    drives: list[DriveState] | None = None
+    drives: list[DriveUsage] | None = None
     stays: Stays = Stays()
 
 
@@ -309,7 +297,7 @@ class Reporter:
             sessions=[self._session_state(session, now) for session in sessions],
             codec_choices={kind: dict(counts) for kind, counts in disk.codec_choices().items()},
             internal_errors=registry.tasks.num_internal_errors,
-            drives=[_drive_state(each) for each in disk.drives()],
+            drives=[replace(each, path=unicode_text(each.path)) for each in disk.drives()],
             stays=_stays(lanes.seconds),
         )
         return TakenReport(report)
@@ -345,11 +333,6 @@ def _totals(counts: Counter[str]) -> Totals:
 
 def _stays(seconds: Mapping[Stay, float]) -> Stays:
     return Stays(**{name: round(each, 6) for name, each in seconds.items()})
-
-
-def _drive_state(drive: DriveUsage) -> DriveState:
-    own = asdict(drive)
-    return DriveState(**own.pop("usage"), path=unicode_text(own.pop("place")), **own)
 
 
 def _job_times(way: DriveWay) -> JobTimes:

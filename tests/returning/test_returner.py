@@ -192,6 +192,7 @@ def test_what_was_asked_for_wins_over_the_environment(is_limited: bool) -> None:
         if is_limited:
             returner.limit(None)
             assert returner.description == f"off: {SET}"
+        assert releases.told_to_keep == [True, False] * is_limited, "it returns by itself again"
     finally:
         returner.stop(SECONDS)
 

@@ -14,13 +14,13 @@ from itertools import count
 from math import inf
 from typing import Any, NamedTuple, Protocol
 
-from tierstore.base.defaults import NUM_RESTORES, NUM_SPILLS
+from tierstore.base.defaults import NUM_IN_FLIGHT
 from tierstore.disk.tier import Loaded, Stored
 from tierstore.ledger.device_window import FLIGHT_BYTES, RELOAD_BYTES
 from tierstore.ledger.observer import Observer
 from tierstore.simulator import Settings
 
-NUM_LANES = {"spill": NUM_SPILLS, "restore": NUM_RESTORES}
+NUM_LANES = {"spill": NUM_IN_FLIGHT, "restore": NUM_IN_FLIGHT}
 
 
 class Decision(NamedTuple):

@@ -41,7 +41,7 @@ def _unpack(at: int, index: int, ended: int) -> events.Unpack:
 
 
 def _trace(*seen: events.Event, device_bytes: int = 0) -> RecordedTrace:
-    settings = events.StoreSettings("/x", False, 0, 0, 0, "none", 0, True, 6, 6, "buffered")
+    settings = events.StoreSettings("/x", False, 0, 0, 0, "none", 0, True, "buffered")
     header = events.Header(events.FORMAT, events.VERSION, 0, 0.0, 1, settings, events.Machine("x", 12, 0, {}))
     scope: list[events.Event] = [
         events.Scope(0, _THREAD, "main", 0, 0, device_bytes, "learned", 0, False),

@@ -20,10 +20,11 @@ from tierstore import ConfigError, CorruptDataError, StorageIOError, StoreFullEr
 from tierstore.base.config import check_directories, free_bytes_of_each, free_disk_bytes
 from tierstore.disk.budget import divided_budget
 from tierstore.disk.drive import DriveSpeed
-from tierstore.disk.drives import Drives, results_of
+from tierstore.disk.drives import Drives
 from tierstore.disk.file_layout import NamedFileLayout
 from tierstore.disk.linux import address_of
 from tierstore.disk.local import LocalDisk
+from tierstore.disk.parts import results_of
 from tierstore.disk.tier import DiskTier
 from tierstore.testing import Fails, FaultPlan, Faults, FaultyCalls, FaultyExecutor, Rule
 

@@ -85,7 +85,7 @@ def open_engine(open_disk: OpenDisk) -> Iterator[Callable[[], tuple[Engine, Move
     engines: list[Engine] = []
 
     def make() -> tuple[Engine, Moves]:
-        engine = Engine(open_disk, "tierstore-test", num_spills=2, num_restores=2)
+        engine = Engine(open_disk, "tierstore-test", num_lanes=2)
         engines.append(engine)
         moves = Moves(engine)
         engine.serve(moves)  # type: ignore[arg-type]
@@ -230,7 +230,7 @@ def test_engine_that_fails_lets_what_runs_end(store_directory: Path) -> None:
     async def open_noting(executor: Executor) -> LocalDisk:
         return Noting(store_directory, disk_bytes=2**28, inline_bytes=0, codec="none", checksum=True, executor=executor)
 
-    engine = Engine(open_noting, "tierstore-test", num_spills=2)
+    engine = Engine(open_noting, "tierstore-test", num_lanes=2)
     moves, has_failed = Moves(engine), threading.Event()
 
     def fail(ended: object, room: Room) -> NoReturn:

@@ -18,7 +18,7 @@ from tests.conftest import MakeStore
 from tests.inspect_store import inspect
 from tests.waiting import until, until_empty
 from tierstore import Handle, ModifiedInPlaceError, StorageIOError, StoreClosedError, TierStore
-from tierstore.base.defaults import NUM_RESTORES
+from tierstore.base.defaults import NUM_IN_FLIGHT
 from tierstore.disk.local import LocalDisk
 from tierstore.disk.tier import Kind, Stored
 from tierstore.hooks.order import LogOptions, PackLog, open_log
@@ -281,7 +281,7 @@ def test_get_overtakes_every_queued_prefetch(bench: Bench) -> None:
     store.flush()
     disk.hold("read")
     store.prefetch(handles[:15])
-    for handle in handles[:NUM_RESTORES]:
+    for handle in handles[:NUM_IN_FLIGHT]:
         disk.await_begin("read", handle)
     wanted = [bench.on_thread(store, store.get, handles[i]) for i in (14, 19)]
     disk.release()

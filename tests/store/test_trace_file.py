@@ -12,7 +12,7 @@ from tierstore.tracing.events import End, Event, Gone, Header, Machine, StoreSet
 from tierstore.tracing.reader import read_trace
 from tierstore.tracing.recorder import TraceFile
 
-SETTINGS = StoreSettings("/nvme", False, 1, 2, 3, "none", 4, True, 6, 6, "O_DIRECT")
+SETTINGS = StoreSettings("/nvme", False, 1, 2, 3, "none", 4, True, "O_DIRECT")
 HEADER = Header(events.FORMAT, events.VERSION, 0, 0.0, 1, SETTINGS, Machine("a cpu", 4, 2**30, {"python": "3"}))
 EVENTS = (Gone(5, 0), Gone(6, 1), End(7, "ended"))
 

@@ -47,7 +47,7 @@ def _graph(number: int, began: float, ended: float, nbytes: int = 1000, device: 
 
 
 def _trace(*graphs: list[Event], codec: str | None = "none", io_depth: int | None = None) -> RecordedTrace:
-    settings = StoreSettings("/x", False, 60, 39, 0, codec, 0, True, 6, 6, "buffered", io_depth)
+    settings = StoreSettings("/x", False, 60, 39, 0, codec, 0, True, "buffered", io_depth)
     header = Header(FORMAT, VERSION, 0, 0.0, 1, settings, Machine("x", 12, 0, {}))
     return RecordedTrace(header, [event for graph in graphs for event in graph], is_complete=True)
 

@@ -42,8 +42,6 @@ def graph_of_steps(
         settings.codec,
         settings.inline_bytes,
         True,
-        6,
-        6,
         "O_DIRECT",
         settings.io_depth,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import re
 import resource
@@ -26,6 +27,7 @@ _UNITS: Mapping[str, int] = {
     "g": 2**30, "gib": 2**30, "gb": 10**9,
     "t": 2**40, "tib": 2**40, "tb": 10**12,
 }  # fmt: skip
+_KILOBYTES = re.compile(rb"^(\w+):\s+(\d+) kB", re.MULTILINE)
 _SIZE = re.compile(r"\s*(\d{1,19}(?:\.\d{1,19})?)\s*([a-zA-Z]*)\s*", re.ASCII)
 _LEAST_BUDGET_BYTES = 2**20
 _MOST_IO_DEPTH = 64
@@ -117,9 +119,7 @@ def check_directory(path: object) -> Path:
     if not os.fspath(path):  # most likely a variable that is not set; "." is the working directory
         raise ConfigError("path", path, _WHICH_DIRECTORY)
     try:
-        directory = Path(
-            os.path.expanduser(path)
-        ).absolute()  # it stays the same if the program changes its working directory
+        directory = Path(os.path.expanduser(path)).absolute()  # it stays the same if the program goes elsewhere
         exists = directory.exists()
     except (OSError, ValueError) as error:  # too long, not to be looked into, or with a zero byte
         raise ConfigError("path", str(path), f"the directory cannot be examined: {words_of(error)}") from error
@@ -194,6 +194,14 @@ def program_name() -> str:
     return Path(sys.argv[0]).name[:64] or "python" if sys.argv else "python"
 
 
+def version_of(package: str) -> str | None:
+    """Of an installed package, without its import; None: it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
 def allowed_cores() -> set[int]:
     """The cores that this thread may run on; all, if the system does not tell."""
     try:
@@ -205,9 +213,7 @@ def allowed_cores() -> set[int]:
 def available_host_bytes() -> int:
     """Bytes of memory that this process may still take: the least that the kernel (MemAvailable of /proc/meminfo), a
     memory cgroup or `ulimit -v` leaves. Against that limit (RLIMIT_AS) all mapped memory counts as taken."""
-    meminfo = Path("/proc/meminfo").read_text(encoding="ascii")
-    match = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo, re.MULTILINE)
-    available = int(match[1]) * 1024 if match else os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    available = meminfo().get("MemAvailable", os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     for limit, used in memory_cgroup_limits():
         available = min(available, max(0, limit - used))
     address_limit, _ = resource.getrlimit(resource.RLIMIT_AS)
@@ -215,6 +221,20 @@ def available_host_bytes() -> int:
         num_pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
         available = min(available, max(0, address_limit - num_pages * os.sysconf("SC_PAGE_SIZE")))
     return available
+
+
+def meminfo() -> dict[str, int]:
+    """The memory of the machine in bytes, by the kernel's names (proc(5), /proc/meminfo)."""
+    return _sizes_in(Path("/proc/meminfo"))
+
+
+def memory_of_process() -> dict[str, int]:
+    """The memory of this process in bytes: "VmRSS", "RssAnon" and others (proc(5), /proc/PID/status)."""
+    return _sizes_in(Path("/proc/self/status"))
+
+
+def _sizes_in(file: Path) -> dict[str, int]:
+    return {name.decode(): int(kilobytes) * 1024 for name, kilobytes in _KILOBYTES.findall(_read(file))}
 
 
 def memory_cgroup_limits() -> list[tuple[int, int]]:

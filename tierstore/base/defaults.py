@@ -10,6 +10,5 @@ NUM_BESIDE_DEVICE = 3
 """How many of the records in flight are not at the drive. They compute checksums, update the index or pass between
 threads meanwhile, so the drive is never idle."""
 
-NUM_SPILLS = NUM_AT_ONCE + NUM_BESIDE_DEVICE
-NUM_RESTORES = NUM_AT_ONCE + NUM_BESIDE_DEVICE
+NUM_IN_FLIGHT = NUM_AT_ONCE + NUM_BESIDE_DEVICE
 """Records in flight, in each direction."""

@@ -18,7 +18,7 @@ from rich.table import Table
 from ..base.config import SizeLike, format_bytes, parse_size
 from ..base.system_words import ending_of
 from ..errors import TierStoreError
-from ..returning.caching import installed_torch, why_none
+from ..returning.caching import why_none
 from .place import file_system_of, is_in_memory, store_directory
 from .settings import DEFAULT_TEXT, DemoSettings, load_text
 
@@ -198,7 +198,7 @@ def run_demo(settings: DemoSettings, *, path: str | None, host_bytes: SizeLike |
 
 
 def _allocator() -> str:
-    missing = why_none(installed_torch())
+    missing = why_none()
     return "tierstore's, which uses freed memory again" if missing is None else f"PyTorch's own ({missing})"
 
 

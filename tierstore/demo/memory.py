@@ -8,18 +8,17 @@ and on the CPU it differed from VmHWM less the file pages by less than 1 MiB."""
 
 from __future__ import annotations
 
-import re
 import threading
-from pathlib import Path
+
+from ..base.config import memory_of_process
 
 _SAMPLE_SECONDS = 0.002
-_RESIDENT = re.compile(rb"^Rss(?:Anon|Shmem):\s+(\d+) kB", re.MULTILINE)
 
 
 def resident_bytes() -> int:
     """Anonymous and shared memory of this process that is resident now, see NOTE [What is counted]."""
-    status = Path("/proc/self/status").read_bytes()
-    return 1024 * sum(int(kilobytes) for kilobytes in _RESIDENT.findall(status))
+    held = memory_of_process()
+    return held.get("RssAnon", 0) + held.get("RssShmem", 0)
 
 
 class PeakHostMemory:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic
 
 from ..base.system_words import words_of
 from ..errors import CorruptDataError, StorageIOError, StoreFullError
-from .allocator import ALIGNMENT_BYTES
+from .budget import divided_budget
 from .local import LocalDisk
 from .tier import Kind, Loaded, Stored
 
@@ -149,11 +148,8 @@ def divided(num_bytes: int, drives: Sequence[QueuedDrive]) -> list[tuple[QueuedD
         if num_bytes * speeds[slowest] >= _LEAST_PART_BYTES * sum(speeds[drive] for drive in chosen):
             break
         chosen.remove(slowest)
-    total = sum(speeds[drive] for drive in chosen)
-    shares = (num_bytes * speed / total for speed in itertools.accumulate(speeds[drive] for drive in chosen))
-    ends = [int(end) // ALIGNMENT_BYTES * ALIGNMENT_BYTES for end in shares]
-    ends[-1] = num_bytes
-    return [(drive, end - start) for drive, (start, end) in zip(chosen, itertools.pairwise([0, *ends]), strict=True)]
+    shares = divided_budget(num_bytes, [int(speeds[drive]) for drive in chosen])
+    return list(zip(chosen, shares, strict=True))
 
 
 def _speeds(drives: Sequence[QueuedDrive]) -> dict[QueuedDrive, float]:

@@ -12,17 +12,16 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple, Self, TypeVar
+from typing import NamedTuple, Self
 
 from ..errors import CorruptDataError, StorageIOError, StoreClosedError, StoreFullError
 from .drive import QueuedDrive, divided, with_least_queue
 from .local import LocalDisk
 from .location import Location
+from .parts import pieces, results_of
 from .tier import DiskUsage, DriveUsage, Kind, Loaded, Stored
-
-_T = TypeVar("_T")
 
 
 class Part(NamedTuple):
@@ -45,28 +44,12 @@ def _length_of(parts: Parts) -> int:
     return sum(part.num_bytes for part in parts)
 
 
-def pieces(parts: Parts, memory: memoryview) -> Iterator[tuple[Part, memoryview]]:
-    """Each part, and its bytes of the record."""
-    start = 0
-    for part in parts:
-        yield part, memory[start : start + part.num_bytes]
-        start += part.num_bytes
-
-
 async def free(parts: Iterable[Part]) -> None:
     """Discard parts, of one or many records, on all their drives at once."""
     by_drive: dict[QueuedDrive, list[int]] = {}
     for part in parts:
         by_drive.setdefault(part.drive, []).append(part.key)
     await asyncio.gather(*(drive.discard(keys) for drive, keys in by_drive.items()))
-
-
-def results_of(outcomes: Sequence[_T | BaseException]) -> list[_T]:
-    """The results of calls that all have ended, or what the first of them raised; CorruptDataError before all others,
-    because it says that the record is lost."""
-    if errors := [each for each in outcomes if isinstance(each, BaseException)]:
-        raise min(errors, key=lambda each: not isinstance(each, CorruptDataError))
-    return [each for each in outcomes if not isinstance(each, BaseException)]
 
 
 def _times(receipts: Sequence[Stored] | Sequence[Loaded]) -> tuple[float | None, float]:
@@ -210,7 +193,7 @@ class Drives:
         for drive in self._drives:
             (usage,) = drive.disk.drives()
             speed, is_resting = drive.speed.bytes_per_second, drive.is_resting()
-            found.append(replace(usage, place=drive.name, write_bytes_per_second=speed, is_resting=is_resting))
+            found.append(replace(usage, path=drive.name, write_bytes_per_second=speed, is_resting=is_resting))
         return found
 
     @property

@@ -80,13 +80,12 @@ class UnnamedFileLayout:
 
     outlives = False  # the next process does not find the files again
 
-    def __init__(self, directory: Path, session: int = 0) -> None:
+    def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.inodes: set[Inode] = set()  # of files that the file layout itself keeps open
-        self._session = session
 
     def open(self, disk_bytes: int, mode: IoMode) -> Contents:
-        return _empty(self._session, Index.without_name(self.directory, map_bytes_for(disk_bytes)))
+        return _empty(0, Index.without_name(self.directory, map_bytes_for(disk_bytes)))
 
     def make_segment(self, number: int) -> int:
         return open_unnamed(self.directory)

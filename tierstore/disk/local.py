@@ -14,10 +14,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, AsyncExitStack
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -73,7 +74,6 @@ class LocalDisk:
         executor: runs the jobs; not shut down before `close` has returned.
         num_at_once: how many records of each direction are at the device, encoded or decoded at once, at most.
         num_turns: the same, where the caller limits it too, and none is to wait here; None: `num_at_once`.
-        session: part of every checksum: a record of another session is refused. A file layout with names has its own.
         layout: not opened yet; closed with the tier. None: under `directory`, without names.
 
     Raises:
@@ -93,7 +93,6 @@ class LocalDisk:
         executor: Executor,
         num_at_once: int = NUM_AT_ONCE,
         num_turns: int | None = None,
-        session: int = 0,
         layout: FileLayout | None = None,
         max_write_bytes_per_day: int | None = None,
     ) -> None:
@@ -115,7 +114,7 @@ class LocalDisk:
         self._policy = policy = CodecPolicy(fixed, num_at_once)
         self._write_turns = ScratchPool(num_turns, partial(policy.clock.timed, "write"))
         self._read_turns = ScratchPool(num_turns, partial(policy.clock.timed, "read"))
-        self._layout = UnnamedFileLayout(self._directory, session) if layout is None else layout
+        self._layout = UnnamedFileLayout(self._directory) if layout is None else layout
         with translated("open", str(self._directory), "nothing was stored"):
             self._mode = detect_io_mode(self._layout.directory)
             # Not where somebody has put an executor of their own before the store's: each transfer is theirs to see.
@@ -231,7 +230,8 @@ class LocalDisk:
 
     def drives(self) -> list[DriveUsage]:
         day_bytes = None if self._allowance is None else self._allowance.day_bytes
-        return [DriveUsage(str(self._directory), self.usage(), self._written_bytes, self._read_bytes, day_bytes)]
+        moved: dict[str, Any] = {"written_bytes": self._written_bytes, "read_bytes": self._read_bytes}
+        return [DriveUsage(**asdict(self.usage()), **moved, path=str(self._directory), write_day_bytes=day_bytes)]
 
     @property
     def damaged_indexes(self) -> Mapping[str, Exception]:

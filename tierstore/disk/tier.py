@@ -63,19 +63,19 @@ class DiskUsage:
     write_allowance_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DriveUsage:
-    """A snapshot of one drive of a disk tier.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriveUsage(DiskUsage):
+    """A snapshot of one drive of a disk tier: what it holds, and what it has moved.
 
     Attributes:
+        path: its directory.
         written_bytes, read_bytes: moved since it was opened, as they are on disk.
         write_day_bytes: the write allowance of a day; None: there is no limit.
         write_bytes_per_second: while it had something to write; None: not measured.
         is_resting: other drives are preferred for now, because it was full or a write has failed.
     """
 
-    place: str
-    usage: DiskUsage
+    path: str
     written_bytes: int
     read_bytes: int
     write_day_bytes: int | None = None

@@ -4,13 +4,13 @@ before an operator takes more than the limit, so that the kernel does not."""
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ..base.config import memory_of_process
 from ..residency.torch_names import TorchDispatchMode, tree_leaves, tree_map_only
 from ..returning.allocator import allocator_of_process
 from ..returning.caching import at_work
@@ -18,7 +18,6 @@ from ..returning.code_pages import release_code
 
 _TORCH = Path(torch.__file__).resolve().parent
 _CLEAR_REFS = "/proc/self/clear_refs"
-_STATUS = re.compile(rb"^(VmHWM|VmRSS):\s+(\d+) kB", re.MULTILINE)
 _CONVOLUTION = "convolution"
 """Their kernels copy inputs and outputs to another layout."""
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -39,11 +38,11 @@ class ResidentMeter:
         self.can_reset = os.access(_CLEAR_REFS, os.W_OK)
 
     def level(self) -> int:
-        return self._read()[b"VmRSS"]
+        return memory_of_process()["VmRSS"]
 
     def peak(self) -> int:
-        found = self._read()
-        return max(found[b"VmHWM"], found[b"VmRSS"])
+        found = memory_of_process()
+        return max(found["VmHWM"], found["VmRSS"])
 
     def reset(self) -> None:
         with open(_CLEAR_REFS, "wb", buffering=0) as file:
@@ -57,11 +56,6 @@ class ResidentMeter:
         if caching is not None:
             caching.return_all()
         release_code(_TORCH)
-
-    @staticmethod
-    def _read() -> dict[bytes, int]:
-        status = Path("/proc/self/status").read_bytes()
-        return {name: int(kilobytes) * 1024 for name, kilobytes in _STATUS.findall(status)}
 
 
 class AcceleratorMeter:

@@ -77,13 +77,16 @@ class Allocator(NamedTuple):
     def for_tensors(self, make_tensor: Callable[[int], object]) -> Allocator:
         """The same, unless tensors come from elsewhere: torch's wheels for aarch64 have mimalloc inside, which nothing
         here reaches. `make_tensor` makes one of so many bytes."""
-        if self.release is None or self.measure is None:
-            return self
-        before = self.measure().used_bytes
-        tensor = make_tensor(_LARGE_BYTES)
-        if self.measure().used_bytes >= before + _LARGE_BYTES or tensor is None:
+        measure = self.measure
+        if self.release is None or measure is None or is_counted(lambda: measure().used_bytes, make_tensor):
             return self
         return Allocator(f"not {self.name}", None, "PyTorch's tensors come from an allocator of its own")
+
+
+def is_counted(used_bytes: Callable[[], int], make_tensor: Callable[[int], object]) -> bool:
+    """Whether a large tensor's memory is counted there, and so comes from there."""
+    before, tensor = used_bytes(), make_tensor(_LARGE_BYTES)
+    return used_bytes() >= before + _LARGE_BYTES and tensor is not None
 
 
 class _DlInfo(Structure):

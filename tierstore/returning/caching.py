@@ -7,7 +7,6 @@ returns most. After the last store it goes on as "auto"."""
 from __future__ import annotations
 
 import ctypes
-import importlib.metadata
 import importlib.util
 import os
 import re
@@ -16,8 +15,9 @@ from collections.abc import Callable, Mapping
 from ctypes import CDLL, Structure, c_char_p, c_int, c_uint64
 from pathlib import Path
 
-from ..base.config import Mode, memory_cgroups
+from ..base.config import Mode, memory_cgroups, version_of
 from ..base.system_words import words_of
+from .allocator import is_counted
 
 SWITCH = "TIERSTORE_ALLOCATOR"
 """The environment variable that turns it off, for stores that are opened from then on: "0"."""
@@ -28,7 +28,6 @@ _FOR_TORCH = "tierstore_cache_for_torch_"
 _TENSORS = "PyTorch's tensors"
 _KEEPING: Mapping[Mode, int] = {"never": 0, "auto": 1, "always": 2}  # `Keeping` of native/cache_api.h
 _ALWAYS_KEPT_BYTES = 32 * 2**20
-_LARGE_BYTES = 2**20
 _LIMIT_FILES = {1: "memory.limit_in_bytes", 2: "memory.max"}
 
 
@@ -88,9 +87,7 @@ class CachingAllocator:
 
     def serves(self, make_tensor: MakeTensor) -> bool:
         """Whether a large tensor has its memory from here."""
-        before = self.figures().used_bytes
-        tensor = make_tensor(_LARGE_BYTES)
-        return self.figures().used_bytes >= before + _LARGE_BYTES and tensor is not None
+        return is_counted(lambda: int(self.figures().used_bytes), make_tensor)
 
     def figures(self) -> CacheFigures:
         found = CacheFigures()
@@ -145,16 +142,9 @@ def _begun(torch_version: str, make_tensor: MakeTensor) -> CachingAllocator | st
     return CachingAllocator(library, _TENSORS)
 
 
-def installed_torch() -> str | None:
-    """The version of PyTorch that is installed, without its import, which takes seconds; None: there is none."""
-    try:
-        return importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def why_none(torch_version: str | None) -> str | None:
+def why_none() -> str | None:
     """Why a store here would not have it, in words; None: it would, or there is no PyTorch. Nothing is loaded."""
+    torch_version = version_of("torch")
     if torch_version is None or hasattr(CDLL(None), "tierstore_cache_open"):
         return None
     if os.environ.get(SWITCH) == "0":

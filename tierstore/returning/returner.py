@@ -1,5 +1,6 @@
-"""The thread that returns freed memory to the system, and what it has seen. While the store keeps something or has a
-limit, it looks at the process's resident memory, asks `policy` whether to return some, and has the allocator do it."""
+"""The fallback where there is no caching allocator (`caching.py`): a thread that returns freed memory to the system.
+While the store keeps something or has a limit, it looks at the process's resident memory, asks `policy` whether to
+return some, and has the allocator do it."""
 
 from __future__ import annotations
 
@@ -8,52 +9,40 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
-from typing import NamedTuple
+from weakref import WeakSet
 
 from ..base.config import Mode
 from ..base.system_words import words_of
 from ..base.threads import start_thread
-from .advice import may_be_told, why_memory_stays
+from .advice import FreedMemory
 from .allocator import Allocator, allocator_of_process
 from .policy import ReturnPolicy
-from .room import Room, anonymous_bytes, find_room, resident_bytes, tightest
+from .room import Room, find_room, resident_bytes, tightest
 
 _ROOM_LASTS_SECONDS = 0.1  # the room is estimated meanwhile; to ask the system takes up to a millisecond
 _IDLE_SECONDS = 0.25
 _IDLE_AFTER_SECONDS = 2.0  # not between two steps: the next may take all of the room within a tenth of a second
 _one_at_a_time = threading.Lock()  # held by the store that returns memory: others need not return it again
-_limited: set[int] = set()  # the `id` of each `Returner` that has a limit
-_keeping: set[int] = set()  # of each for which the allocator keeps what is free at the end of a heap
-_telling = threading.RLock()  # held while those two change; a signal handler may close a store meanwhile
-_in_children: list[Callable[[], None]] = []  # has the allocator return by itself what is free, as before
+_telling = threading.RLock()  # held where `_returners` are asked; a signal handler may close a store meanwhile
+_returners: WeakSet[Returner] = WeakSet()  # of this process: the allocator is told what all of them want
 
 
-class MemoryUse(NamedTuple):
-    """What the process holds, in bytes of anonymous memory (None: the system did not tell), and the part of it that the
-    allocator keeps though it was freed (None: it does not tell)."""
-
-    resident_bytes: int | None
-    allocator_free_bytes: int | None
-
-
-class Returner:
-    """Returns freed memory for one store, as `return_memory` says. `start` and `stop` belong to the owner; `stop` waits
-    for a return that is on its way. Nothing else blocks. `is_busy`: whether the store keeps anything; asked on the
-    thread, takes no lock."""
+class Returner(FreedMemory):
+    """Returns freed memory for one store. `start` and `stop` belong to the owner; `stop` waits for a return that is on
+    its way. Nothing else blocks. `is_busy`: whether the store keeps anything; asked on the thread, takes no lock."""
 
     def __init__(self, mode: Mode, is_busy: Callable[[], bool], allocator: Allocator | None = None) -> None:
+        super().__init__(mode)
         self._allocator = allocator or allocator_of_process()
-        self._mode = mode
         self._is_busy, self._policy = is_busy, ReturnPolicy(mode)
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
         self._room: tuple[float, int, Room] | None = None  # when it was asked for, and what was resident then
         self._trouble: str | None = None  # why the last look saw nothing
-        self._failure: str | None = None  # what has ended the thread
-        self.num_returns, self.returned_bytes, self.return_seconds = 0, 0, 0.0
-        self._limit_bytes: int | None = None
-        self._has_told = self._is_in_use = False
+        self.returned_bytes = 0
+        self._is_in_use = self._keeps_freed = False
+        with _telling:
+            _returners.add(self)
 
     def limit(self, nbytes: int | None) -> None:
         """Treat `nbytes` of resident memory as a limit of this process, beside those of the system; None: no more.
@@ -71,27 +60,24 @@ class Returner:
     def _tell_allocator(self) -> None:
         """Have it return nothing by itself while memory is returned when it is short: the end of a heap is free once in
         a step or more, and glibc would return it each time."""
-        if not self.is_on:
-            return
         with _telling:
-            is_limited = self._limit_bytes is not None
-            keeps = is_limited or (self._is_in_use and self._mode == "auto")
-            (_limited.add if is_limited else _limited.discard)(id(self))
-            if keeps is (id(self) in _keeping):
+            is_short_alone = self._limit_bytes is not None or (self._is_in_use and self._mode == "auto")
+            if self._keeps_freed is (keeps := self.is_on and is_short_alone):
                 return
-            (_keeping.add if keeps else _keeping.discard)(id(self))
+            self._keeps_freed = keeps
             if self._allocator.keep_freed is not None:
-                self._allocator.keep_freed(bool(_keeping))
-                _in_children[:] = [partial(self._allocator.keep_freed, False)]
+                self._allocator.keep_freed(any(each._keeps_freed for each in _returners))
+
+    @property
+    def left_alone(self) -> str:  # type: ignore[override]
+        return "" if self.is_on else self._allocator.left_alone
 
     @property
     def description(self) -> str:
         if self._mode == "never":
             return "never"
-        if not self.is_on:
-            return f"off: {self._allocator.left_alone}"
-        if self._failure is not None:
-            return f"off: {self._failure}"
+        if not self.is_on or self._failure is not None:
+            return f"off: {self._failure if self.is_on else self._allocator.left_alone}"
         return self._mode if self._trouble is None else f"{self._mode}; not now: {self._trouble}"
 
     @property
@@ -117,31 +103,11 @@ class Returner:
             thread.join(deadline_seconds)
             self._thread = None  # dropped here: its end runs Python code, which must not run where a store dies
 
-    def use(self, mapped_bytes: int) -> MemoryUse:
-        """`mapped_bytes`: resident memory of the store's own, which the allocator knows nothing of."""
-        try:
-            resident = anonymous_bytes()
-        except OSError:
-            return MemoryUse(None, None)
+    def _free_bytes(self, resident_bytes: int, mapped_bytes: int) -> int | None:
         if self._allocator.measure is None:
-            return MemoryUse(resident, None)
+            return None
         heap = self._allocator.measure()
-        return MemoryUse(resident, max(0, min(heap.free_bytes, resident - heap.used_bytes - mapped_bytes)))
-
-    def why_memory_stays(self, away_bytes: int, mapped_bytes: int) -> str | None:
-        """See `advice`; once in the life of a store. Also says that the thread has failed, if so."""
-        if self._has_told:
-            return None
-        if self._failure is not None:
-            self._has_told = True
-            return f"freed memory is no longer returned to the system: {self._failure}"
-        if self.num_returns or not may_be_told(away_bytes):
-            return None
-        free_bytes = self.use(mapped_bytes).allocator_free_bytes
-        left_alone = "" if self.is_on else self._allocator.left_alone
-        reason = why_memory_stays(away_bytes, free_bytes, self._mode, left_alone, mapped_bytes)
-        self._has_told = reason is not None
-        return reason
+        return max(0, min(heap.free_bytes, resident_bytes - heap.used_bytes - mapped_bytes))
 
     def _run(self) -> None:
         pause, was_busy_at = 0.0, -math.inf
@@ -149,11 +115,9 @@ class Returner:
             while not self._stopped.wait(pause):
                 if self._is_busy() or self._limit_bytes is not None:
                     was_busy_at = time.monotonic()
-                is_idle = time.monotonic() - was_busy_at > _IDLE_AFTER_SECONDS
-                if self._is_in_use is is_idle:
-                    self._is_in_use = not is_idle
-                    self._tell_allocator()
-                pause = _IDLE_SECONDS if is_idle else self._look()
+                self._is_in_use = time.monotonic() - was_busy_at <= _IDLE_AFTER_SECONDS
+                self._tell_allocator()
+                pause = self._look() if self._is_in_use else _IDLE_SECONDS
         except BaseException as error:  # noqa: BLE001 - told by `why_memory_stays`, on the thread that trains
             self._failure = f"its thread ended with {error!r}"
         finally:
@@ -192,7 +156,9 @@ class Returner:
             if self._allocator.release is not None:
                 self._allocator.release()
             if self._allocator.prefer_huge_pages is not None:
-                self._allocator.prefer_huge_pages(not _limited)
+                with _telling:
+                    is_limited = any(each._limit_bytes is not None for each in _returners)
+                self._allocator.prefer_huge_pages(not is_limited)
             ended, after = time.monotonic(), resident_bytes()
         self.num_returns += 1
         self.returned_bytes += max(before - after, 0)
@@ -201,14 +167,14 @@ class Returner:
 
 
 def _in_child() -> None:
-    """A fork may come while the thread of a store holds a lock, and there is no such thread in the child."""
-    global _one_at_a_time, _telling
+    """A fork may come while the thread of a store holds a lock, and there is no such thread in the child, whose
+    allocator returns by itself what is free, as before."""
+    global _one_at_a_time, _telling, _returners
+    of_parent, _returners = list(_returners), WeakSet()
     _one_at_a_time, _telling = threading.Lock(), threading.RLock()
-    _limited.clear()
-    if _keeping:
-        _keeping.clear()
-        for return_by_itself in _in_children:
-            return_by_itself()
+    for each in of_parent:
+        if each._keeps_freed and each._allocator.keep_freed is not None:
+            each._allocator.keep_freed(False)
 
 
 os.register_at_fork(after_in_child=_in_child)

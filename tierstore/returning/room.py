@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable
-from pathlib import Path
 from typing import NamedTuple
 
-from ..base.config import memory_cgroup_limits
+from ..base.config import meminfo, memory_cgroup_limits, memory_of_process
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-_MEMINFO = re.compile(rb"^(MemTotal|MemAvailable):\s+(\d+) kB", re.MULTILINE)
-_ANONYMOUS = re.compile(rb"^RssAnon:\s+(\d+) kB", re.MULTILINE)
 
 
 class Room(NamedTuple):
@@ -30,16 +26,14 @@ def resident_bytes() -> int:
 
 def anonymous_bytes() -> int:
     """Resident anonymous memory of this process: heaps, stacks, the slab; no file pages (proc(5), RssAnon)."""
-    found = _ANONYMOUS.search(Path("/proc/self/status").read_bytes())
-    return int(found[1]) * 1024 if found else resident_bytes()
+    return memory_of_process().get("RssAnon") or resident_bytes()
 
 
 def find_room() -> Room:
     """What is left on the machine (MemAvailable) and in each memory cgroup above this process; the least counts."""
-    with open("/proc/meminfo", "rb", buffering=0) as file:
-        found = {name: int(kilobytes) * 1024 for name, kilobytes in _MEMINFO.findall(file.read(256))}
-    total = found.get(b"MemTotal", os.sysconf("SC_PHYS_PAGES") * _PAGE_BYTES)
-    rooms = [Room(total, found.get(b"MemAvailable", total))]
+    machine = meminfo()
+    total = machine["MemTotal"]
+    rooms = [Room(total, machine.get("MemAvailable", total))]
     rooms += [Room(limit, max(limit - used, 0)) for limit, used in memory_cgroup_limits() if limit < total]
     return tightest(rooms)
 

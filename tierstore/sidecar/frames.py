@@ -25,11 +25,6 @@ _MOST_COMPLAINT = 300  # it quotes the peer, who may have sent a frame full
 _encoder = msgspec.msgpack.Encoder()
 
 
-def most_bytes_of(kinds: object) -> int:
-    """The limit of a frame from a peer that may send these messages, a union of types."""
-    return MAX_CLIENT_FRAME_BYTES if kinds == ClientMessage else MAX_FRAME_BYTES
-
-
 def encoded(message: ClientMessage | DaemonMessage, most_bytes: int = MAX_FRAME_BYTES) -> msgspec.Raw:
     """The message as msgpack, which `frame_of` takes too. ValueError: no frame can carry it, because it is too long or
     a text is not Unicode. OverflowError: an integer has more than 64 bits."""
@@ -64,7 +59,7 @@ class FrameReader:
 
     def __init__(self, kinds: object, peer: str) -> None:
         self._decoder = msgspec.msgpack.Decoder(list[kinds])  # type: ignore[valid-type]
-        self._most_bytes = most_bytes_of(kinds)
+        self._most_bytes = MAX_CLIENT_FRAME_BYTES if kinds == ClientMessage else MAX_FRAME_BYTES
         self._peer = peer
         self._buffer = bytearray()
 

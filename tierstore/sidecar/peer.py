@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import socket
 import struct
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from ..base.address import SYSTEM_ADDRESS, is_of_root_alone, trusted_uid, unknown_owners
+from ..base.config import version_of
 
 NOT_IN_NAMESPACE = "its user is not in this user namespace: {uid} stands for every user outside, whoever it is"
 """Of a peer, for people. Such a number is never compared with one that is trusted, nor advised."""
@@ -18,10 +18,7 @@ _CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid (unix(7))
 
 def program_name() -> str:
     """Who this process is, for the other end."""
-    try:
-        return f"tierstore {version('tierstore')}, process {os.getpid()}"
-    except PackageNotFoundError:
-        return f"tierstore (not installed), process {os.getpid()}"
+    return f"tierstore {version_of('tierstore') or '(not installed)'}, process {os.getpid()}"
 
 
 def uid_of_peer(connection: socket.socket) -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from functools import partial
@@ -24,6 +24,7 @@ from ..disk.forking import release_files
 from ..disk.jobs import run_job, to_the_end
 from ..disk.linux import copy_memory
 from ..disk.location import record_checksum, record_seed
+from ..disk.parts import pieces, results_of
 from ..disk.tier import DiskUsage, Kind, Loaded, Stored
 from ..errors import (
     ConfigError,
@@ -136,7 +137,7 @@ class RemoteDisk:
         parts = self._records.get(key)
         if parts is None or len(memory) != sum(part.num_bytes for part in parts):
             return False
-        return all(self._confirms(part, piece) for part, piece in _pieces(parts, memory))
+        return all(self._confirms(part, piece) for part, piece in pieces(parts, memory))
 
     def _confirms(self, part: _Part, memory: memoryview) -> bool:
         if part.stored.checksum is None:
@@ -192,7 +193,7 @@ class RemoteDisk:
         parts = [outcome for outcome in outcomes if isinstance(outcome, _Part)]
         self._disk_bytes += sum(part.stored.stored_bytes for part in parts)
         try:
-            _raise_first(outcomes)
+            results_of(outcomes)
         except BaseException:
             await self._discard(parts)
             raise
@@ -239,10 +240,9 @@ class RemoteDisk:
     # --- up -------------------------------------------------------------------------------------------------------
 
     async def _read(self, key: int, parts: Sequence[_Part], destination: memoryview) -> Loaded:
-        reads = (self._read_part(key, part, piece) for part, piece in _pieces(parts, destination))
+        reads = (self._read_part(key, part, piece) for part, piece in pieces(parts, destination))
         outcomes = await asyncio.gather(*reads, return_exceptions=True)
-        _raise_first(outcomes)
-        return Loaded(sum(outcome.read_bytes for outcome in outcomes if isinstance(outcome, Loaded)))
+        return Loaded(sum(loaded.read_bytes for loaded in results_of(outcomes)))
 
     async def _read_part(self, key: int, part: _Part, destination: memoryview) -> Loaded:
         slot = await self._take(len(destination), to_read=True)
@@ -275,17 +275,3 @@ class RemoteDisk:
         if isinstance(answer, messages.Failed):
             return StorageIOError(answer.operation, answer.place, answer.reason, kept)
         return ProtocolError(self._link.address, f"{type(answer).__name__} in answer to something else")
-
-
-def _pieces(parts: Sequence[_Part], memory: memoryview) -> Iterator[tuple[_Part, memoryview]]:
-    first = 0
-    for part in parts:
-        yield part, memory[first : first + part.num_bytes]
-        first += part.num_bytes
-
-
-def _raise_first(outcomes: Iterable[object]) -> None:
-    """Raise the first error among outcomes. All of them are there, so nothing is going on any more."""
-    for outcome in outcomes:
-        if isinstance(outcome, BaseException):
-            raise outcome

@@ -15,7 +15,7 @@ import fcntl
 import mmap
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from typing import NamedTuple
 
@@ -42,16 +42,12 @@ class SharedSlab:
         self.number = number
         self._inodes = set[Inode]() if inodes is None else inodes
         self.num_bytes = max(round_up(num_bytes), mmap.PAGESIZE)
-        self.descriptor, self.inode = self._new_file()
-        try:
+        with self._new_file() as (descriptor, inode):
             # Python's mapping of a memfd would hold a descriptor of its own, and so keep the pages that `renew` leaves.
             self._mapping = mmap.mmap(-1, self.num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             self.memory = memoryview(self._mapping)
-            map_over(address_of(self.memory), self.descriptor, self.num_bytes, populate=True)
-        except BaseException:
-            self._close_file(self.descriptor, self.inode)
-            self.descriptor = -1
-            raise
+            map_over(address_of(self.memory), descriptor, self.num_bytes, populate=True)
+        self.descriptor, self.inode = descriptor, inode
 
     @property
     def needs_renewal(self) -> bool:
@@ -61,15 +57,11 @@ class SharedSlab:
     def renew(self) -> None:
         """Move the bytes to a new memfd, at the same address. Nobody may write to them meanwhile; reading is allowed.
         Blocks, and takes memory for both. On OSError, as the constructor's, nothing has changed."""
-        descriptor, inode = self._new_file()
-        try:
+        with self._new_file() as (descriptor, inode):
             written = 0
             while written < self.num_bytes:
                 written += os.pwrite(descriptor, self.memory[written:], written)
             map_over(address_of(self.memory), descriptor, self.num_bytes, populate=True)
-        except BaseException:
-            self._close_file(descriptor, inode)
-            raise
         old, (self.descriptor, self.inode) = (self.descriptor, self.inode), (descriptor, inode)
         self._close_file(*old)
 
@@ -81,7 +73,9 @@ class SharedSlab:
             self.memory = memoryview(b"")
             del self._mapping
 
-    def _new_file(self) -> tuple[int, Inode]:
+    @contextlib.contextmanager
+    def _new_file(self) -> Iterator[tuple[int, Inode]]:
+        """It stays if the block, which maps it, does not raise."""
         with not_while_forking:
             descriptor = os.memfd_create("tierstore", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             inode = inode_of(descriptor)
@@ -91,10 +85,10 @@ class SharedSlab:
             with contextlib.suppress(OSError):  # only slower
                 make_pages_huge(descriptor, self.num_bytes)
             fcntl.fcntl(descriptor, F_ADD_SEALS, SEALS)
+            yield descriptor, inode
         except BaseException:
             self._close_file(descriptor, inode)
             raise
-        return descriptor, inode
 
     def _close_file(self, descriptor: int, inode: Inode) -> None:
         with not_while_forking:

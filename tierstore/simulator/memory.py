@@ -93,16 +93,8 @@ class SimulatedMemory:
         return not record.is_in_place or record.is_sole_owner()
 
     @staticmethod
-    def has_room_for_read(record: SimulatedRecord) -> bool:
-        return True
-
-    @staticmethod
     def prepare_read(record: SimulatedRecord) -> None:
         record.slot = record
-
-    @staticmethod
-    def attach(record: SimulatedRecord) -> bool:
-        return True
 
     @staticmethod
     def free(record: SimulatedRecord) -> None:
@@ -117,14 +109,6 @@ class SimulatedMemory:
     def begin_read(record: SimulatedRecord) -> int:
         record.held = record
         return record.nbytes
-
-    @staticmethod
-    def outstanding_bytes() -> int:
-        return 0
-
-    @staticmethod
-    def has_moved(record: SimulatedRecord) -> bool:
-        return False
 
     def empty_tensors(self, record: SimulatedRecord) -> None:
         record.is_in_place = False
@@ -144,7 +128,16 @@ class SimulatedMemory:
         self.tracked.drop_ended()
         self.take_back()
 
-    def _nothing(self, *_: object, **__: object) -> None:
-        """There are no bytes that anything had to be done with."""
+    # --- there are no bytes ---------------------------------------------------------------------------------------
+
+    def _nothing(self, *_: object, **__: object) -> None: ...
+
+    def _yes(self, *_: object) -> bool:
+        return True
+
+    def _none(self, *_: object) -> bool:
+        return False
 
     trim = prepare_offload = unclaim = give_up = _nothing
+    has_room_for_read = attach = _yes
+    outstanding_bytes = has_moved = _none

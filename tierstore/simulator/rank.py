@@ -103,12 +103,8 @@ class Rank:
         return index if root is None else root
 
     def _track(self, index: int) -> Process:
-        down, registration, log, saved = (
-            self.ledger.down,
-            self._memory.registration,
-            self._log,
-            self._workload.saved[index],
-        )
+        down, registration = self.ledger.down, self._memory.registration
+        log, saved = self._log, self._workload.saved[index]
         if log is None:
             raise RuntimeError(f"tensor {index} is packed after its graph")
         tracked = SimulatedTensor(saved, self._storages[self._root_of(index)], next(self._keys), log)

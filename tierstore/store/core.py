@@ -20,10 +20,11 @@ from ..errors import StorageIOError, StoreFullError, TierStoreError, TierStoreWa
 from ..ledger.lookahead import LearnedOrders
 from ..residency.pinning import device_in_use
 from ..residency.residency import Residency
+from ..returning.advice import MemoryUse
 from ..returning.allocator import allocator_of_process
 from ..returning.cached import CachedMemory
 from ..returning.caching import CachingAllocator, caching_allocator
-from ..returning.returner import MemoryUse, Returner
+from ..returning.returner import Returner
 from ..tracing.events import StoreSettings
 from ..tracing.recordings import Recordings, header_of
 from .engine import Engine, OpenDisk
@@ -77,7 +78,7 @@ class Core:
             self.returner = CachedMemory(options.return_memory, allocator)
         windows = options.host_bytes, options.staging_bytes
         self.plans = PlansOfStore(self.returner.limit, self.residency.limit_windows, *windows)
-        settings = _settings(options, self.engine.disk.usage(), num_lanes)
+        settings = _settings(options, self.engine.disk.usage())
         self.learned_orders = LearnedOrders()
         self.of_thread = threading.local()  # the hooks' own
         self.traces = Recordings(self.residency, partial(header_of, settings))
@@ -91,8 +92,7 @@ class Core:
             self.engine = Engine(
                 open_disk,
                 "tierstore",
-                num_spills=num_lanes,
-                num_restores=num_lanes,
+                num_lanes=num_lanes,
                 owner=self,
                 user=store,
                 on_death=self._store_died,
@@ -207,7 +207,7 @@ def _make_tensor(nbytes: int) -> object:
     return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
 
 
-def _settings(options: StoreOptions, usage: DiskUsage, num_lanes: int) -> StoreSettings:
+def _settings(options: StoreOptions, usage: DiskUsage) -> StoreSettings:
     disk = options.disk
     return StoreSettings(
         place=options.name,
@@ -218,8 +218,6 @@ def _settings(options: StoreOptions, usage: DiskUsage, num_lanes: int) -> StoreS
         codec=None if disk is None else disk.codec,
         inline_bytes=None if disk is None else disk.inline_bytes,
         checksum=None if disk is None else disk.checksum,
-        num_spill_lanes=num_lanes,
-        num_restore_lanes=num_lanes,
         io_mode=usage.io_mode,
         io_depth=None if disk is None else disk.io_depth,
         staging_grows=options.staging_grows,

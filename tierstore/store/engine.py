@@ -11,7 +11,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from ..base.defaults import NUM_RESTORES, NUM_SPILLS
+from ..base.defaults import NUM_IN_FLIGHT
 from ..base.event_loop import new_event_loop
 from ..base.remains import Remains
 from ..base.threads import IoThreads, start_thread
@@ -38,7 +38,7 @@ class Engine:
     Args:
         open_disk: opens the disk tier, on the loop.
         name: begins the threads' names, and stands in messages.
-        num_spills, num_restores: the most records in flight at once in each direction.
+        num_lanes: the most records in flight at once in each direction.
         owner: an object that the thread keeps alive until it has ended.
         user: when this object dies, the engine is asked to end: see NOTE [No finalizers] in `remains.py`. This holds
             before the thread is started, so an interrupt of the constructor leaves no thread behind.
@@ -54,14 +54,13 @@ class Engine:
         open_disk: OpenDisk,
         name: str,
         *,
-        num_spills: int = NUM_SPILLS,
-        num_restores: int = NUM_RESTORES,
+        num_lanes: int = NUM_IN_FLIGHT,
         owner: object = None,
         user: object = None,
         on_death: Callable[[], None] = lambda: None,
     ) -> None:
         self._name = name
-        self._num_spills, self._num_restores = num_spills, num_restores
+        self._num_lanes = num_lanes
         self._residency: Residency | None = None  # until `serve`
         self._worker: Worker | None = None  # while it serves
         self._awake = False
@@ -163,7 +162,7 @@ class Engine:
     def _run(self, open_disk: OpenDisk, owner: object) -> None:
         error: BaseException | None = None
         try:
-            num_threads = self._num_spills + self._num_restores + _NUM_OTHER_THREADS
+            num_threads = 2 * self._num_lanes + _NUM_OTHER_THREADS
             self._loop.set_exception_handler(self._callback_failed)
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
                 try:
@@ -200,8 +199,7 @@ class Engine:
         try:
             await self._may_begin.wait()
             if self._residency is not None:
-                executor, num_writes, num_reads = self._io_threads, self._num_spills, self._num_restores
-                self._worker = Worker(disk, self._residency, executor, num_writes, num_reads)
+                self._worker = Worker(disk, self._residency, self._io_threads, self._num_lanes)
                 await self._worker.serve(self._stop_wanted)
         finally:
             self._worker = None

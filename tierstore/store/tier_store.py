@@ -27,7 +27,7 @@ from .stats import StoreStats
 
 if TYPE_CHECKING:
     from ..residency.copies import Copies
-    from ..returning.returner import MemoryUse
+    from ..returning.advice import MemoryUse
     from .engine import OpenDisk
 
 _CLOSE_DEADLINE_SECONDS = 60.0
@@ -113,19 +113,7 @@ class TierStore:
         return_memory: Mode = "auto",
         copies: Copies | None = None,
     ) -> None:
-        given = {
-            "host_bytes": host_bytes,
-            "disk_bytes": disk_bytes,
-            "codec": codec,
-            "staging_bytes": staging_bytes,
-            "inline_bytes": inline_bytes,
-            "checksum": checksum,
-            "io_depth": io_depth,
-            "max_write_bytes_per_day": max_write_bytes_per_day,
-            "return_memory": return_memory,
-            "copies": copies,
-        }
-        self._begin(local_options(path, given))
+        self._begin(local_options(path, locals()))
 
     @classmethod
     @refuses_unknown
@@ -168,18 +156,9 @@ class TierStore:
             ProtocolError: the daemon speaks another version.
             StorageIOError: there is no memory for the shared window.
         """
-        given = {
-            "host_bytes": host_bytes,
-            "staging_bytes": staging_bytes,
-            "window_bytes": window_bytes,
-            "reconnect_seconds": reconnect_seconds,
-            "daemon_uid": daemon_uid,
-            "name": name,
-            "return_memory": return_memory,
-            "copies": copies,
-        }
+        options = connected_options(address, locals())
         store = cls.__new__(cls)
-        store._begin(connected_options(address, given))
+        store._begin(options)
         return store
 
     @classmethod
@@ -206,9 +185,9 @@ class TierStore:
             ConfigError: an argument cannot be used.
             StorageIOError: `open_disk` raised OSError. Any other of its errors is raised as it is.
         """
-        sizes = {"host_bytes": host_bytes, "staging_bytes": staging_bytes}
+        options = options_over(open_disk, name, locals())
         store = cls.__new__(cls)
-        store._begin(options_over(open_disk, name, {**sizes, "return_memory": return_memory, "copies": copies}))
+        store._begin(options)
         return store
 
     @classmethod

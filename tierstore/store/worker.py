@@ -26,16 +26,14 @@ _PATIENCE_SECONDS = 0.002
 
 
 class Worker:
-    """Made and used on the loop. `num_writes`, `num_reads`: the most jobs at once in each direction."""
+    """Made and used on the loop. `num_lanes`: the most jobs at once in each direction."""
 
-    def __init__(
-        self, disk: DiskTier, residency: Residency, executor: Executor, num_writes: int, num_reads: int
-    ) -> None:
+    def __init__(self, disk: DiskTier, residency: Residency, executor: Executor, num_lanes: int) -> None:
         self._disk = disk
         self._residency = residency
         self._executor = executor
         self._loop = asyncio.get_running_loop()
-        self._free_writes, self._free_reads, self._free_discards = num_writes, num_reads, 1
+        self._free_writes, self._free_reads, self._free_discards = num_lanes, num_lanes, 1
         self._is_stopping = False
         self._is_turn_due = False
         self._timer: asyncio.TimerHandle | None = None

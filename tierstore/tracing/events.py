@@ -35,8 +35,6 @@ class StoreSettings(msgspec.Struct, frozen=True):
     codec: str | None
     inline_bytes: int | None
     checksum: bool | None
-    num_spill_lanes: int
-    num_restore_lanes: int
     io_mode: str
     io_depth: int | None = None
     staging_grows: bool = False

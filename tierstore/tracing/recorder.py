@@ -27,22 +27,7 @@ from ..base.system_words import words_of
 from ..base.threads import start_thread
 from ..errors import ConfigError, StorageIOError
 from ..ledger.observer import Observer
-from .events import (
-    Booked,
-    Cancelled,
-    Computed,
-    End,
-    Freed,
-    Gone,
-    Header,
-    Levels,
-    Lost,
-    Offload,
-    Reload,
-    Restore,
-    Spill,
-    Stall,
-)
+from . import events
 
 if TYPE_CHECKING:
     from ..disk.tier import Loaded, Stored
@@ -106,7 +91,7 @@ class Recorder(Observer):
         self,
         place: str,
         file: TraceFile,
-        header: Header | None,
+        header: events.Header | None,
         levels: Callable[[], tuple[int, ...]],
         on_idle: Callable[[], None],
     ) -> None:
@@ -163,10 +148,10 @@ class Recorder(Observer):
             if not times.wait():
                 self._timed.append((number, graph, times))
             elif (measured := times.measured()) is not None:
-                self.append((Computed, _now(), number, *measured))
+                self.append((events.Computed, _now(), number, *measured))
 
     def booked(self, graph: int, index: int, record: int) -> None:
-        self.append((Booked, _now(), graph, index, record))
+        self.append((events.Booked, _now(), graph, index, record))
 
     def is_idle(self) -> bool:
         """Whether no scope and no graph is being recorded. The caller holds the store's lock, so none can begin."""
@@ -226,7 +211,7 @@ class Recorder(Observer):
             if not isinstance(outcome, Exception):
                 stored = outcome.stored_bytes, outcome.codec, outcome.kind
             times = job.lane, job.queued_ns, job.began_ns, _now()
-            self.append((Spill, record, job.nbytes, *stored, *times, *_ending(outcome)))
+            self.append((events.Spill, record, job.nbytes, *stored, *times, *_ending(outcome)))
         self.changed()
 
     def spill_cancelled(self, record: int, nbytes: int) -> None:
@@ -234,7 +219,7 @@ class Recorder(Observer):
         self._spills.end(record)
 
     def freed(self, record: int, nbytes: int) -> None:
-        self.append((Freed, _now(), record, nbytes))
+        self.append((events.Freed, _now(), record, nbytes))
         self.changed()
 
     def restore_queued(self, record: int, nbytes: int, *, demanded: bool) -> None:
@@ -249,7 +234,7 @@ class Recorder(Observer):
         if job is not None:
             read_bytes = 0 if isinstance(outcome, Exception) else outcome.read_bytes
             times = job.lane, job.demanded, is_wanted, job.queued_ns, job.began_ns, _now()
-            self.append((Restore, record, job.nbytes, read_bytes, *times, *_ending(outcome)))
+            self.append((events.Restore, record, job.nbytes, read_bytes, *times, *_ending(outcome)))
         self.changed()
 
     def restore_cancelled(self, record: int, nbytes: int) -> None:
@@ -257,23 +242,23 @@ class Recorder(Observer):
         self._restores.end(record)
 
     def offloaded(self, record: int, nbytes: int) -> None:
-        self.append((Offload, _now(), record, nbytes))
+        self.append((events.Offload, _now(), record, nbytes))
         self.changed()
 
     def reloaded(self, record: int, nbytes: int) -> None:
-        self.append((Reload, _now(), record, nbytes))
+        self.append((events.Reload, _now(), record, nbytes))
 
     def stalled(self, seconds: float, cause: str, record: int | None) -> None:
         ended = _now()
-        self.append((Stall, ended - round(seconds * 1e9), ended, threading.get_ident(), cause, record))
+        self.append((events.Stall, ended - round(seconds * 1e9), ended, threading.get_ident(), cause, record))
         self.changed()
 
     def changed(self) -> None:
         """Record what the tiers hold. Without the lock, the figures may be from different moments."""
-        self.append((Levels, _now(), *self._levels()))
+        self.append((events.Levels, _now(), *self._levels()))
 
     def _cancelled(self, what: str, record: int, nbytes: int) -> None:
-        self.append((Cancelled, _now(), record, what, nbytes))
+        self.append((events.Cancelled, _now(), record, what, nbytes))
         self.changed()
 
     # --- the writing thread ------------------------------------------------------------------------------------------
@@ -296,7 +281,7 @@ class Recorder(Observer):
                     self._on_idle()
                 if written is not None:
                     written.set()
-            self._write([End(_now(), self._reason)])
+            self._write([events.End(_now(), self._reason)])
         except BaseException as error:  # noqa: BLE001 - delivered: `close` raises it
             self._error = error
         finally:
@@ -312,13 +297,13 @@ class Recorder(Observer):
         number = next(self._lost)
         num_lost, self._next_lost = number - self._next_lost, number + 1
         if num_lost:
-            self._write([Lost(_now(), num_lost)])
+            self._write([events.Lost(_now(), num_lost)])
 
-    def _write(self, events: list[Any]) -> None:
+    def _write(self, some: list[Any]) -> None:
         try:
-            lines = self._encoder.encode_lines(events)
+            lines = self._encoder.encode_lines(some)
         except UnicodeEncodeError:  # a path or a thread's name that is no UTF-8
-            lines = self._encoder.encode_lines([in_unicode(msgspec.to_builtins(e, enc_hook=_name_of)) for e in events])
+            lines = self._encoder.encode_lines([in_unicode(msgspec.to_builtins(e, enc_hook=_name_of)) for e in some])
         self._file.write(lines)
 
     def _drop_dead_graphs(self) -> bool:
@@ -374,7 +359,8 @@ class _GraphRemains(Remains[Any]):
     __iter__ = property(attrgetter("event"))  # what `deque.extend` asks for, in calls of C alone
 
     def __init__(self, graph: object, extend: Callable[[Any], None], number: int) -> None:
-        self.event = zip((Gone,), map(call, (_now,)), (number,), strict=True).__iter__  # the time is taken when it is
+        # The time is taken when it is.
+        self.event = zip((events.Gone,), map(call, (_now,)), (number,), strict=True).__iter__
 
 
 def _name_of(value: object) -> str:

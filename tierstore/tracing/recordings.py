@@ -9,11 +9,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..base.config import allowed_cores
+from ..base.config import allowed_cores, version_of
 from ..base.system_words import words_of
 from ..errors import ConfigError, ConfigTypeError, StorageIOError
 from .events import FORMAT, VERSION, Header, Machine, StoreSettings
@@ -146,14 +145,6 @@ def this_machine() -> Machine:
         cpu=model[1] if model else platform.machine(),
         num_cores=len(allowed_cores()),
         memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
-        versions=versions | {name: version_of(name) for name in ("torch", "tierstore")},
+        versions=versions | {name: version_of(name) or "not installed" for name in ("torch", "tierstore")},
         launches_block=os.environ.get("CUDA_LAUNCH_BLOCKING") == "1",
     )
-
-
-def version_of(package: str) -> str:
-    """Of an installed package; "not installed" if it is none."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"

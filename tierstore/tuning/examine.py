@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from ..base.config import available_host_bytes, local_world_size
 from ..base.device_files import has_driver
 from ..disk.linux import copy_memory
-from ..returning import caching
 from ..returning.allocator import allocator_of_process
+from ..returning.caching import why_none
 from . import system
 from .codecs import measure_codecs
 from .drive import mapped, measure_drive
@@ -78,7 +78,7 @@ def _memory(seconds: float) -> Memory:
         copy_bytes_per_second=_speed(lambda: copy_memory(into, memoryview(source)), num_bytes, seconds),
         allocator=allocator.name,
         allocator_left_alone=allocator.left_alone or None,
-        no_caching_allocator=caching.why_none(caching.installed_torch()),
+        no_caching_allocator=why_none(),
     )
 
 

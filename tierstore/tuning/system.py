@@ -12,7 +12,14 @@ from typing import Any
 import msgspec
 
 from ..base.address import default_address, find_address
-from ..base.config import allowed_cores, available_host_bytes, free_disk_bytes, memory_cgroup_limits, quota_cores
+from ..base.config import (
+    allowed_cores,
+    available_host_bytes,
+    free_disk_bytes,
+    meminfo,
+    memory_cgroup_limits,
+    quota_cores,
+)
 from ..demo.place import file_system_of
 from ..errors import DaemonUnavailableError, TierStoreError
 from ..sidecar.inspection import inspect_daemon
@@ -69,19 +76,15 @@ def describe_limits() -> Limits:
 
 def memory_figures() -> dict[str, Any]:
     """The fields of `Memory` that the kernel knows. Cgroups of version 1 say "no limit" by a huge one."""
+    machine = meminfo()
     total_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limits = [limit for limit, _ in memory_cgroup_limits() if limit < total_bytes]
-    meminfo = _read(Path("/proc/meminfo")) or ""
     chosen = re.search(r"\[(.+?)\]", _read(_HUGE_PAGES) or "")  # of "always [madvise] never"
-    swap_bytes, free_swap_bytes = (
-        int(match[1]) * 1024 if (match := re.search(rf"^{name}:\s+(\d+) kB", meminfo, re.MULTILINE)) else 0
-        for name in ("SwapTotal", "SwapFree")
-    )
     return {
         "total_bytes": total_bytes,
         "available_bytes": available_host_bytes(),
         "limit_bytes": min(limits, default=None),
-        "swap_used_bytes": swap_bytes - free_swap_bytes,
+        "swap_used_bytes": machine.get("SwapTotal", 0) - machine.get("SwapFree", 0),
         "huge_pages": chosen[1] if chosen else None,
     }
 
