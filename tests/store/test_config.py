@@ -176,32 +176,25 @@ def small_cgroup() -> Iterator[Path]:
         yield folder
 
 
-def test_cgroup_limit_lowers_what_is_available(small_cgroup: Path) -> None:
+TAKE_64_MIB = "held = bytearray(os.urandom(2**20)) * 64"
+FREE_64_MIB_LAZILY_AND_USE_THEM_AGAIN = (
+    "held = mmap.mmap(-1, 64 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)\n"
+    "held.write(bytes(64 << 20)); held.madvise(mmap.MADV_FREE); held.seek(0); held.write(bytes(64 << 20))"
+)
+
+
+@pytest.mark.parametrize("take", [TAKE_64_MIB, FREE_64_MIB_LAZILY_AND_USE_THEM_AGAIN], ids=["taken", "freed lazily"])
+def test_memory_in_use_below_the_limit_of_a_cgroup_is_not_available(small_cgroup: Path, take: str) -> None:
     program = (
-        "import os, sys; from pathlib import Path; from tierstore.base.config import available_host_bytes\n"
+        "import mmap, os, sys; from pathlib import Path; from tierstore.base.config import available_host_bytes\n"
         "Path(sys.argv[1], 'cgroup.procs').write_text(str(os.getpid()))\n"
-        "print(available_host_bytes())\n"
-        "held = bytearray(os.urandom(2**20)) * 64\n"
-        "print(available_host_bytes())"
+        f"print(available_host_bytes())\n{take}\nprint(available_host_bytes())"
     )
     command = [sys.executable, "-c", program, str(small_cgroup)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     before, after = map(int, ended.stdout.split())
     assert LIMIT_BYTES // 2 < before <= LIMIT_BYTES
     assert before - after >= 60 * 2**20
-
-
-def test_memory_freed_lazily_and_used_again_is_not_available(small_cgroup: Path) -> None:
-    program = (
-        "import mmap, os, sys; from pathlib import Path; from tierstore.base.config import available_host_bytes\n"
-        "Path(sys.argv[1], 'cgroup.procs').write_text(str(os.getpid()))\n"
-        "before, held = available_host_bytes(), mmap.mmap(-1, 64 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)\n"
-        "held.write(bytes(64 << 20)); held.madvise(mmap.MADV_FREE); held.seek(0); held.write(bytes(64 << 20))\n"
-        "print(before - available_host_bytes())"
-    )
-    command = [sys.executable, "-c", program, str(small_cgroup)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert int(ended.stdout) >= 60 * 2**20
 
 
 def test_cgroup_used_beyond_its_limit_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,6 @@ import pytest
 from tests.reliability.drives import MIB, fill_up, mounted_drive
 from tierstore.disk import index as index_module
 from tierstore.disk.budget import map_bytes_for, value_charge_bytes
-from tierstore.disk.codec.codec import DamagedBytesError
 from tierstore.disk.entries import IndexEntries
 from tierstore.disk.index import Delete, Fetch, Index, Operation, Outcome, Put
 from tierstore.disk.location import Location
@@ -58,16 +57,6 @@ def fetch(index: Index, key: int) -> bytes:
     if outcome.error is not None:
         raise outcome.error
     return found[0]
-
-
-def test_put_fetch_delete(index: Index) -> None:
-    values = {key: os.urandom(size) for key, size in enumerate((1, 100, 2000, 5000, 70_000))}
-    outcomes = index.apply([Put(key, location(len(value)), value) for key, value in values.items()])
-    assert all(outcome.error is None for outcome in outcomes)
-    assert {key: fetch(index, key) for key in values} == values
-    index.apply([Delete(key) for key in values])
-    with pytest.raises(DamagedBytesError):
-        fetch(index, 1)
 
 
 def test_directory_stays_empty_and_descriptors_are_found(tmp_path: Path, index: Index) -> None:

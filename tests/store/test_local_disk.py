@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -170,21 +170,6 @@ async def test_auto_encodes_when_space_runs_short(open_disk: OpenDisk) -> None:
     assert disk.codec_choices()["float32 MulBackward0"].keys() > {"none"}
     for key in range(33):
         assert await read_back(disk, key, len(content)) == content
-
-
-async def test_small_records_leave_room_for_large_ones_once_they_are_gone(open_disk: OpenDisk) -> None:
-    disk = await open_disk(codec="none", disk_bytes=64 * 2**20, inline_bytes=128 * 2**10)
-    small = random_bytes(100 * 2**10)
-    num_small = 0
-    with suppress(StoreFullError):
-        for num_small in range(1000):
-            await disk.write(num_small, memoryview(small), PLAIN)
-    assert num_small * len(small) > 48 * 2**20
-    await disk.discard(range(num_small))
-    large = random_bytes(8 * 2**20)
-    for key in range(2000, 2007):
-        await disk.write(key, memoryview(large), PLAIN)
-    assert await read_back(disk, 2000, len(large)) == large
 
 
 @pytest.mark.parametrize("codec", ["none", "zstd"])
