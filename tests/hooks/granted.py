@@ -12,7 +12,7 @@ import torch
 
 from tests.existing import set_existing
 from tests.hooks.late_copies import LateCopies
-from tests.hooks.programs import bits
+from tests.hooks.programs import bits, in_threads
 from tests.inspect_store import inspect
 from tierstore import TierStore, tiered_offload
 
@@ -28,7 +28,6 @@ __all__ = [
     "met_as_they_append",
     "name_of",
     "new_leaf",
-    "on_thread",
     "scope_with",
     "sines",
 ]
@@ -101,12 +100,6 @@ def assert_right(leaf: torch.Tensor, number: int) -> None:
     assert bits(leaf.grad) == bits(expected.grad)
 
 
-def on_thread(function: Callable[[], object]) -> None:
-    thread = threading.Thread(target=function)
-    thread.start()
-    thread.join()
-
-
 @contextmanager
 def met_as_they_append(store: TierStore, act: Callable[[], object], *, before: bool) -> Iterator[list[str]]:
     """At each pack that appends to a journal, another thread acts just before, or just after."""
@@ -119,10 +112,10 @@ def met_as_they_append(store: TierStore, act: Callable[[], object], *, before: b
 
         def append_and_meet(entry: Any) -> None:
             if before:
-                on_thread(act)
+                in_threads(act)
             append(entry)
             if not before:
-                on_thread(act)
+                in_threads(act)
             met.append("met")
 
         log.grant.append = append_and_meet

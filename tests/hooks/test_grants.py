@@ -25,10 +25,10 @@ from tests.hooks.granted import (
     lock_held_by_another,
     met_as_they_append,
     new_leaf,
-    on_thread,
     scope_with,
     sines,
 )
+from tests.hooks.programs import in_threads
 from tests.inspect_store import inspect
 from tests.moments import interrupt, moments
 from tierstore import StorageIOError, StoreClosedError, TierStore, tiered_offload
@@ -156,7 +156,7 @@ def test_grant_of_one_thread_is_no_shortage_for_another(
             with scope_with(store, limit_bytes):
                 others.append(sines(85, new_leaf() * 2).sum())
 
-        on_thread(pack)
+        in_threads(pack)
         loss = sines(5, loss.expand(SIDE, SIDE) * 2).sum()
     store.flush()
     assert (copies.num_out, store.stats().spilled_bytes, len(others)) == (0, 0, 1)
@@ -183,7 +183,7 @@ def test_backward_within_the_scope_enters_what_it_asks_for(place: _Place) -> Non
     store, leaf = place.new_store(), new_leaf()
     with place.scope(store):
         first = sines(10, leaf * 2).sum()
-        on_thread(first.backward)
+        in_threads(first.backward)
         second = sines(10, leaf * 2).sum()
         second.backward()
     assert leaf.grad is not None
@@ -195,7 +195,7 @@ def test_closed_store_next_pack_raises_and_nothing_is_charged(place: _Place) -> 
     store = place.new_store()
     with place.scope(store):
         hidden = sines(10, new_leaf() * 2)
-        on_thread(store.close)
+        in_threads(store.close)
         with pytest.raises(StoreClosedError):
             hidden.sin()
     assert place.name == "host" or place.charged(store) == (0, 0)

@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.cgroups import made_cgroup
 from tests.inspect_store import inspect
+from tests.processes import output_of
 from tierstore import ConfigError, TierStore
 from tierstore.base import config
 from tierstore.base.config import available_host_bytes, check_directory, free_disk_bytes, local_world_size, parse_size
@@ -190,9 +190,7 @@ def test_memory_in_use_below_the_limit_of_a_cgroup_is_not_available(small_cgroup
         "Path(sys.argv[1], 'cgroup.procs').write_text(str(os.getpid()))\n"
         f"print(available_host_bytes())\n{take}\nprint(available_host_bytes())"
     )
-    command = [sys.executable, "-c", program, str(small_cgroup)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    before, after = map(int, ended.stdout.split())
+    before, after = map(int, output_of(program, small_cgroup).split())
     assert LIMIT_BYTES // 2 < before <= LIMIT_BYTES
     assert before - after >= 60 * 2**20
 
