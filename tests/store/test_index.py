@@ -16,6 +16,7 @@ import pytest
 from tests.reliability.drives import MIB, fill_up, mounted_drive
 from tierstore.disk import index as index_module
 from tierstore.disk.budget import map_bytes_for, value_charge_bytes
+from tierstore.disk.codec.codec import DamagedBytesError
 from tierstore.disk.entries import IndexEntries
 from tierstore.disk.index import Delete, Fetch, Index, Operation, Outcome, Put
 from tierstore.disk.location import Location
@@ -77,6 +78,8 @@ def test_one_value_too_many_does_not_take_the_batch_with_it(tmp_path: Path) -> N
         assert isinstance(outcomes[10].error, lmdb.MapFullError)
         assert sum(outcome.error is not None for outcome in outcomes) == 1
         assert [fetch(index, key) for key in range(20)] == [bytes([key]) * 100 for key in range(20)]
+        with pytest.raises(DamagedBytesError):
+            fetch(index, 99)
     finally:
         index.close()
 
