@@ -124,7 +124,7 @@ def started_daemons(folder: Path, short_folder: Path) -> Iterator[StartDaemon]:
     """Starts daemons: on `folder / "drive"` unless told otherwise, with options such as `grace_seconds=1`.
 
     `in_file`: the options are given so. `arguments`, `environment`: as they are, beside. `plan`: of faults in its
-    system calls.
+    system calls. `program`: in Python, instead of the command; it is given the path and the socket alone.
     """
     started: list[DaemonProcess] = []
 
@@ -137,15 +137,18 @@ def started_daemons(folder: Path, short_folder: Path) -> Iterator[StartDaemon]:
         environment: dict[str, str] | None = None,
         wait: bool = True,
         plan: FaultPlan | None = None,
+        program: str | None = None,
         **options: object,
     ) -> DaemonProcess:
         drive = path or folder / "drive"
         drive.mkdir(exist_ok=True)
         address = socket or short_folder / "d" / "t.sock"
         options = {"path": str(drive), "socket": str(address)} | options
-        program = ["tierstore.cli", "serve"] if plan is None else ["tierstore.testing.faulty_daemon", plan.to_json()]
-        command = [sys.executable, "-m", *program, *arguments]
-        if not in_file:
+        module = ["tierstore.cli", "serve"] if plan is None else ["tierstore.testing.faulty_daemon", plan.to_json()]
+        command = [sys.executable, "-m", *module, *arguments]
+        if program is not None:
+            command = [sys.executable, "-c", program, str(drive), str(address)]
+        elif not in_file:
             command += words_of(options)
         else:
             file = folder / f"daemon-{len(started)}.toml"
