@@ -1,7 +1,7 @@
 """Whole training steps through the device tier, with copies that run late on threads of their own.
 
 What is tested is the way of a record through OFFLOADING, slots, disk and reload; the order of streams is tested in
-tests/store/test_device.py.
+tests/store/test_happens_before.py.
 """
 
 from __future__ import annotations
