@@ -124,7 +124,7 @@ MUTATIONS = {
             "Slab.begin_to_pin", "self._pinned_for = device"
         ),
     },
-    "test_device_full_while_copying_ahead_backward_goes_on_without": {
+    "test_device_full_nothing_is_copied_ahead_for_the_rest_of_that_backward": {
         "a device that has no room for what is copied ahead does not end backward": replace(
             "Up.reload_ahead", "self._reload(record, ahead)", "self._reload(record, ahead, must=True)"
         ),
