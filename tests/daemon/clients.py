@@ -4,7 +4,8 @@ import http.client
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from tests.daemon import wire
@@ -14,7 +15,17 @@ from tierstore.daemon.report import DaemonReport
 from tierstore.sidecar.inspection import inspect_daemon
 from tierstore.sidecar.window import SharedSlab
 
-__all__ = ["LONG_SECONDS", "PageSays", "RawClient", "ask", "client_of", "page_of", "report_of", "sessions_of"]
+__all__ = [
+    "LONG_SECONDS",
+    "PageSays",
+    "RawClient",
+    "ask",
+    "client_of",
+    "crowd_at",
+    "page_of",
+    "report_of",
+    "sessions_of",
+]
 
 T = TypeVar("T")
 LONG_SECONDS = 120.0
@@ -141,3 +152,17 @@ def page_of(daemon: DaemonProcess) -> str:
 def sessions_of(daemon: DaemonProcess) -> dict[str, int]:
     """The bytes on disk of each client whose session the daemon keeps."""
     return {each.client: each.disk_bytes for each in report_of(daemon).sessions}
+
+
+@contextmanager
+def crowd_at(address: Path) -> Iterator[None]:
+    """As many connections as fit into the queue of those who are not accepted."""
+    with ExitStack() as crowd:
+        while True:
+            client = crowd.enter_context(socket.socket(socket.AF_UNIX))
+            client.setblocking(False)
+            try:
+                client.connect(str(address))
+            except BlockingIOError:
+                break
+        yield

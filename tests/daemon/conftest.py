@@ -48,6 +48,11 @@ class DaemonProcess:
         """Return when its drive is open: before that, one that fills up ends it."""
         inspect_daemon(self.socket, seconds=READY_SECONDS)
 
+    def let_everybody_connect(self) -> None:
+        """The kernel lets all users in; the daemon may still refuse them."""
+        for place, mode in ((self.socket.parent.parent, 0o755), (self.socket.parent, 0o755), (self.socket, 0o666)):
+            place.chmod(mode)
+
     def kill(self) -> None:
         """SIGKILL; returns when it is gone."""
         self.process.kill()
@@ -119,7 +124,7 @@ def started_daemons(folder: Path, short_folder: Path) -> Iterator[StartDaemon]:
     """Starts daemons: on `folder / "drive"` unless told otherwise, with options such as `grace_seconds=1`.
 
     `in_file`: the options are given so. `arguments`, `environment`: as they are, beside. `plan`: of faults in its
-    system calls.
+    system calls. `program`: in Python, instead of the command; it is given the path and the socket alone.
     """
     started: list[DaemonProcess] = []
 
@@ -132,15 +137,18 @@ def started_daemons(folder: Path, short_folder: Path) -> Iterator[StartDaemon]:
         environment: dict[str, str] | None = None,
         wait: bool = True,
         plan: FaultPlan | None = None,
+        program: str | None = None,
         **options: object,
     ) -> DaemonProcess:
         drive = path or folder / "drive"
         drive.mkdir(exist_ok=True)
         address = socket or short_folder / "d" / "t.sock"
         options = {"path": str(drive), "socket": str(address)} | options
-        program = ["tierstore.cli", "serve"] if plan is None else ["tierstore.testing.faulty_daemon", plan.to_json()]
-        command = [sys.executable, "-m", *program, *arguments]
-        if not in_file:
+        module = ["tierstore.cli", "serve"] if plan is None else ["tierstore.testing.faulty_daemon", plan.to_json()]
+        command = [sys.executable, "-m", *module, *arguments]
+        if program is not None:
+            command = [sys.executable, "-c", program, str(drive), str(address)]
+        elif not in_file:
             command += words_of(options)
         else:
             file = folder / f"daemon-{len(started)}.toml"

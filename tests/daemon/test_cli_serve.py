@@ -4,17 +4,15 @@ import grp
 import json
 import os
 import signal
-import socket
 import stat
 import subprocess
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.daemon.clients import client_of, page_of, report_of
+from tests.daemon.clients import client_of, crowd_at, page_of, report_of
 from tests.daemon.conftest import END_SECONDS, DaemonProcess, StartDaemon, environment_of_tests, tierstore
 from tests.waiting import until
 from tierstore import TierStore
@@ -118,14 +116,7 @@ def test_daemon_whose_socket_another_has_taken_over_leaves_it_alone(start_daemon
 def test_daemon_hangs_and_its_backlog_is_full_a_second_is_refused(start_daemon: StartDaemon, tmp_path: Path) -> None:
     first = start_daemon()
     first.process.send_signal(signal.SIGSTOP)
-    with ExitStack() as crowd:
-        try:
-            while True:
-                client = crowd.enter_context(socket.socket(socket.AF_UNIX))
-                client.setblocking(False)
-                client.connect(str(first.socket))
-        except BlockingIOError:
-            pass
+    with crowd_at(first.socket):
         second = start_daemon(tmp_path / "second", first.socket, wait=False)
         assert second.process.wait(END_SECONDS) == 2
         assert "a living daemon listens there" in second.log

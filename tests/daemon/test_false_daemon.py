@@ -78,8 +78,7 @@ def test_daemon_of_another_user_is_not_spoken_to(short_directory: Path, monkeypa
 def test_daemon_of_a_trusted_user_serves(start_daemon: StartDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of root's here, for a client that is not root."""
     daemon = start_daemon(allow_uid=UID)
-    for place, mode in ((daemon.socket.parent.parent, 0o755), (daemon.socket.parent, 0o755), (daemon.socket, 0o666)):
-        place.chmod(mode)
+    daemon.let_everybody_connect()
     monkeypatch.setattr(os, "geteuid", lambda: UID)
     assert inspect_daemon(daemon.socket)
 

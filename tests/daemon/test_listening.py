@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.daemon.clients import crowd_at
 from tests.daemon.conftest import END_SECONDS, StartDaemon
 from tierstore import ConfigError, DaemonUnavailableError, TierStore
 from tierstore.daemon import acceptor
@@ -143,20 +144,6 @@ def test_client_is_told_what_is_there_instead_of_a_daemon(short_directory: Path)
     ):
         with pytest.raises(DaemonUnavailableError, match=re.escape(words)):
             TierStore.connect(address)
-
-
-@contextmanager
-def crowd_at(address: Path) -> Iterator[None]:
-    """As many connections as fit into the queue of those who are not accepted."""
-    with ExitStack() as crowd:
-        while True:
-            client = crowd.enter_context(socket.socket(socket.AF_UNIX))
-            client.setblocking(False)
-            try:
-                client.connect(str(address))
-            except BlockingIOError:
-                break
-        yield
 
 
 def test_clients_wait_until_the_daemon_accepts_them(start_daemon: StartDaemon) -> None:

@@ -2,10 +2,7 @@
 
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.daemon import wire
 from tests.daemon.clients import ask, client_of, page_of, report_of
-from tests.daemon.conftest import DaemonProcess, StartDaemon, environment_of_tests, tierstore
+from tests.daemon.conftest import DaemonProcess, StartDaemon, tierstore
 from tests.waiting import until
 from tierstore import TierStore
 from tierstore.daemon.lanes import Histogram
@@ -131,27 +128,19 @@ uvloop.run(Daemon(settings_of(options, {})).run())
 """
 
 
-def test_bugs_of_the_daemon_are_counted_and_logged(tmp_path: Path, short_directory: Path) -> None:
+def test_bugs_of_the_daemon_are_counted_and_logged(start_daemon: StartDaemon) -> None:
     """A request that it cannot answer for a bug, and the end of that client's session."""
-    (tmp_path / "drive").mkdir()
-    line = [sys.executable, "-c", BROKEN, str(tmp_path / "drive"), str(short_directory / "t.sock")]
-    with (tmp_path / "log").open("wb") as log:
-        process = subprocess.Popen(line, stdout=log, stderr=log, env=environment_of_tests())
-    daemon = DaemonProcess(process, tmp_path / "drive", short_directory / "t.sock", tmp_path / "log")
-    try:
-        daemon.wait_until_ready()
-        page = page_of(daemon)
-        assert scrape(page)["tierstore_daemon_internal_errors_total", labels()] == 0
-        with client_of(daemon) as client:
-            client.open()
-            client.send(wire.Discard(1, (1,)))
-            assert "ZeroDivisionError" in repr(client.receive())
-        until(lambda: report_of(daemon).internal_errors == 2)  # the client has not closed its session, so it is ended
-        assert scrape(page)["tierstore_daemon_internal_errors_total", labels()] == 2
-        assert daemon.log.count("ZeroDivisionError: alas") == 2
-        assert "bugs, see the log" in tierstore("stat", f"--socket={daemon.socket}").stdout
-    finally:
-        daemon.kill()
+    daemon = start_daemon(program=BROKEN)
+    page = page_of(daemon)
+    assert scrape(page)["tierstore_daemon_internal_errors_total", labels()] == 0
+    with client_of(daemon) as client:
+        client.open()
+        client.send(wire.Discard(1, (1,)))
+        assert "ZeroDivisionError" in repr(client.receive())
+    until(lambda: report_of(daemon).internal_errors == 2)  # the client has not closed its session, so it is ended
+    assert scrape(page)["tierstore_daemon_internal_errors_total", labels()] == 2
+    assert daemon.log.count("ZeroDivisionError: alas") == 2
+    assert "bugs, see the log" in tierstore("stat", f"--socket={daemon.socket}").stdout
 
 
 def test_jobs_are_counted_by_time_and_size(daemon: DaemonProcess, page: str) -> None:

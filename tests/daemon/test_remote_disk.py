@@ -3,8 +3,6 @@
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
@@ -12,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon.conftest import DaemonProcess, StartDaemon, environment_of_tests
+from tests.daemon.conftest import DaemonProcess, StartDaemon
 from tests.store.disk_conformance import PLAIN, DiskConformance, at_phase, random_bytes, read_back
 from tierstore.errors import ConfigError, DaemonUnavailableError
 from tierstore.sidecar.remote import RemoteDisk
@@ -85,12 +83,12 @@ serve(ServeSettings((Path(sys.argv[1]),), Path(sys.argv[2]), slab_bytes=8 * 2**2
 """
 
 
-async def test_larger_window_than_the_daemon_allows_is_refused(open_remote: OpenRemote, daemon: DaemonProcess) -> None:
+async def test_larger_window_than_the_daemon_allows_is_refused(
+    open_remote: OpenRemote, daemon: DaemonProcess, start_daemon: StartDaemon
+) -> None:
     """To ask for it all the same would end the connection, and each one that the client makes after it."""
     daemon.kill()
-    command = [sys.executable, "-c", STINGY_DAEMON, str(daemon.path), str(daemon.socket)]
-    daemon.process = subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment_of_tests())
-    daemon.wait_until_ready()
+    start_daemon(daemon.path, daemon.socket, program=STINGY_DAEMON)
     with pytest.raises(ConfigError, match="window_bytes"):
         await open_remote(window_bytes=16 * MIB)
     tier = await open_remote(window_bytes=8 * MIB)

@@ -244,9 +244,7 @@ def test_socket_is_for_the_user_alone(daemon: DaemonProcess) -> None:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can connect as somebody else")
 def test_user_who_is_not_listed_is_refused(daemon: DaemonProcess) -> None:
-    daemon.socket.parent.chmod(0o755)
-    daemon.socket.parent.parent.chmod(0o755)
-    daemon.socket.chmod(0o666)  # the kernel lets them in; the daemon does not
+    daemon.let_everybody_connect()
     program = (
         "import os, socket, sys; os.setuid(65534); s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); "
         "print(s.recv(9999))"
@@ -264,11 +262,6 @@ def test_file_in_the_socket_s_place_is_left_alone(daemon: DaemonProcess) -> None
     with pytest.raises(ConfigError, match="not a socket"):
         listen(plain, None)
     assert plain.read_text() == "mine"
-
-
-def _resident_bytes(daemon: DaemonProcess) -> int:
-    status = Path(f"/proc/{daemon.process.pid}/status").read_text()
-    return int(status.split("VmRSS:")[1].split()[0]) * 1024
 
 
 def test_connections_that_never_open_a_session_do_not_keep_others_out(connect: Connect) -> None:

@@ -3,8 +3,6 @@
 import ctypes
 import os
 import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -12,7 +10,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.daemon.clients import client_of
-from tests.daemon.conftest import DaemonProcess, environment_of_tests
+from tests.daemon.conftest import StartDaemon
 from tierstore.base.address import unknown_owners, who_could_replace
 from tierstore.daemon.acceptor import listen, stop_listening
 from tierstore.errors import ConfigError
@@ -172,20 +170,16 @@ from tierstore.daemon.server import serve
 
 if ctypes.CDLL(None).unshare(0x10000000):  # CLONE_NEWUSER
     sys.exit("refused by the kernel")
-folder, uid = Path(sys.argv[1]), os.getuid()
-serve(ServeSettings((folder,), socket=folder / "s", allowed_uids=frozenset({uid})))
+path, socket = map(Path, sys.argv[1:])
+serve(ServeSettings((path,), socket=socket, allowed_uids=frozenset({os.getuid()})))
 """
 
 
 def test_client_outside_the_daemon_s_namespace_is_refused_though_it_has_the_daemon_s_number(
-    short_directory: Path,
+    start_daemon: StartDaemon, short_directory: Path
 ) -> None:
     """No user is mapped there: the daemon, the client and every other user are one number, which is even allowed."""
-    log_file = short_directory / "log"
-    command = [sys.executable, "-c", SERVE_UNMAPPED, str(short_directory)]
-    with log_file.open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment_of_tests())
-    daemon = DaemonProcess(process, short_directory, short_directory / "s", log_file)
+    daemon = start_daemon(socket=short_directory / "s", program=SERVE_UNMAPPED, wait=False)
     try:
         daemon.wait_until_ready()
         with client_of(daemon) as client:
@@ -194,5 +188,3 @@ def test_client_outside_the_daemon_s_namespace_is_refused_though_it_has_the_daem
         if "refused by the kernel" in daemon.log:
             pytest.skip("this kernel lets nobody make a user namespace")
         raise
-    finally:
-        daemon.kill()

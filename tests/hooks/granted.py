@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,23 +11,76 @@ from typing import Any
 import torch
 
 from tests.existing import set_existing
-from tests.hooks.programs import bits
+from tests.hooks.late_copies import LateCopies
+from tests.hooks.programs import bits, in_threads
 from tests.inspect_store import inspect
-from tierstore import TierStore
+from tierstore import TierStore, tiered_offload
 
 __all__ = [
+    "GROUP",
     "NBYTES",
     "SIDE",
+    "CopiesByStream",
+    "SaveThree",
     "assert_right",
+    "charged_on_device",
     "lock_held_by_another",
     "met_as_they_append",
+    "name_of",
     "new_leaf",
-    "on_thread",
+    "scope_with",
     "sines",
 ]
 
 SIDE = 32
 NBYTES = SIDE * SIDE * 4
+GROUP = 16
+"""So many tensors fit into a group, where staging holds four groups."""
+
+
+class CopiesByStream(LateCopies):
+    """Tells from which stream was copied. Tensors of one column are on a second device, those of two in host memory.
+
+    Streams are as on a real accelerator: a new object each time, whose comparisons are torch's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0
+        self.copied_from: Counter[tuple[int, int]] = Counter()
+
+    def device_of(self, tensor: torch.Tensor) -> torch.device | None:
+        return None if tensor.shape[-1] == 2 else torch.device("cpu", int(tensor.shape[-1] == 1))
+
+    def current_stream(self, device: torch.device) -> Any:
+        return torch.Stream(stream_id=self.now, device_index=device.index, device_type=1)
+
+    def copy_out_many(self, sources: Any, targets: Any, stream: Any) -> Any:
+        self.copied_from[name_of(stream)] += sum(len(source) for source in sources) // NBYTES
+        return super().copy_out_many(sources, targets, stream)
+
+
+def name_of(stream: Any) -> tuple[int, int]:
+    return stream.device_index, stream.stream_id
+
+
+def scope_with(store: TierStore, device_bytes: int | str) -> tiered_offload:
+    return tiered_offload(store, min_bytes=0, device_bytes=device_bytes)
+
+
+def charged_on_device(store: TierStore) -> tuple[int, int]:
+    resident = inspect(store).device_window.resident
+    return resident.used_bytes, resident.granted_bytes
+
+
+class SaveThree(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        context.save_for_backward(x + 1, x + 2, x + 3)
+        return x * 2
+
+    @staticmethod
+    def backward(context: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return gradients[0] * 2
 
 
 def sines(number: int, x: torch.Tensor) -> torch.Tensor:
@@ -46,12 +100,6 @@ def assert_right(leaf: torch.Tensor, number: int) -> None:
     assert bits(leaf.grad) == bits(expected.grad)
 
 
-def on_thread(function: Callable[[], object]) -> None:
-    thread = threading.Thread(target=function)
-    thread.start()
-    thread.join()
-
-
 @contextmanager
 def met_as_they_append(store: TierStore, act: Callable[[], object], *, before: bool) -> Iterator[list[str]]:
     """At each pack that appends to a journal, another thread acts just before, or just after."""
@@ -64,10 +112,10 @@ def met_as_they_append(store: TierStore, act: Callable[[], object], *, before: b
 
         def append_and_meet(entry: Any) -> None:
             if before:
-                on_thread(act)
+                in_threads(act)
             append(entry)
             if not before:
-                on_thread(act)
+                in_threads(act)
             met.append("met")
 
         log.grant.append = append_and_meet

@@ -6,7 +6,6 @@ import torch
 from tests.conftest import MakeStore
 from tests.hooks.programs import (
     MODELS,
-    SIDE,
     assert_same_gradients,
     program_of,
     training,
@@ -59,28 +58,6 @@ def test_gradients_tensors_larger_than_all_budgets_same_bits(make_store: MakeSto
     stats = store.stats()
     assert stats.spilled_bytes >= 3 * 4 * 2**20
     assert stats.host_bytes_peak <= 100 * 2**10
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.complex128])
-def test_gradients_any_dtype_same_bits(store: TierStore, dtype: torch.dtype) -> None:
-    def program(around, settle):  # type: ignore[no-untyped-def]
-        weight = torch.randn(SIDE, SIDE, dtype=dtype, requires_grad=True)
-        batch = torch.randn(SIDE, SIDE, dtype=dtype)
-        with around():
-            loss = ((batch @ weight).tanh() * (weight.conj() + 1) @ batch.T.conj()).exp().abs().sum()
-        settle()
-        loss.backward()
-        return [loss, weight.grad]
-
-    assert_same_gradients(program, store)
-
-
-def test_gradients_with_nan_and_infinity_same_bits(make_store: MakeStore) -> None:
-    def loss(weight: torch.Tensor) -> torch.Tensor:
-        return (weight.log() + (1 / weight.relu()).sqrt() * weight.sqrt()).sum()
-
-    for codec in ("none", "shuffle-zstd"):
-        assert_same_gradients(program_of(loss), make_store(codec=codec))
 
 
 def test_gradients_restored_from_disk_not_from_memory(store: TierStore) -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.conftest import MakeStore
-from tests.hooks.granted import NBYTES, SIDE, lock_held_by_another, new_leaf, on_thread, sines
+from tests.hooks.granted import NBYTES, SIDE, lock_held_by_another, new_leaf, sines
 from tests.hooks.late_copies import LateCopies
 from tests.hooks.programs import bits, forget_after_error, in_threads
 from tests.inspect_store import inspect
@@ -209,7 +209,7 @@ def test_storage_that_two_graphs_have_saved_is_charged_when_the_program_drops_it
             losses.append((new_leaf() * tables[0]).sum())
 
     pack()
-    on_thread(pack)  # another thread has a log of its own
+    in_threads(pack)  # another thread has a log of its own
     assert _charged(store) == 0
     tables.clear()
     for number, loss in enumerate(losses, 1):
@@ -401,7 +401,7 @@ def test_store_closed_while_others_hold_a_saved_storage_nothing_is_charged(store
     table = _table()
     with _scope(store):
         loss = _layers(new_leaf() * 2, table).sum()
-    on_thread(store.close)
+    in_threads(store.close)
     assert _charged(store) == 0
     del loss
 

@@ -1,7 +1,7 @@
 """Whole training steps through the device tier, with copies that run late on threads of their own.
 
 What is tested is the way of a record through OFFLOADING, slots, disk and reload; the order of streams is tested in
-tests/store/test_device.py.
+tests/store/test_happens_before.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import nn
 
 from tests.conftest import MakeStore
 from tests.hooks.late_copies import LateCopies
-from tests.hooks.programs import forget_after_error
+from tests.hooks.programs import forget_after_error, half_leaf, sine_chain
 from tests.inspect_store import inspect
 from tierstore import StorageIOError, StoreClosedError, TierStore, tiered_offload
 from tierstore.base.threads import is_thread_of_store
@@ -110,38 +110,30 @@ def test_part_of_a_storage_comes_back_at_the_address_it_had_modulo_the_allocator
     assert handle.record.first_byte == 512
 
 
-@pytest.mark.parametrize("num_tensors", [1, 3])
-def test_device_full_while_copying_ahead_backward_goes_on_without(make_store: MakeStore, num_tensors: int) -> None:
-    """Room for what is asked for, and a little more: what is copied ahead finds none."""
-    with SimulatedCopies(room_bytes=num_tensors * 64 * 64 * 4) as copies:
-        store = make_store(copies=copies, host_bytes="1GiB")
-        for _ in range(20):  # until copies out are over when backward begins, which the thread that copies decides
-            for plain, offloaded in zip(_gradients(None), _gradients(store), strict=True):
-                assert torch.equal(plain, offloaded)
-            if copies.num_refused:
-                break
-        assert copies.num_refused > 0
+@pytest.mark.parametrize("staging_bytes", ["32KiB", "1MiB"], ids=["each by itself", "as a group"])
+def test_device_full_nothing_is_copied_ahead_for_the_rest_of_that_backward(
+    make_store: MakeStore, staging_bytes: str
+) -> None:
+    """Each try would cost the device's allocator its cache."""
+    num_numbers, num_tensors = 64 * 64, 12
+    plain = half_leaf(num_numbers)
+    sine_chain(plain, num_tensors).backward()
+    with SimulatedCopies(room_bytes=2 * 4 * num_numbers) as copies:
+        store = make_store(copies=copies, host_bytes="1GiB", staging_bytes=staging_bytes)
+        for _ in range(2):
+            before, leaf = copies.num_refused, half_leaf(num_numbers)
+            with tiered_offload(store, min_bytes=0):
+                loss = sine_chain(leaf, num_tensors)
+            copies.synchronize()
+            store.stats()  # the copies out are over, and their memory is let go
+            loss.backward()
+            assert torch.equal(leaf.grad, plain.grad)
+            # once ahead, and then by each that is asked for while the one before is in the way
+            assert 0 < copies.num_refused - before <= num_tensors // 3
+        del loss
         copies.synchronize()
         stats = store.stats()
         assert (stats.live_handles, stats.device_bytes, stats.host_bytes) == (0, 0, 0)
-
-
-def test_device_full_nothing_is_copied_ahead_for_the_rest_of_that_backward(make_store: MakeStore) -> None:
-    """Each try would cost the device's allocator its cache."""
-    nbytes, num_tensors = 64 * 64 * 4, 12
-    with SimulatedCopies(room_bytes=2 * nbytes) as copies:
-        store = make_store(copies=copies, host_bytes="1GiB")
-        for _ in range(2):
-            before = copies.num_refused
-            with tiered_offload(store, min_bytes=0):
-                hidden = torch.full((64, 64), 0.5, requires_grad=True)
-                for _ in range(num_tensors):
-                    hidden = hidden.sin()
-            copies.synchronize()
-            store.stats()  # the copies out are over, and their memory is let go
-            hidden.sum().backward()
-            # once ahead, and then by each that is asked for while the one before is in the way
-            assert 0 < copies.num_refused - before <= num_tensors // 3
 
 
 def _put_all(store: TierStore, copies: SimulatedCopies, content: list[torch.Tensor]) -> list[Handle]:

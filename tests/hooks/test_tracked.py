@@ -1,7 +1,6 @@
 """What is packed while there is room is only tracked: as safe as a record, and one as soon as it matters."""
 
 import os
-import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.conftest import MakeStore
-from tests.hooks.programs import IN_MODES, SIDE, bits
+from tests.hooks.programs import IN_MODES, SIDE, bits, in_threads
 from tests.inspect_store import inspect
 from tierstore import ModifiedInPlaceError, StoreClosedError, TierStore, tiered_offload
 from tierstore.hooks import living
@@ -214,9 +213,7 @@ def test_newest_node_of_another_thread_is_not_read(make_store: MakeStore) -> Non
                 chain(1, torch.ones(3, requires_grad=True))
             store.flush()
 
-        thread = threading.Thread(target=other)
-        thread.start()
-        thread.join()
+        in_threads(other)
         mine = [tracked for tracked in inspect(store).tracked if tracked.handle is None]
         assert len(mine) == 2
     loss.backward()

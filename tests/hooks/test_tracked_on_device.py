@@ -9,9 +9,8 @@ import torch
 from tests.conftest import MakeStore
 from tests.gpu.device import make_windows_small
 from tests.hooks.late_copies import SeenCopies
-from tests.hooks.programs import forget_after_error
 from tests.inspect_store import inspect
-from tierstore import ModifiedInPlaceError, StoreClosedError, TierStore, tiered_offload
+from tierstore import TierStore, tiered_offload
 
 _SIDE = 32
 _NBYTES = _SIDE * _SIDE * 4
@@ -83,25 +82,6 @@ def test_while_the_device_has_room_no_record_is_made(store: TierStore, copies: S
     assert copies.num_out == 0
 
 
-def test_view_of_what_is_tracked_takes_no_room_and_shares_the_record_if_there_is_one(store: TierStore) -> None:
-    leaf = torch.ones(_SIDE, _SIDE, requires_grad=True)
-    for device_bytes in (_NBYTES, 8 * _NBYTES):
-        with tiered_offload(store, min_bytes=_NBYTES, device_bytes=device_bytes):
-            power = leaf.exp()  # saves its result
-            result = power.sin()  # saves the same
-            assert (_num_tracked(store), inspect(store).records) == (2, [])
-            result = result + (leaf * 2).exp()
-            store.stats()  # registers what is settled
-            num_tracked = _num_tracked(store)
-            result = result + power.cos()
-            assert _num_tracked(store) == num_tracked
-        (found,) = torch.autograd.grad(result.sum(), leaf)
-        power = leaf.exp()
-        (expected,) = torch.autograd.grad((power.sin() + (leaf * 2).exp() + power.cos()).sum(), leaf)
-        assert torch.equal(found, expected)
-        del power, result
-
-
 def test_shortage_registers_the_log_and_what_was_saved_first_leaves(store: TierStore, copies: SeenCopies) -> None:
     graph = _Graph(store, 10, 6 * _NBYTES)
     assert _num_tracked(store) == 0
@@ -140,16 +120,6 @@ def test_shortage_in_the_midst_of_a_node_same_bits(store: TierStore, copies: See
     assert store.stats().device_bytes == 0
 
 
-def test_broken_plan_same_bits_and_no_more_than_may_stays(store: TierStore, copies: SeenCopies) -> None:
-    for length in (10, 10, 14, 8, 14, 10):
-        graph = _Graph(store, length, 6 * _NBYTES)
-        assert inspect(store).devices.window.resident.used_bytes <= 6 * _NBYTES
-        graph.check()
-        del graph
-    copies.synchronize()
-    assert store.stats().device_bytes == 0
-
-
 def test_dropped_graph_gives_the_room_back(store: TierStore, copies: SeenCopies) -> None:
     for _ in range(3):
         graph = _Graph(store, 6, 6 * _NBYTES)
@@ -158,45 +128,6 @@ def test_dropped_graph_gives_the_room_back(store: TierStore, copies: SeenCopies)
     assert copies.num_out == 0
     copies.synchronize()
     assert store.stats().device_bytes == 0
-
-
-def test_tensors_that_die_before_their_log_give_the_room_back(store: TierStore, copies: SeenCopies) -> None:
-    leaf = torch.ones(1, requires_grad=True)
-    with tiered_offload(store, min_bytes=_NBYTES, device_bytes=6 * _NBYTES):
-        kept = _chain(2, leaf)
-        for _ in range(5):
-            _chain(4, leaf)
-    assert copies.num_out == 0
-    assert _num_tracked(store) == 2
-    assert torch.equal(*torch.autograd.grad(kept, leaf), torch.full((1,), 2.0))
-
-
-@pytest.mark.parametrize("is_registered", [False, True])
-def test_edited_in_place_is_noticed(store: TierStore, is_registered: bool) -> None:
-    weight = torch.rand(_SIDE, _SIDE, requires_grad=True)
-    with tiered_offload(store, min_bytes=_NBYTES, device_bytes=2 * _NBYTES):
-        hidden = weight * 2.0
-        loss = hidden.sin().sum()
-        hidden.detach().add_(1)
-        del hidden
-    assert _num_tracked(store) == 1
-    if is_registered:
-        store.stats()
-    with pytest.raises(ModifiedInPlaceError):
-        loss.backward()
-    forget_after_error()
-
-
-def test_closed_store_unpack_raises(store: TierStore) -> None:
-    graph = _Graph(store, 4, 6 * _NBYTES)
-    assert _num_tracked(store) == 4
-    store.close()
-    assert inspect(store).devices.held_bytes == 0
-    with pytest.raises(StoreClosedError):
-        graph.check()
-    forget_after_error()
-    del graph
-    assert inspect(store).devices.held_bytes == 0
 
 
 @pytest.mark.parametrize("device_bytes", [0, _NBYTES])

@@ -1,7 +1,7 @@
 """An accelerator in virtual time: what a step would take, exactly and repeatably, without a device.
 
 The host never takes any time, as where it is far ahead of the device: no copy is over before somebody waits for it.
-Bytes are copied when a copy is queued, so this says nothing of races; tests/store/test_device.py does.
+Bytes are copied when a copy is queued, so this says nothing of races; tests/store/test_happens_before.py does.
 """
 
 from __future__ import annotations

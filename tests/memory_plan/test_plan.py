@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import ctypes
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +15,12 @@ from torch import nn
 
 from tests.cgroups import made_cgroup
 from tests.conftest import MakeStore
-from tests.daemon.conftest import environment_of_tests
 from tests.hooks.programs import all_bits, assert_same_bits, forget_after_error, grads
 from tests.memory_plan.blocks import Mlp as SmallMlp
 from tests.memory_plan.blocks import arounds, trained
 from tests.memory_plan.conftest import Fitting
 from tests.memory_plan.planned_model import NUM_BLOCKS, Block, Model, far_above, loss_of, planned, planned_by
+from tests.processes import output_of
 from tierstore import ConfigError, MemoryPlan, StoreClosedError, TierStore, offload_module, plan_memory
 from tierstore.memory_plan import meter
 from tierstore.memory_plan.decision import Action, Prices
@@ -123,11 +121,8 @@ with TierStore(directory, codec="none") as store:
 def test_kernel_does_not_end_planning_that_cannot_fit(tmp_path: Path) -> None:
     """What is joined in front of the last pair takes 36 MiB, its gradient as much, and convolutions copy both."""
     with made_cgroup("memory") as group:
-        begin = ["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(group)]
-        words = [*begin, sys.executable, "-c", VOLUMES, str(tmp_path), str(group)]
-        done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment_of_tests())
-    assert done.returncode == 0, done.stderr
-    assert "it cannot fit: the least is" in done.stdout
+        enter = ("sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(group))
+        assert "it cannot fit: the least is" in output_of(VOLUMES, tmp_path, group, before=enter)
 
 
 def test_block_too_large_to_be_computed_again_within_the_limit_is_not(store: TierStore) -> None:

@@ -10,7 +10,6 @@ import copy
 import enum
 import functools
 import random
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -24,7 +23,7 @@ from torch.nn.utils import parametrizations, parametrize
 
 from tests.conftest import MakeStore
 from tests.existing import set_existing
-from tests.hooks.programs import SIDE, all_bits, assert_same_bits, forget_after_error, grads
+from tests.hooks.programs import SIDE, all_bits, assert_same_bits, forget_after_error, grads, in_threads
 from tests.memory_plan.blocks import RECOMPUTE, Inner, Normed, planned, the_batch
 from tierstore import ModifiedInPlaceError, TierStore
 from tierstore.memory_plan.applied import PlannedCalls
@@ -383,10 +382,6 @@ def test_backwards_on_two_threads_leave_the_buffers_the_modules_own(store: TierS
     with with_calls(model, planned(["block"], action, [name.removeprefix("block.") for name in buffers], store)):
         losses = [model(the_batch()).square().mean() for _ in range(8)]
         statistics = all_bits(buffers.values())
-        threads = [threading.Thread(target=loss.backward) for loss in losses]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(*(loss.backward for loss in losses))
     assert all(model.get_buffer(name) is buffer for name, buffer in buffers.items())
     assert all_bits(buffers.values()) == statistics

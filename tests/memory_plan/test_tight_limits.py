@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,8 +9,8 @@ import torch
 from torch.nn import functional as F  # noqa: N812 - the name that everybody uses
 
 from tests.conftest import MakeStore
-from tests.daemon.conftest import environment_of_tests
 from tests.hooks.programs import all_bits
+from tests.processes import output_of
 from tierstore import tiered_offload
 from tierstore.memory_plan.meter import MemoryGuard, ResidentMeter
 
@@ -103,7 +101,4 @@ print(plan.num_steps)
 def test_model_with_dropout_is_planned_while_the_guard_stores_in_the_middle_of_forward(tmp_path: Path) -> None:
     """In a process of its own, with the product's defaults: 140 MiB are saved, and there is room for 100."""
     script = U_NET.replace("LIMIT_MIB", "100")
-    words = [sys.executable, "-c", script, str(tmp_path)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment_of_tests())
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) <= 20
+    assert int(output_of(script, tmp_path)) <= 20

@@ -3,12 +3,27 @@
 from .changes import after, always, drop, never, replace
 
 MUTATIONS = {
-    "test_reload_is_seen_by_every_later_kernel": {
+    "test_happens_before.py": {
         "the stream that asks waits for the reload": drop(
             "DeviceRules.hand_over", "self._memory.wait_where_asked(record, stream, reload.end)"
         ),
-    },
-    "test_happens_before.py": {
+        "a slot is not used again before the copy from it is over": always(
+            "DeviceRules.when_copied", "self._may_ask and not self.busy and end.query()"
+        ),
+        "device memory is held until it is copied": replace(
+            "Streams.copy_out", "CopyOut(memory, ...)", "CopyOut([], ...)"
+        ),
+        "a finalizer parks what is being copied": after(
+            "DeviceRules.remove",
+            "self.unload(record)",
+            "self.flights = deque(flight for flight in self.flights if flight.record is not record)",
+        ),
+        "the stream at pack is kept with the record; a reload's target is allocated under it": replace(
+            "Streams.copy_back", "record.stream", "self._copies.current_stream(_device_of(record))"
+        ),
+        "a copy out waits for the stream that packed": replace(
+            "Streams.copy_out", "record.stream", "self._copies.current_stream(_device_of(record))"
+        ),
         "every stream that asks waits for the reload, not only the first": replace(
             "DeviceRules.hand_over", "stream in reload.streams", "reload.streams"
         ),
@@ -109,7 +124,7 @@ MUTATIONS = {
             "Slab.begin_to_pin", "self._pinned_for = device"
         ),
     },
-    "test_device_full_while_copying_ahead_backward_goes_on_without": {
+    "test_device_full_nothing_is_copied_ahead_for_the_rest_of_that_backward": {
         "a device that has no room for what is copied ahead does not end backward": replace(
             "Up.reload_ahead", "self._reload(record, ahead)", "self._reload(record, ahead, must=True)"
         ),
@@ -122,19 +137,6 @@ MUTATIONS = {
     "test_device_lost_next_call_raises_and_close_frees": {
         "a lost device does not keep a store from closing": drop("Ledger.end_all", "self.device.stop_asking()"),
     },
-    "test_offload_released_meanwhile_holds_the_memory_until_copied": {
-        "a slot is not used again before the copy from it is over": always(
-            "DeviceRules.when_copied", "self._may_ask and not self.busy and end.query()"
-        ),
-        "device memory is held until it is copied": replace(
-            "Streams.copy_out", "CopyOut(memory, ...)", "CopyOut([], ...)"
-        ),
-        "a finalizer parks what is being copied": after(
-            "DeviceRules.remove",
-            "self.unload(record)",
-            "self.flights = deque(flight for flight in self.flights if flight.record is not record)",
-        ),
-    },
     "test_spill_waits_for_the_copy_that_fills_its_slot": {
         "a write waits for the copy into its slot": drop(
             "Worker._write_when_ready", "await self._loop.run_in_executor(self._executor, ready.synchronize)"
@@ -143,16 +145,6 @@ MUTATIONS = {
     "test_reload_waits_for_the_copy_out_that_still_runs": {
         "a reload waits for the copy that fills its slot": replace(
             "Streams.copy_back", "record.ready", "None", inside="self._copies.copy_in_many(...)"
-        ),
-    },
-    "test_reload_is_seen_by_every_later_kernel[elsewhere]": {
-        "the stream at pack is kept with the record; a reload's target is allocated under it": replace(
-            "Streams.copy_back", "record.stream", "self._copies.current_stream(_device_of(record))"
-        ),
-    },
-    "test_offload_copies_what_the_kernel_wrote_and_then_lets_go[elsewhere]": {
-        "a copy out waits for the stream that packed": replace(
-            "Streams.copy_out", "record.stream", "self._copies.current_stream(_device_of(record))"
         ),
     },
     "test_offload_beyond_the_bound_makes_the_stream_wait_not_the_host": {

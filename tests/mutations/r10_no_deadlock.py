@@ -8,7 +8,7 @@ MUTATIONS = {
             "Up.start_restore", "window = window or windows.staging", "if window is None: return False"
         ),
     },
-    "test_prefetch_beyond_the_room_stays_within_it": {
+    "test_list_longer_than_the_room_goes_on_into_that_of_what_was_got": {
         "prefetch does not overdraw": replace(
             "Up.start_restore",
             "window is None or not self._memory.has_room_for_read(record)",

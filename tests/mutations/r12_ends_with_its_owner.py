@@ -16,12 +16,10 @@ MUTATIONS = {
         "an engine that does not serve yet does not end by itself": drop(
             "Engine._main", "await self._may_begin.wait()"
         ),
+        "an engine that ends frees what is on disk": drop("Engine._main", "await disk.close()"),
     },
     "test_stop_before_serve_ends_the_engine": {
         "an engine that is stopped before it serves ends": drop("Engine._begin_to_stop", "self._may_begin.set()"),
-    },
-    "test_stores_opened_and_closed_often_leave_nothing": {
-        "an engine that ends frees what is on disk": drop("Engine._main", "await disk.close()"),
     },
     "test_close_waits_for_a_return_that_is_on_its_way": {
         "a store that is closed ends the thread that returns memory": drop(

@@ -4,7 +4,6 @@ import json
 import pickle
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from tests.daemon.conftest import StartDaemon, environment_of_tests
 from tests.descriptors import descriptors_of
 from tests.reliability.conftest import end_well
 from tests.reliability.endings import ENDINGS
+from tests.waiting import until
 from tierstore import TierStore, tiered_offload
 from tierstore.hooks.saved import SavedTensor
 
@@ -48,10 +48,7 @@ def test_exit_with_an_embedded_store_in_use_is_quiet_and_leaves_nothing(director
 def test_exit_with_a_daemon_s_store_in_use_is_quiet_and_ends_the_session(start_daemon: StartDaemon) -> None:
     daemon = start_daemon(codec="none", disk_bytes="64MiB", grace_seconds=0.1)
     assert outcomes("sidecar", daemon.socket) == EXPECTED
-    deadline = time.monotonic() + WAIT_SECONDS
-    while sessions_of(daemon):  # one that could not say that it closes has a lease that ends by the daemon's clock
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: not sessions_of(daemon))  # one that could not say that it closes has a lease
     end_well(daemon)
     assert list(daemon.path.iterdir()) == []
 

@@ -8,7 +8,6 @@ import mmap
 import os
 import resource
 import shutil
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -20,8 +19,9 @@ import pytest
 import torch
 
 from tests.daemon.clients import sessions_of
-from tests.daemon.conftest import DaemonProcess, environment_of_tests
+from tests.daemon.conftest import DaemonProcess
 from tests.descriptors import descriptors_of
+from tests.processes import output_of
 from tierstore import (
     DaemonUnavailableError,
     StorageIOError,
@@ -349,11 +349,7 @@ with TierStore(sys.argv[1], **budgets) as store:
 def test_limit_on_addresses_leaves_room_for_training(store_directory: Path, budgets: str) -> None:
     """The drive's budget is 100 GiB; of addresses only those are taken that hold something, or will soon."""
     limit = 4 * 2**30
-    command = [sys.executable, "-c", TRAINING_WITHIN_A_LIMIT, str(store_directory), str(limit), budgets]
-    env = environment_of_tests(OMP_NUM_THREADS="1")
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, env=env)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) < limit
+    assert int(output_of(TRAINING_WITHIN_A_LIMIT, store_directory, limit, budgets, OMP_NUM_THREADS="1")) < limit
 
 
 @pytest.mark.usefixtures("unvalidated")  # which looks at each of them in each call

@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.cgroups import made_cgroup
 from tests.inspect_store import inspect
+from tests.processes import output_of
 from tierstore import ConfigError, TierStore
 from tierstore.base import config
 from tierstore.base.config import available_host_bytes, check_directory, free_disk_bytes, local_world_size, parse_size
@@ -176,32 +176,23 @@ def small_cgroup() -> Iterator[Path]:
         yield folder
 
 
-def test_cgroup_limit_lowers_what_is_available(small_cgroup: Path) -> None:
-    program = (
-        "import os, sys; from pathlib import Path; from tierstore.base.config import available_host_bytes\n"
-        "Path(sys.argv[1], 'cgroup.procs').write_text(str(os.getpid()))\n"
-        "print(available_host_bytes())\n"
-        "held = bytearray(os.urandom(2**20)) * 64\n"
-        "print(available_host_bytes())"
-    )
-    command = [sys.executable, "-c", program, str(small_cgroup)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    before, after = map(int, ended.stdout.split())
-    assert LIMIT_BYTES // 2 < before <= LIMIT_BYTES
-    assert before - after >= 60 * 2**20
+TAKE_64_MIB = "held = bytearray(os.urandom(2**20)) * 64"
+FREE_64_MIB_LAZILY_AND_USE_THEM_AGAIN = (
+    "held = mmap.mmap(-1, 64 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)\n"
+    "held.write(bytes(64 << 20)); held.madvise(mmap.MADV_FREE); held.seek(0); held.write(bytes(64 << 20))"
+)
 
 
-def test_memory_freed_lazily_and_used_again_is_not_available(small_cgroup: Path) -> None:
+@pytest.mark.parametrize("take", [TAKE_64_MIB, FREE_64_MIB_LAZILY_AND_USE_THEM_AGAIN], ids=["taken", "freed lazily"])
+def test_memory_in_use_below_the_limit_of_a_cgroup_is_not_available(small_cgroup: Path, take: str) -> None:
     program = (
         "import mmap, os, sys; from pathlib import Path; from tierstore.base.config import available_host_bytes\n"
         "Path(sys.argv[1], 'cgroup.procs').write_text(str(os.getpid()))\n"
-        "before, held = available_host_bytes(), mmap.mmap(-1, 64 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)\n"
-        "held.write(bytes(64 << 20)); held.madvise(mmap.MADV_FREE); held.seek(0); held.write(bytes(64 << 20))\n"
-        "print(before - available_host_bytes())"
+        f"print(available_host_bytes())\n{take}\nprint(available_host_bytes())"
     )
-    command = [sys.executable, "-c", program, str(small_cgroup)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert int(ended.stdout) >= 60 * 2**20
+    before, after = map(int, output_of(program, small_cgroup).split())
+    assert LIMIT_BYTES // 2 < before <= LIMIT_BYTES
+    assert before - after >= 60 * 2**20
 
 
 def test_cgroup_used_beyond_its_limit_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,16 +1,14 @@
 """Ctrl-C is held back while the books of a store are half changed, and comes a moment later; the store stays open."""
 
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
-from tests.daemon.conftest import environment_of_tests
 from tests.moments import Moment, ctrl_c, moments, out_of_time
+from tests.processes import output_of
 from tests.store.test_interrupts import STRIDES
 from tierstore import TierStore
 from tierstore.base.ctrl_c import CTRL_C, CtrlC
@@ -100,17 +98,6 @@ def test_what_an_exception_of_another_handler_left_held_back_comes_with_the_seco
     assert len(seen) == 3
 
 
-def run(program: str) -> str:
-    return subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-        env=environment_of_tests(),
-    ).stdout
-
-
 OF_A_LOOP = """
 import asyncio, os, signal
 from tierstore.base.ctrl_c import CTRL_C
@@ -130,7 +117,7 @@ asyncio.run(main())
 
 
 def test_callback_of_an_event_loop_is_called_once() -> None:
-    assert run(OF_A_LOOP) in ("[True]\n", "[False]\n")
+    assert output_of(OF_A_LOOP) in ("[True]\n", "[False]\n")
 
 
 OF_C = """
@@ -160,7 +147,7 @@ print(came)
 )
 def test_handler_that_another_library_has_installed_in_c_stays(store_directory: Any, first: str) -> None:
     first = first.format(folder=store_directory)
-    assert run(OF_C.format(first=first, folder=store_directory)).split("\n")[-2] == "[2, 2, 2]"
+    assert output_of(OF_C.format(first=first, folder=store_directory)).split("\n")[-2] == "[2, 2, 2]"
 
 
 FORKED = """
@@ -183,7 +170,7 @@ assert CTRL_C.let_through()
 
 
 def test_child_that_another_thread_forks_meanwhile_has_the_programs_handler() -> None:
-    assert run(FORKED) == "7\n"
+    assert output_of(FORKED) == "7\n"
 
 
 def test_error_of_another_handler_while_ctrl_c_begins_to_be_held_back_is_raised() -> None:

@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -17,7 +16,6 @@ from tests.store.records import made_handle
 from tierstore.ledger.device import NUM_SPARED
 from tierstore.ledger.state import State
 from tierstore.ledger.windows import Window
-from tierstore.residency.copies import Marker, _Point
 from tierstore.residency.device import DeviceTier
 from tierstore.residency.handle import Handle, Record
 from tierstore.residency.outstanding import OutstandingViews
@@ -26,27 +24,16 @@ from tierstore.residency.slab import Slab, Slot
 
 
 class HeldCopies(ClockedCopies):
-    """The streams of `held` ("out", "in") stand still. `copied`: which way, and for which stream."""
+    """The streams of `held` ("out", "in") stand still."""
 
     def __init__(self) -> None:
         super().__init__(self._may_be_done)
         self.held: set[str] = set()
-        self.copied: list[tuple[str, str]] = []
         self.num_asked = 0  # events, whether they are over
 
     def _may_be_done(self, stream: str) -> bool:
         self.num_asked += 1
         return stream not in self.held
-
-    def copy_out_many(self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor], stream: Any) -> _Point:
-        self.copied.append(("out", repr(stream)))
-        return super().copy_out_many(sources, targets, stream)
-
-    def copy_in_many(
-        self, sources: Sequence[torch.Tensor], device: torch.device, stream: Any, ready: Marker | None
-    ) -> tuple[Sequence[torch.Tensor], _Point]:
-        self.copied.append(("in", repr(stream)))
-        return super().copy_in_many(sources, device, stream, ready)
 
     def computed(self, number: int) -> torch.Tensor:
         """A tensor that a kernel fills."""
@@ -118,46 +105,6 @@ def _bytes_in(slot: Slot) -> torch.Tensor:
     return torch.frombuffer(bytearray(slot.memory), dtype=torch.uint8)
 
 
-@pytest.mark.parametrize("elsewhere", [False, True], ids=["its stream", "elsewhere"])
-def test_offload_copies_what_the_kernel_wrote_and_then_lets_go(copies: HeldCopies, slab: Slab, elsewhere: bool) -> None:
-    """Whoever happens to make room: the kernel that fills the tensor is on the stream that packed it."""
-    tier = _tier_over(copies)
-    copies.held = {"out"}
-    handle = _save(tier, copies, 5)
-    record = handle.record
-    copies.current = "side" if elsewhere else "compute"
-    slot = _offload(tier, slab, record)
-    tier.poll()
-    assert record.state is State.OFFLOADING
-    assert copies.copied == [("out", "compute")]
-    assert (copies.num_blocks, record.has_device_bytes) == (1, True)
-    assert tier.under_way()
-    copies.held.clear()
-    tier.poll()
-    assert record.state is State.HOST
-    assert torch.equal(_bytes_in(slot), _content(5))
-    assert (copies.num_blocks, tier.held_bytes, record.has_device_bytes) == (0, 0, False)
-
-
-def test_offload_released_meanwhile_holds_the_memory_until_copied(copies: HeldCopies, slab: Slab) -> None:
-    tier = _tier_over(copies)
-    copies.held = {"out"}
-    handle = _save(tier, copies, 5)
-    record = handle.record
-    slot = _offload(tier, slab, record)
-    del handle
-    tier.remove(record)
-    freed: list[Slot] = []
-    assert record.ready is not None
-    tier.when_copied(record.ready, lambda: freed.append(slot))
-    tier.poll()
-    assert (copies.num_blocks, freed) == (1, [])
-    copies.held.clear()
-    tier.poll()
-    assert (copies.num_blocks, freed) == (0, [slot])
-    assert torch.equal(_bytes_in(slot), _content(5))
-
-
 @pytest.mark.parametrize(
     ("flight_bytes", "num_in_flight"), [(NBYTES // 2, 1), (NBYTES, 1), (2 * NBYTES, 2), (5 * NBYTES, 5)]
 )
@@ -207,19 +154,6 @@ def test_packs_that_do_not_take_the_lock_count_as_calls_that_do_not_ask(copies: 
         ask_anew()
         tier.poll(seldom=True)
         assert copies.num_asked == before + 1
-
-
-@pytest.mark.parametrize("elsewhere", [False, True], ids=["its stream", "elsewhere"])
-def test_reload_is_seen_by_every_later_kernel(copies: HeldCopies, slab: Slab, elsewhere: bool) -> None:
-    tier = _tier_over(copies)
-    (handle,) = _offloaded(tier, slab, copies, 5)
-    copies.held = {"in"}
-    copies.current = "side" if elsewhere else "compute"
-    tensor = _reload(tier, handle.record)
-    assert torch.equal(copies.read_by_kernel(tensor), _content(5))
-    assert handle.record.has_device_bytes
-    assert (copies.num_waits["side"], copies.num_waits["compute"]) == (elsewhere, not elsewhere)
-    assert copies.copied == [("out", "compute"), ("in", "compute")]
 
 
 def test_reload_ahead_no_stream_waits_before_somebody_asks(copies: HeldCopies, slab: Slab) -> None:

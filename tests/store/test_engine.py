@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import pytest
 import uvloop
 
+from tests.inspect_store import inspect_engine
 from tierstore.base.threads import IoThreads, start_thread
 from tierstore.disk.local import LocalDisk
 from tierstore.disk.tier import Kind, Stored
@@ -101,6 +102,9 @@ def test_what_is_to_be_moved_before_serve_is_moved_then(open_disk: OpenDisk) -> 
     moves = Moves(engine)
     writes = [moves.write(key, bytes([key]) * NBYTES) for key in range(3)]
     assert engine.disk_budget_bytes == 2**28  # the disk tier is open
+    turned = threading.Event()
+    inspect_engine(engine).loop.call_soon_threadsafe(turned.set)
+    assert turned.wait(20), "it has come to where it waits"
     engine.serve(moves)  # type: ignore[arg-type]
     moves.wait_for(*writes)
     engine.stop(20)

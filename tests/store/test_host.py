@@ -13,21 +13,6 @@ def _record(nbytes: int) -> Any:
     return SimpleNamespace(nbytes=nbytes, window=None, charged_bytes=0)
 
 
-def test_charge_moves_with_the_record_and_remembers_its_size() -> None:
-    books, record = HostWindows(100, 50), _record(30)
-    books.charge(record, books.host)
-    record.nbytes = 10  # only a part of the storage is stored
-    assert books.host.used_bytes == 30
-    books.charge(record, books.staging)
-    assert (books.host.used_bytes, books.staging.used_bytes) == (0, 10)
-    record.nbytes = 12
-    books.charge(record, books.staging)
-    assert books.staging.used_bytes == 12
-    books.charge(record, None)
-    books.charge(record, None)
-    assert (books.host.used_bytes, books.staging.used_bytes, books.outstanding.used_bytes) == (0, 0, 0)
-
-
 def test_move_larger_than_the_staging_begins_only_alone() -> None:
     books = HostWindows(0, 50)
     assert books.admits_move(500)

@@ -27,16 +27,6 @@ def _discards(jobs: Jobs[Any]) -> list[int]:
     return jobs.take(Room(0, 0, 1))[2]
 
 
-def test_reads_that_a_thread_waits_for_come_first() -> None:
-    jobs = Jobs[Any]()
-    records = [_record(key) for key in range(5)]
-    for record in records:
-        jobs.read(record, demanded=record.key == 3)
-    jobs.demand(records[2])
-    assert _reads(jobs) == [3, 2, 0, 1, 4]
-    assert jobs.num_reads == 5, "they run"
-
-
 def test_worker_is_told_only_of_what_it_has_room_for() -> None:
     jobs = Jobs[Any]()
     for key in range(3):
@@ -61,28 +51,7 @@ def test_discards_wait_for_a_turn_that_comes_anyway() -> None:
     jobs.discard(3)
     assert jobs.has_news
     assert _discards(jobs) == [2, 3]
-
-
-def test_what_was_withdrawn_is_not_begun() -> None:
-    jobs = Jobs[Any]()
-    records = [_record(key) for key in range(6)]
-    for record in records[:3]:
-        jobs.write(record)
-        jobs.read(records[record.key + 3], demanded=record.key == 0)
-    jobs.withdraw_write(records[1])
-    jobs.withdraw_read(records[3])
-    jobs.withdraw_read(records[4])
-    assert (jobs.num_writes, jobs.num_reads, jobs.has_progress) == (2, 1, True)
-    assert (_writes(jobs), _reads(jobs)) == ([0, 2], [5])
-
-
-def test_demand_for_a_read_that_has_begun_changes_nothing() -> None:
-    jobs = Jobs[Any]()
-    record = _record(1)
-    jobs.read(record, demanded=False)
-    assert _reads(jobs) == [1]
-    jobs.demand(record)
-    assert _reads(jobs) == []
+    assert jobs.num_discards == 2, "they run"
 
 
 def test_small_writes_wait_for_company_or_for_somebody_who_waits() -> None:
@@ -116,15 +85,6 @@ def test_small_writes_are_company_by_their_bytes_too() -> None:
     assert not jobs.has_news
     jobs.write(_record(999, SMALL_BYTES))
     assert jobs.has_news
-
-
-def test_discards_are_taken_together() -> None:
-    jobs = Jobs[Any]()
-    jobs.discard(1)
-    jobs.discard(2)
-    assert _discards(jobs) == [1, 2]
-    assert _discards(jobs) == []
-    assert jobs.num_discards == 2, "they run"
 
 
 def test_closed_store_begins_nothing_more() -> None:

@@ -1,13 +1,12 @@
 """What the choice of a codec knows of disk and cores: plain figures in, averages out."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.cgroups import made_cgroup
+from tests.processes import output_of
 from tierstore.base import config
 from tierstore.base.config import available_cores
 from tierstore.disk.codec.choice import Load
@@ -134,8 +133,6 @@ def test_available_cores_in_a_nested_group_with_a_quota_are_no_more() -> None:
         (group / "within").mkdir()
         try:
             for place in (group, group / "within"):
-                command = [sys.executable, "-c", program, str(place)]
-                ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-                assert float(ended.stdout) == min(1.5, len(os.sched_getaffinity(0)))
+                assert float(output_of(program, place)) == min(1.5, len(os.sched_getaffinity(0)))
         finally:
             (group / "within").rmdir()

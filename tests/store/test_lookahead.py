@@ -72,45 +72,6 @@ def test_learned_orders_of_huge_graphs_are_fewer() -> None:
     assert orders.recall(3 * 10**6 + 99_999) is None
 
 
-def test_prediction_is_of_the_graph_seen_last_that_begins_so() -> None:
-    orders = LearnedOrders()
-    assert orders.predict(1, 1, 0, 0) is None
-    old, new, other = _trace([1, 2, 3], [2, 1, 0]), _trace([1, 2, 4], [2, 1, 0]), _trace([5, 6], [1, 0])
-    for trace in (old, new, other):
-        orders.learn(trace)
-
-    def predicted(num_packs: int, signature: int) -> Trace | None:
-        plan = orders.predict(num_packs, signature, 0, 0)
-        return plan and plan.trace
-
-    assert predicted(1, 1) is new
-    assert predicted(2, 2) is new
-    assert predicted(3, 3) is old
-    assert predicted(2, 6) is other
-    assert predicted(3, 5) is None
-    assert predicted(4, 4) is None
-    orders.recall(3)
-    assert predicted(1, 1) is old
-
-
-def test_prediction_follows_what_is_learned_and_the_budgets() -> None:
-    orders = LearnedOrders()
-    orders.learn(_trace([1, 2], [1, 0], size=10))
-
-    def tiers(host_bytes: int) -> list[PlannedTier | None]:
-        plan = orders.predict(1, 1, host_bytes, 0)
-        assert plan is not None
-        assert orders.predict(2, 2, host_bytes, 0) is plan, "it is made anew each time"
-        return [plan.tier(index) for index in range(len(plan.trace))]
-
-    assert tiers(10) == [PlannedTier.DISK, PlannedTier.HOST]
-    assert tiers(20) == [PlannedTier.HOST, PlannedTier.HOST]
-    orders.learn(_trace([1, 2], [0, 1], size=10))
-    assert tiers(10) == [PlannedTier.HOST, PlannedTier.DISK]
-    orders.learn(_trace([1, 2], [0, 1], size=0))
-    assert tiers(10) == [None, None], "others keep them now"
-
-
 def _order_over(orders: LearnedOrders, host_bytes: int) -> GraphOrder[Any]:
     return GraphOrder(orders, Budgets(host_bytes, 0, 0), lookahead_bytes=100, depth_bytes=100)
 

@@ -1,7 +1,5 @@
 """Where saved tensors are to wait, from what was seen before."""
 
-from collections.abc import Iterable
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,13 +25,9 @@ def _trace(
     )
 
 
-def make_plan(
-    trace: Trace, others: Iterable[Trace], host_bytes: int, device_bytes: int, staging_bytes: int = 0
-) -> Plan:
-    """The plan of `trace`, where `others` are known too."""
+def _plan(trace: Trace, host_bytes: int, device_bytes: int, staging_bytes: int = 0) -> Plan:
     orders = LearnedOrders()
-    for each in (*others, trace):
-        orders.learn(each)
+    orders.learn(trace)
     plan = orders.predict(len(trace), trace.signatures[-1], host_bytes, device_bytes, staging_bytes)
     assert plan is not None
     assert plan.trace is trace
@@ -68,33 +62,26 @@ def test_what_backward_needs_first_stays_as_far_as_the_budgets_reach(
     tiers: list[PlannedTier | None],
     is_needed: bool,
 ) -> None:
-    plan = make_plan(trace, [], host_bytes, device_bytes, staging_bytes)
+    plan = _plan(trace, host_bytes, device_bytes, staging_bytes)
     assert (_tiers(plan), plan.is_needed) == (tiers, is_needed)
 
 
 def test_order_of_backward_decides_not_that_of_forward() -> None:
-    plan = make_plan(_trace([10, 10, 10], order=[0, 1, 2]), [], 10, 0)
+    plan = _plan(_trace([10, 10, 10], order=[0, 1, 2]), 10, 0)
     assert _tiers(plan) == [HOST, DISK, DISK]
     assert plan.trace.priorities[0] > plan.trace.priorities[1] > plan.trace.priorities[2] > 0
 
 
 def test_record_saved_more_than_once_counts_once_and_by_its_first_use() -> None:
-    plan = make_plan(_trace([10, 10, 10], order=[2, 1, 0], records=[0, 1, 0]), [], 10, 0)
+    plan = _plan(_trace([10, 10, 10], order=[2, 1, 0], records=[0, 1, 0]), 10, 0)
     assert _tiers(plan)[:2] == [HOST, DISK]
     assert plan.trace.priorities[0] > plan.trace.priorities[1]
 
 
 def test_never_asked_for_leaves_first_when_it_must_and_not_early() -> None:
-    plan = make_plan(_trace([10, 10, 10], order=[2, 0]), [], 10, 0)
+    plan = _plan(_trace([10, 10, 10], order=[2, 0]), 10, 0)
     assert _tiers(plan) == [DISK, None, HOST]
     assert plan.trace.priorities[1] < plan.trace.priorities[0] < plan.trace.priorities[2]
-
-
-def test_graph_that_may_be_a_shorter_one_sends_away_what_that_one_would_too() -> None:
-    long, short, other = _trace([10] * 6), _trace([10] * 3), _trace([1] * 6)
-    assert _tiers(make_plan(long, [], 20, 0)) == [DISK] * 4 + [HOST] * 2
-    assert _tiers(make_plan(long, [short, other], 20, 0)) == [DISK, None, None, DISK, HOST, HOST]
-    assert make_plan(long, [short], 20, 0).is_needed
 
 
 @given(st.lists(st.integers(1, 3), max_size=30), st.lists(st.integers(1, 3), max_size=30), st.integers(0, 30))
@@ -111,7 +98,7 @@ def test_length_in_common_is_that_of_the_common_beginning(mine: list[int], their
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=30), st.integers(0, 200), st.randoms())
 def test_stays_never_more_than_the_budget_and_goes_never_what_would_fit(sizes: list[int], budget: int, random) -> None:  # type: ignore[no-untyped-def]
     order = random.sample(range(len(sizes)), len(sizes))
-    tiers = _tiers(make_plan(_trace(sizes, order=order), [], budget, 0))
+    tiers = _tiers(_plan(_trace(sizes, order=order), budget, 0))
     left = budget - sum(size for size, planned in zip(sizes, tiers, strict=True) if planned is HOST)
     assert left >= 0
     assert all(size > left for size, planned in zip(sizes, tiers, strict=True) if planned is DISK)

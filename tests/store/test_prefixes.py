@@ -149,6 +149,7 @@ def test_each_graph_of_many_lengths_is_looked_at_once_not_once_for_each_other() 
         assert _follow(orders, longest) == NUM_GRAPHS
     assert calls.num("_planned_tiers") == 0
     assert calls.num("from_bytes") == 0, "what they agree on is found again"
+    assert orders.predict(1, longest[0], *BUDGETS) is orders.predict(1, longest[0], *BUDGETS)
 
 
 def test_length_that_is_new_leaves_what_is_known_of_the_others() -> None:

@@ -1,12 +1,11 @@
 """The names that other programs rely on, and what importing them costs."""
 
 import inspect
-import subprocess
-import sys
 
 import pytest
 
 import tierstore
+from tests.processes import output_of
 
 NAMES = [
     "ConfigError", "ConfigTypeError", "CorruptDataError", "DaemonUnavailableError", "Handle", "MemoryPlan",
@@ -49,5 +48,4 @@ def test_import_without_torch() -> None:
         "import tierstore.disk.local",
     )
     program = "import sys\n" + "".join(f"{each}\nassert 'torch' not in sys.modules, {each!r}\n" for each in statements)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
+    output_of(program)

@@ -4,6 +4,7 @@ import gc
 from pathlib import Path
 
 import pytest
+import torch
 
 from tierstore.ledger.windows import HostWindows
 from tierstore.residency.slots import Slots
@@ -15,6 +16,14 @@ def _one_slot() -> tuple[HostWindows, Slots]:
     """With room for a single slot in the slab."""
     books = HostWindows(0, NBYTES)
     return books, Slots(books, NBYTES, lambda: 0, spare_bytes=0)
+
+
+def _handed_out(slots: Slots, nbytes: int = NBYTES) -> torch.Tensor:
+    """A tensor in a slot that the store needs no more."""
+    slot = slots.allocate(nbytes)
+    tensor = slots.hand_out(slot)
+    slots.free_when_unused(slot)
+    return tensor
 
 
 def test_outstanding_slot_is_used_again_only_when_its_storage_is_gone_and_taken_back() -> None:
@@ -54,13 +63,11 @@ def test_slot_whose_storage_died_first_is_free_once_it_is_let_go_of() -> None:
 def test_mapping_of_a_slot_that_the_slab_had_no_room_for_goes_with_the_last_tensor() -> None:
     """Not when Python looks for cycles: a tensor larger than all budgets comes back in such a slot."""
     _, slots = _one_slot()
-    slot = slots.allocate(32 * NBYTES)
-    tensor = slots.hand_out(slot)
-    slots.free_when_unused(slot)
+    tensor = _handed_out(slots, 32 * NBYTES)
     gc.disable()
     try:
         before = _mapped_bytes()
-        del slot, tensor
+        del tensor
         slots.take_back()
         assert before - _mapped_bytes() >= 32 * NBYTES
     finally:
@@ -99,9 +106,7 @@ def test_free_pages_of_a_window_that_is_overdrawn_take_none_of_the_other() -> No
 def test_pages_of_an_outstanding_slot_are_kept_for_the_next_read_and_given_up_for_a_write() -> None:
     windows = HostWindows(0, NBYTES)
     slots = Slots(windows, 2 * NBYTES, lambda: 0)
-    slot = slots.allocate(NBYTES)
-    tensor = slots.hand_out(slot)
-    slots.free_when_unused(slot)
+    tensor = _handed_out(slots)
     windows.staging.used_bytes += NBYTES  # another one takes its room while it is outstanding
     del tensor
     slots.take_back()
@@ -135,9 +140,7 @@ def test_pages_of_an_outstanding_slot_are_kept_beside_free_ones_while_something_
 def test_pages_of_an_outstanding_slot_are_not_kept_where_staging_is_overdrawn_by_as_much() -> None:
     windows = HostWindows(0, NBYTES)
     slots = Slots(windows, 2 * NBYTES, lambda: 0)
-    slot = slots.allocate(NBYTES)
-    tensor = slots.hand_out(slot)
-    slots.free_when_unused(slot)
+    tensor = _handed_out(slots)
     windows.staging.used_bytes += 2 * NBYTES
     del tensor
     slots.take_back()

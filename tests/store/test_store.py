@@ -155,16 +155,6 @@ def test_put_of_what_cannot_be_stored_is_refused(make_store: MakeStore, make: Ca
     assert_same(store.get(handle), _numbered(3000))
 
 
-def test_prefetch_beyond_the_room_stays_within_it(make_store: MakeStore) -> None:
-    store = make_store(staging_bytes="64KiB")
-    handles = [store.put(_numbered(4096) + i) for i in range(16)]
-    store.flush()
-    store.prefetch(handles)
-    assert store.stats().staging_used_bytes <= 65_536
-    for i, handle in enumerate(handles):
-        assert_same(store.get(handle), _numbered(4096) + i)
-
-
 def test_handle_of_another_store_or_none_is_refused(make_store: MakeStore) -> None:
     ours, theirs = make_store(), make_store()
     handle = theirs.put(_numbered(3000))
@@ -283,14 +273,6 @@ def test_store_unreferenced_without_close_ends_by_itself(store_directory: Path, 
     for thread in threads:
         thread.join(20)
         assert not thread.is_alive()
-
-
-def test_stores_opened_and_closed_often_leave_nothing(make_store: MakeStore) -> None:
-    before = set(threading.enumerate())
-    for _ in range(10):
-        with make_store() as store:
-            store.put(_numbered(3000))
-    assert set(threading.enumerate()) <= before
 
 
 def _threads_of_stores() -> set[threading.Thread]:

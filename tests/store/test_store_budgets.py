@@ -10,7 +10,7 @@ import torch
 
 from tests.conftest import MakeStore
 from tests.inspect_store import inspect
-from tests.waiting import until
+from tests.waiting import until_empty
 from tierstore import Handle, StoreFullError, StoreStats, TierStore, tiered_offload
 from tierstore.ledger.lookahead import Lookahead
 from tierstore.ledger.state import State
@@ -27,10 +27,6 @@ def _tensor(number: int = 0, nbytes: int = NBYTES) -> torch.Tensor:
 
 def _held(stats: StoreStats) -> int:
     return stats.host_bytes + stats.staging_used_bytes + stats.lent_bytes
-
-
-def _is_empty(stats: StoreStats) -> bool:
-    return not (_held(stats) or stats.disk_bytes or stats.live_handles)
 
 
 @contextmanager
@@ -80,7 +76,7 @@ def test_every_budget_keeps_its_limits_and_the_bytes(make_store: MakeStore, stag
         assert stats.live_handles == 4
         assert stats.staging_bytes == staging_bytes + inspect(store).disk.scratch_bytes
         del handles
-        until(lambda store=store: _is_empty(store.stats()))
+        until_empty(store)
         store.close()
 
 
@@ -132,7 +128,7 @@ def test_window_that_takes_from_host_keeps_both_budgets(
             assert torch.equal(store.get(handles[i]), _tensor(i, NBYTES if i % 3 else NBYTES // 4))
     assert store.stats().host_bytes_peak <= host_bytes
     del handles
-    until(lambda: _is_empty(store.stats()))
+    until_empty(store)
 
 
 @pytest.mark.parametrize("missing", [0, 1])

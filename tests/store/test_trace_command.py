@@ -2,15 +2,13 @@
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.command_line import LENGTH, TENSOR_BYTES, Command, command_of, complaint_of, record_two_steps
-from tests.daemon.conftest import environment_of_tests
+from tests.processes import output_of
 
 
 @pytest.fixture(scope="module")
@@ -116,4 +114,4 @@ def test_view_imports_no_torch(recorded: Path, tmp_path: Path) -> None:
         "import sys; from tierstore.commands.trace import view; from pathlib import Path; "
         f"view(Path({str(recorded)!r}), html=Path({str(tmp_path / 'out.html')!r})); sys.exit('torch' in sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, env=environment_of_tests())
+    output_of(program)

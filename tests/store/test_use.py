@@ -120,18 +120,6 @@ def test_store_that_saw_something_or_was_only_looked_at_says_nothing(
         use(store)
 
 
-def test_error_inside_tells_more(store_directory: Path) -> None:
-    def fails() -> None:
-        with TierStore(store_directory, host_bytes="1MiB") as store:
-            without_scope(store)
-            1 / 0  # noqa: B018
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with pytest.raises(ZeroDivisionError):
-            fails()
-
-
 def step(store: TierStore) -> torch.Tensor:
     with tiered_offload(store, min_bytes=0):
         return forward()

@@ -12,6 +12,7 @@ import torch
 from tests.conftest import MakeStore
 from tests.existing import set_existing
 from tests.hooks.late_copies import LateCopies
+from tests.hooks.programs import half_leaf, sine_chain
 from tests.inspect_store import InsideStore, inspect
 from tests.waiting import until
 from tierstore import Handle, StorageIOError, StoreClosedError, TierStore, tiered_offload
@@ -181,13 +182,6 @@ def test_broken_rule_of_a_record_is_noticed(books: Any, name: str) -> None:
     assert_noticed(books.inside, broken(books), words)
 
 
-def _sines(number: int) -> torch.Tensor:
-    x = torch.full((32, 32), 0.5, requires_grad=True)
-    for _ in range(number):
-        x = x.sin()
-    return x.sum()
-
-
 def _log_of(inside: InsideStore) -> Any:
     (remains,) = inside.books.tracked._begun
     return remains()
@@ -212,7 +206,7 @@ TRACKED: dict[str, tuple[Break, str]] = {
 def test_broken_rule_of_a_log_is_noticed(make_store: MakeStore, name: str) -> None:
     store = make_store(host_bytes="64MiB")
     with tiered_offload(store, min_bytes=0):
-        loss = _sines(9)
+        loss = sine_chain(half_leaf(), 9)
     inside = inspect(store)
     broken, words = TRACKED[name]
     assert_noticed(inside, broken(_log_of(inside)), words)
@@ -222,7 +216,7 @@ def test_broken_rule_of_a_log_is_noticed(make_store: MakeStore, name: str) -> No
 def test_lost_member_of_a_group_is_noticed(make_store: MakeStore) -> None:
     store = make_store(host_bytes=0, staging_bytes="256KiB")
     with tiered_offload(store, min_bytes=0):
-        loss = _sines(9)
+        loss = sine_chain(half_leaf(), 9)
     store.flush()
     inside = inspect(store)
     (group,) = (record for record in inside.records if record.num_members > 1)
@@ -259,7 +253,7 @@ def test_broken_rule_of_a_device_is_noticed(make_store: MakeStore, name: str) ->
     copies = LateCopies()
     store = make_store(host_bytes="64MiB", copies=copies)
     with tiered_offload(store, min_bytes=0, device_bytes=0):
-        loss = _sines(9)
+        loss = sine_chain(half_leaf(), 9)
     copies.synchronize()
     store.stats()
     inside = inspect(store)
