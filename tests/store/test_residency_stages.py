@@ -471,16 +471,20 @@ def test_flush_ends_when_the_handle_of_the_last_write_has_only_begun_to_die(benc
         flush.result(20)
 
 
-def test_prefetch_goes_on_in_the_room_of_a_queued_handle_that_was_dropped(bench: Bench) -> None:
+@pytest.mark.parametrize("next_call", ["stats", "get"])
+def test_prefetch_goes_on_in_the_room_of_a_queued_handle_that_was_dropped(bench: Bench, next_call: str) -> None:
     store, _ = bench.open(staging_bytes=NBYTES)
-    first = store.put(_tensor(1))
+    first, without_bytes = store.put(_tensor(1)), store.put(torch.empty(0))
     store.flush()
     go_on = bench.stall_loop(store)
     second = store.put(_tensor(2))
     store.prefetch([first])
     assert (first.record.state, second.record.state) == (State.DISK, State.QUEUED)
     del second
-    store.stats()  # the next call of the store, whichever it is
+    if next_call == "get":
+        store.get(without_bytes)
+    else:
+        store.stats()
     assert first.record.state is State.READING
     go_on.set()
     assert torch.equal(store.get(first), _tensor(1))

@@ -267,25 +267,16 @@ class Guard:
             jobs.has_news = False
         if jobs.has_progress:
             if self.num_waiting:
-                self.notify()
+                self.progress.notify_all()
             jobs.has_progress = False
-
-    def notify(self) -> None:
-        if self.num_waiting:
-            self.progress.notify_all()
 
     def drain(self) -> None:
         """Account for everything that has died; if there was anything, let others go on."""
         if any(self._ledger.unaccounted):
             was_changing, self.is_changing = self.is_changing, True
             if self._ledger.drain():
-                self.advance()
+                self._ledger.advance()
             self.is_changing = was_changing
-
-    def advance(self) -> None:
-        self._ledger.advance()
-        if self.num_waiting:
-            self.notify()
 
     def wait(self, cause: str, record: Record | None = None) -> None:
         """Wait for progress, a second at most: the caller looks whether there was any, and waits again.
@@ -368,6 +359,7 @@ class Guard:
         """Collect garbage, without the lock: graphs in reference cycles may be all that fills the store."""
         was_changing, self.is_changing = self.is_changing, False
         was_held = CTRL_C.let_through()
+        self.tell()
         self.mutex.release()
         try:
             gc.collect()

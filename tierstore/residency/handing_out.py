@@ -73,7 +73,6 @@ class HandingOut:
         guard, books = self._guard, self._books
         if guard.closed is not None and record.state is not State.CLOSED:
             guard.must_be_open()
-        guard.drain()
         handle = self._check_unchanged(record, layout)
         guard.is_changing = True
         self._ledger.ask_for(record, ahead, index)
@@ -91,7 +90,7 @@ class HandingOut:
             record.demanded -= 1
             books.num_getting -= 1
             self._up.used(record)
-            guard.advance()
+            self._ledger.advance()
             guard.is_changing = was_changing
 
     def next_member(

@@ -154,16 +154,15 @@ class StoreMemory:
 
     # --- what has died ------------------------------------------------------------------------------------------
 
-    def has_changed(self) -> bool:
+    def catch_up(self) -> bool:
         if self._outstanding_views.holders:
             self._outstanding_views.take_back()
-        return bool(self._tracked.ended or self._tracked.on_device.dead or self._slots.returned)
-
-    def catch_up(self) -> None:
-        if self._tracked.ended or self._tracked.on_device.dead:
+        if has_ended := bool(self._tracked.ended or self._tracked.on_device.dead):
             self._tracked.drop_ended()
-        if self._slots.returned:
-            self._slots.take_back()
+        if not self._slots.returned:
+            return has_ended
+        self._slots.take_back()
+        return True
 
     def give_up(self) -> None:
         self._outstanding_views.drop_all()

@@ -338,5 +338,5 @@ class Saving:
     def _withdraw(self, record: Record) -> None:
         was_changing, self._guard.is_changing = self._guard.is_changing, True
         self._ledger.withdraw(record)
-        self._guard.advance()
+        self._ledger.advance()
         self._guard.is_changing = was_changing

@@ -137,12 +137,11 @@ class SimulatedMemory:
     def take_back(self) -> None:
         self._returned.clear()
 
-    def has_changed(self) -> bool:
-        return bool(self.tracked.ended or self._returned)
-
-    def catch_up(self) -> None:
+    def catch_up(self) -> bool:
+        has_died = bool(self.tracked.ended or self._returned)
         self.tracked.drop_ended()
         self.take_back()
+        return has_died
 
     def _nothing(self, *_: object, **__: object) -> None:
         """There are no bytes that anything had to be done with."""

@@ -213,7 +213,6 @@ class Rank:
         ledger, lookahead = self.ledger, log.order.lookahead if log.order.is_followed else None
         if record.num_members > 1 and lookahead is not None and ledger.next_member(record, lookahead, index):
             return
-        self._drain()
         ledger.ask_for(record, lookahead, index)
         if record.state in IN_MEMORY:
             ledger.hand_over(record, None, index)
