@@ -218,7 +218,7 @@ class Down(Generic[R]):
         if not self._memory.has_sole_owner(victim):
             self.hand_back(victim)
             return True
-        if victim.window is not self._windows.staging and not self._may_move(victim.nbytes, from_host=True):
+        if victim.window is not self._windows.staging and not self._windows.admits_move(victim.nbytes, from_host=True):
             if not self._unspilled or self._jobs.num_writes:
                 return False
             victim = next(iter(self._unspilled.values()))  # these hold the staging that the victim needs
@@ -226,8 +226,8 @@ class Down(Generic[R]):
         self._queue_spill(victim)
         return True
 
-    def _may_move(self, nbytes: int, *, from_host: bool = False) -> bool:
-        return not self._books.disk_is_full and self._windows.admits_move(nbytes, from_host=from_host)
+    def _may_move(self, nbytes: int) -> bool:
+        return not self._books.disk_is_full and self._windows.admits_move(nbytes)
 
     def _queue_spill(self, record: R) -> None:
         """The caller has removed it from the eviction order, if it was there."""

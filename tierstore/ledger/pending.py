@@ -9,7 +9,7 @@ of a pack. Only at the end of a scope, records that somebody else also holds are
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Generic
 
 from .plan import PlannedTier
@@ -64,20 +64,20 @@ class Pending(Generic[R]):
                 self.remove(record)
                 self.share(record)
 
-    def take(self, how_many: int | None) -> Iterator[R]:
-        """Remove and yield all fresh records, then `how_many` (None: all) shared ones, the oldest entry first."""
+    def take(self, how_many: int | None) -> list[R]:
+        """Remove and return all fresh records, then `how_many` (None: all) shared ones, the oldest entry first."""
         self._unscanned.clear()
         self.must_be_scanned = False
-        fresh, self._fresh = self._fresh, {}
-        how_many = len(self._shared) if how_many is None else min(how_many, len(self._shared))
-        for record in fresh.values():
+        taken = list(self._fresh.values())
+        self._fresh.clear()
+        for record in taken:
             self.num_bytes -= record.nbytes
-            yield record
-        for _ in range(how_many):
+        for _ in range(len(self._shared) if how_many is None else min(how_many, len(self._shared))):
             _, record = self._shared.popitem(last=False)
             self.num_bytes -= record.nbytes
             self.shared_bytes -= record.nbytes
-            yield record
+            taken.append(record)
+        return taken
 
     def remove(self, record: R) -> None:
         if self._fresh.pop(record.key, None) is not None:

@@ -4,31 +4,27 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, lru_cache
 
 import torch
 
 from ..disk.tier import Kind
 from .handle import Handle, Record, StoriedRecord
-from .layout import Layout, alias_of, in_dtype, layout_of, unseen_by_modes
+from .layout import Layout, alias_of, in_dtype, layout_of
 from .ownership import claim
 from .torch_names import storage_address
 from .tracked import TrackedTensor
 
-_MOST_LAYOUTS = 4096  # kept to be shared
-
 
 class HandleFactory:
-    """Makes the handles of one store. Any thread.
+    """Makes the handles of one store. Any thread, outside of its modes.
 
-    A record that was just made is not in the books yet: give it to `Saving.save` or `store`. `note_release` takes a
-    record whose handle has died."""
+    A record that was just made is not in the books yet. `note_release` takes a record whose handle has died."""
 
     def __init__(
         self,
         residency: object,
         note_release: Callable[[Record], None],
-        device_of: Callable[[torch.Tensor], torch.device | None],
         keys: Iterator[int],
         *,
         keep_stories: bool = False,
@@ -37,31 +33,30 @@ class HandleFactory:
         self._new_record = StoriedRecord if keep_stories else Record
         self._residency = residency
         self._note_release = note_release
-        self._device_of = device_of
-        self._layouts: dict[Layout, Layout] = {}
 
-    @unseen_by_modes  # a fake alias has no bytes
     def new(
         self,
         owner: object,
         tensor: torch.Tensor,
         layout: Layout,
+        device: torch.device | None = None,
         root: weakref.ref[torch.Tensor] | None = None,
     ) -> Handle:
         """A handle for a strided tensor, which keeps its `owner` open.
 
-        `root`: the tensor's base, or itself; None: no other tensor will share the record."""
+        `device`: the accelerator that it lives on. `root`: the tensor's base, or itself; None: no other tensor will
+        share the record."""
         storage = tensor.untyped_storage()
         source = alias_of(tensor, layout)
         nbytes = storage.nbytes() if tensor.numel() else 0
         handle = Handle(owner, source)
-        key, address, layout = next(self.keys), storage_address(source), self._same_layout(layout)
+        key, address, layout = next(self.keys), storage_address(source), _same_layout(layout)
         handle.record = record = self._new_record(
             handle, self._note_release, key, nbytes, address, layout, _kind_of(layout.dtype)
         )
         record.root = root
         record.residency = self._residency
-        record.device = self._device_of(source)
+        record.device = device
         claim(record, storage)
         return handle
 
@@ -69,7 +64,7 @@ class HandleFactory:
         alias = tracked.alias
         if alias is None:
             raise RuntimeError(f"tensor {tracked.key} is registered already")
-        layout = self._same_layout(layout_of(alias))
+        layout = _same_layout(layout_of(alias))
         kind, nbytes = _kind_of(layout.dtype), tracked.log.packs[tracked.index][1]
         handle = Handle(tracked.log.store, alias_of(alias, layout))
         handle.record = record = self._new_record(
@@ -107,7 +102,7 @@ class HandleFactory:
         self, owner: object, memory: torch.Tensor, nbytes: int, key: int, dtype: torch.dtype, num_members: int
     ) -> Handle:
         source, address = in_dtype(memory, dtype), memory.data_ptr()
-        handle, layout = Handle(owner, source), self._same_layout(layout_of(source))
+        handle, layout = Handle(owner, source), _same_layout(layout_of(source))
         handle.record = record = self._new_record(
             handle, self._note_release, key, nbytes, address, layout, _kind_of(dtype)
         )
@@ -116,12 +111,11 @@ class HandleFactory:
         record.span = 0, nbytes
         return handle
 
-    def _same_layout(self, layout: Layout) -> Layout:
-        """An equal layout, to be shared: tensors have few geometries, and each layout is three objects."""
-        layouts = self._layouts
-        if len(layouts) > _MOST_LAYOUTS:
-            layouts.clear()
-        return layouts.setdefault(layout, layout)
+
+@lru_cache(4096)
+def _same_layout(layout: Layout) -> Layout:
+    """An equal layout, to be shared: tensors have few geometries, and each layout is three objects."""
+    return layout
 
 
 @cache

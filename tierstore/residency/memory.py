@@ -56,9 +56,7 @@ class StoreMemory:
         tracked, holders = registration.tracked, outstanding_views.holders
         self.unaccounted = tracked.ended, tracked.on_device.dead, slots.returned, holders
 
-    @staticmethod
-    def has_sole_owner(record: Record) -> bool:
-        return record.forced or record.slot is not None or is_sole_owner(record)
+    has_sole_owner = staticmethod(is_sole_owner)
 
     # --- slots --------------------------------------------------------------------------------------------------
 
@@ -69,7 +67,7 @@ class StoreMemory:
         first, end = _cut_span(record, source)
         record.nbytes = end - first
         self.has_room_for_read(record)
-        record.slot = self._slots.allocate(record.nbytes)
+        record.slot = self.pages.allocate(record.nbytes)
 
     def has_room_for_read(self, record: Record) -> bool:
         """Where it has none, copies that are over give theirs back: NOTE [Asked seldom] in `ledger/device.py`."""
@@ -80,7 +78,7 @@ class StoreMemory:
         return has_room(record.nbytes, record.phase)
 
     def prepare_read(self, record: Record) -> None:
-        record.slot = self._slots.allocate(record.nbytes, record.phase)
+        record.slot = self.pages.allocate(record.nbytes, record.phase)
 
     def attach(self, record: Record) -> bool:
         handle, slot = record(), record.slot

@@ -40,7 +40,7 @@ class Registration(RegistrationRules[TrackedTensor, Record]):
         streams: Streams,
     ) -> None:
         super().__init__(books, tracked)
-        self._handles = handles
+        self.handles = handles
         self._streams = streams
         self._slots = slots
         self._begin_to_pin = slots.slab.begin_to_pin
@@ -72,12 +72,12 @@ class Registration(RegistrationRules[TrackedTensor, Record]):
         slot: Slot | None = None
         if device is not None and group.is_batch:
             parts = dict(zip(group.first_bytes, [bytes_of(part.aliases[0]) for part in group.parts], strict=True))
-            handle = self._handles.of_batch(store, parts, self._streams.empty_on(device), key, kind, len(members))
+            handle = self.handles.of_batch(store, parts, self._streams.empty_on(device), key, kind, len(members))
         else:
             slot, memory = self._copied(group) if device is None else (None, self._gathered(group, device))
             if memory is None:
                 return None
-            handle = self._handles.of_group(store, memory, key, kind, len(members))
+            handle = self.handles.of_group(store, memory, key, kind, len(members))
         record = handle.record
         record.slot = slot
         if device is not None:
@@ -87,7 +87,7 @@ class Registration(RegistrationRules[TrackedTensor, Record]):
 
     def _copied(self, group: Group[TrackedTensor]) -> tuple[Slot | None, torch.Tensor | None]:
         try:
-            slot = self._slots.allocate(group.nbytes)
+            slot = self._slots.slab.allocate(group.nbytes)
         except OSError as error:
             if is_interrupt(error):  # a time limit's TimeoutError is an OSError too
                 raise
@@ -130,7 +130,7 @@ class Registration(RegistrationRules[TrackedTensor, Record]):
     def _handle_of(self, tracked: TrackedTensor) -> Handle | None:
         if tracked.alias is None:
             return None
-        handle = self._handles.of_tracked(tracked)
+        handle = self.handles.of_tracked(tracked)
         record = handle.record
         if record.device is not None:
             self._begin_to_pin(record.device)
