@@ -25,11 +25,10 @@ from .graph_times import GraphTimes
 from .guard import Guard, change_if_open, whole
 from .handing_out import HandingOut
 from .handle import Record
-from .handle_making import HandleFactory
 from .memory import StoreMemory
 from .outstanding import OutstandingViews
 from .ownership import is_sole_owner
-from .registration import Registration
+from .registration import HandleFactory, Registration
 from .saving import Saving
 from .slots import Slots
 from .tracked import TrackedLog, TrackedTensor

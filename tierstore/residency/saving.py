@@ -10,10 +10,10 @@ from collections.abc import Iterable
 import torch
 
 from ..base.ctrl_c import CTRL_C
+from ..ledger.books import NUM_SCANNED_PER_PACK
 from ..ledger.counters import STALL_CAUSES
 from ..ledger.grants import SHARE_GRANTED, Grant
 from ..ledger.ledger import Ledger
-from ..ledger.pending import NUM_SCANNED_PER_PACK
 from ..ledger.state import State
 from .device import DeviceTier
 from .guard import Guard, change, change_if_open, is_inside_any, whole

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
+from ..ledger.books import NUM_SCANNED_PER_PACK
 from ..ledger.counters import STALL_CAUSES
 from ..ledger.device import DeviceRules
 from ..ledger.device_window import DeviceWindow
@@ -15,7 +16,6 @@ from ..ledger.jobs import Job, Room
 from ..ledger.ledger import ForRoom, Ledger
 from ..ledger.lookahead import LearnedOrders, Lookahead
 from ..ledger.observer import Observer
-from ..ledger.pending import NUM_SCANNED_PER_PACK
 from ..ledger.state import IN_MEMORY, State
 from ..ledger.windows import HostWindows, Window
 from .clock import Clock, Process, Resume
