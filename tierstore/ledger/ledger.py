@@ -302,7 +302,7 @@ class Ledger(Generic[R]):
         """Discard what was written, which may be other bytes; whoever moved the memory manages it from now on."""
         record.move(State.HOST)
         record.forced = False
-        self._memory.unclaim(record)  # the store is never its sole owner again
+        record.claims = None  # the store is never its sole owner again
         if record.stored_bytes:
             self._discard(record)
         self.down.hand_back(record)
@@ -353,7 +353,7 @@ class Ledger(Generic[R]):
     def _end_orphaned_job(self, record: R) -> None:
         if record.state is State.CLOSED:
             self.down.free_memory(record)
-            self._uncount_stored(record)
+            self._discard(record)
         else:
             self._bury(record)
 
@@ -430,20 +430,18 @@ class Ledger(Generic[R]):
         """Free all that a record still has, on every tier. Its handle is gone, and no job works on it."""
         if record.device is not None:
             self.device.remove(record)
-        self._memory.unclaim(record)
+        record.claims = None
         self.down.free_memory(record)
         if record.stored_bytes:
             self._discard(record)
         record.move(State.FREED)
 
     def _discard(self, record: R) -> None:
-        self._uncount_stored(record)
-        if not self.books.is_closed:
-            self._jobs.discard(record.key)
-
-    def _uncount_stored(self, record: R) -> None:
+        """Its bytes on disk are needed no more. In a closed store they go with all others."""
         self.books.disk_bytes -= record.stored_bytes
         record.stored_bytes = 0
+        if not self.books.is_closed:
+            self._jobs.discard(record.key)
 
     def _end_discard(self, num_records: int) -> None:
         self._jobs.num_discards -= num_records
@@ -460,7 +458,7 @@ class Ledger(Generic[R]):
             self._memory.empty_tensors(record)
             if record.held is None:
                 self.down.free_memory(record)
-            self._uncount_stored(record)
+            self._discard(record)
             if record.state is not State.CLOSED:
                 record.move(State.CLOSED)
         self._memory.give_up()

@@ -58,9 +58,6 @@ class Memory(Protocol[R_contra]):
     def free(self, record: R_contra) -> None:
         """Free the record's slot once nobody uses it any more, if it has one."""
 
-    def unclaim(self, record: R_contra) -> None:
-        """The record has no claim to any memory any more: its handle is gone, or others manage the memory."""
-
     def take_back(self) -> None: ...
 
     def catch_up(self) -> bool:

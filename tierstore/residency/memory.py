@@ -24,7 +24,7 @@ from .device import DeviceTier
 from .handle import Record
 from .layout import in_dtype, memory_at, span_of
 from .outstanding import OutstandingViews
-from .ownership import claim, is_sole_owner, unclaim
+from .ownership import claim, is_sole_owner
 from .registration import Registration
 from .slots import Slots
 from .torch_names import storage_address
@@ -135,13 +135,11 @@ class StoreMemory:
 
     # --- tensors ------------------------------------------------------------------------------------------------
 
-    unclaim = staticmethod(unclaim)
-
     def empty_tensors(self, record: Record) -> None:
         handle = record()
         if record.span is not None:
             record.first_byte = record.span[0]
-        record.claims = None  # as `unclaim`
+        record.claims = None
         if handle is None:
             return
         if handle.views:

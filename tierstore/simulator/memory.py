@@ -146,4 +146,4 @@ class SimulatedMemory:
     def _nothing(self, *_: object, **__: object) -> None:
         """There are no bytes that anything had to be done with."""
 
-    trim = prepare_offload = unclaim = give_up = _nothing
+    trim = prepare_offload = give_up = _nothing
