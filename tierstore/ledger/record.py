@@ -41,8 +41,8 @@ class RuledRecord(Remains[Any]):
 
     __slots__ = (
         "__weakref__", "cause", "charged_bytes", "claims", "demanded", "device", "fetched", "forced", "held", "key",
-        "nbytes", "num_members", "planned", "priority", "ready", "shared", "slot", "state", "stored_bytes", "urgent", "wanted",
-        "window",
+        "nbytes", "num_members", "planned", "priority", "ready", "shared", "slot", "state", "stored_bytes", "urgent",
+        "wanted", "window",
     )  # fmt: skip
 
     def __init__(self, key: int, nbytes: int) -> None:
