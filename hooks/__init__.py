@@ -3,7 +3,7 @@
 * `module.py` enters the scope around a module's calls, but not inside regions of a checkpoint (`checkpoints.py`).
 * Forward: `offload.py` puts the hooks on the thread; autograd calls `scope.py`, which packs. `select.py` keeps what is
   not worth storing. The graph holds a `saved.py` object; `order.py` numbers it.
-* Backward: autograd calls `thread_hooks.py`; `saved.py` unpacks; `order.py` has the store fetch it, and what is next.
+* Backward: autograd calls `unpack` of `saved.py`; `order.py` has the store fetch it, and what is next.
 * Inside a compiled forward: `compiled.py` has the graphs changed (`division.py`; `inductor.py`) so that they call the
   two operators of `placeholders.py`, which pack and unpack through a scope.
 * If the scope is traced, `recorded.py` and `owners.py` stand before both. Compiled autograd goes through `traced.py`.

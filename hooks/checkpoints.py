@@ -19,8 +19,9 @@ import torch
 from tierstore.residency.layout import outside_of_modes
 from tierstore.residency.torch_names import SavedVariable, current_autograd_node, top_hooks
 
+from .saved import unpack
 from .select import KEPT_CLASSES, attributes_of
-from .thread_hooks import RemovedHooks, put_back, take_off_all, unpack
+from .thread_hooks import RemovedHooks, put_back, take_off_all
 
 _MODULE = "torch.utils.checkpoint"
 _REENTRANT_NODE = "CheckpointFunctionBackward"

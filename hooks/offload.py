@@ -27,9 +27,10 @@ from tierstore.store.trial import trial_of_process
 from .advice import ADVICE_WITHIN, advise, refuse_deferred, warn_of_compiled_caller
 from .order import LogOptions
 from .recorded import RecordedScope, ScopeOptions
+from .saved import unpack
 from .scope import OffloadScope, Select
 from .select import small_limits
-from .thread_hooks import owner_of_hooks, unpack
+from .thread_hooks import owner_of_hooks
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -2,7 +2,7 @@
 
 In forward, each pack is compared with the graphs that are known. In backward, the log counts what is asked for and has
 the store bring back what comes next. When the graph is gone, the order in which backward asked is learned. The
-decisions are made in `tierstore/ledger`: `log.py`, `plan.py`, `lookahead.py`, `prefetch_depth.py`."""
+decisions are made in `tierstore/ledger`: `log.py`, `plan.py`, `lookahead.py`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class LogOptions(NamedTuple):
     """The arguments of `tiered_offload` that a log follows.
 
     Attributes:
-        lookahead_bytes: None: it is found, see NOTE [No farther than it takes] in `prefetch_depth.py`.
+        lookahead_bytes: None: it is found, see NOTE [No farther than it takes] in `lookahead.py`.
         orders: the orders that are known, to learn and to recall; None: the reverse-topological order is followed.
         device_bytes: None: it is found, see NOTE [What compute covers] in `coverage.py`.
     """

@@ -1,4 +1,5 @@
-"""The object that a graph holds in the place of a saved tensor which was handed to a store.
+"""The object that a graph holds in the place of a saved tensor which was handed to a store, and the unpack hook, which
+autograd calls with it.
 
 NOTE [The same object]
 Backward should get the same as with hooks that do nothing, `lambda tensor: tensor`: down to the class of a tensor and
@@ -24,8 +25,9 @@ from tierstore.errors import ModifiedInPlaceError
 from tierstore.residency.layout import Layout, alias_of, describe, is_same_view, outside_of_modes
 from tierstore.residency.torch_names import is_in_own_function, name_of_node, storage_use_count, while_tracing
 from tierstore.residency.tracked import TrackedTensor
-from tierstore.residency.uncompiled import uncompiled
+from tierstore.residency.uncompiled import traceable, uncompiled
 
+from .below import Packed
 from .living import keep_layouts
 from .order import PackLog
 from .traced import check_unchanged, traced_saved, with_lazy_bits
@@ -33,6 +35,14 @@ from .traced import check_unchanged, traced_saved, with_lazy_bits
 _EMPTY = torch.empty(0, device="cpu")
 _USES_ALONE = 2
 """Of a storage that one alias has: that, and the storage's own Python object."""
+
+
+@traceable
+def unpack(packed: Packed) -> torch.Tensor:
+    """The unpack hook of all our scopes: called by autograd with what a pack hook of ours has returned."""
+    if torch.compiler.is_dynamo_compiling():
+        return packed.traced()
+    return packed.unpack()
 
 
 class SavedTensor(TrackedTensor):

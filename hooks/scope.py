@@ -192,11 +192,11 @@ class OffloadScope:
                 and CLAIMS_ATTRIBUTE not in storage.__dict__  # else it may share that record
             )
         ):
-            return self._register(tensor, reference, itself, node, follows_plan=not is_foreseen)
+            return self._register(tensor, reference, itself, device, node, follows_plan=not is_foreseen)
         if self._fresh and node != self._fresh_node:
             self._settle_fresh()
         is_seen = is_function_mode_on() or num_dispatch_modes()
-        saved = SavedTensor()  # as `begin`, without its call
+        saved = SavedTensor()
         saved.alias = detached(tensor) if is_seen else tensor.detach()
         saved.version, saved.root, saved.address = version, reference, address
         saved.storage_id, saved.log, saved.itself = storage._cdata, log, itself
@@ -288,6 +288,7 @@ class OffloadScope:
         tensor: torch.Tensor,
         root: weakref.ref[torch.Tensor],
         itself: weakref.ref[torch.Tensor] | None,
+        device: torch.device | None,
         node: int,
         *,
         follows_plan: bool,
@@ -297,29 +298,26 @@ class OffloadScope:
         has_claims = CLAIMS_ATTRIBUTE in tensor.untyped_storage().__dict__
         joined = _join_record(residency, tensor, root, layout) if has_claims else None
         if joined is None:
-            handle = residency.handles.new(self._store, tensor, layout, root=root)
+            handle, index = self._saving.save(tensor, layout, root, device, log, node, fresh)
             record = handle.record
-            index = residency.saving.save(record, log, node, fresh)
             self._fresh.append(record)
             self._fresh_node = node
         else:
             handle, layout = joined.handle, joined.layout
             record = handle.record
-            index = residency.saving.save(record, log, node, fresh, is_new=False)
-        kind = RejoinedTensor if joined is not None and joined.is_restored else SavedTensor
-        saved = kind()
-        saved.begin(None, tensor._version, root, 0, 0, log, itself)
-        saved.key = record.key
+            index = self._saving.share(record, log, node, fresh)
+        saved = RejoinedTensor() if joined is not None and joined.is_restored else SavedTensor()
+        saved.alias, saved.version, saved.root, saved.address = None, tensor._version, root, 0
+        saved.storage_id, saved.log, saved.itself = 0, log, itself
+        saved.index, saved.key, saved.joined = index, record.key, False
+        saved.device, saved.stream = record.device, None
+        saved.handle, saved.layout = handle, layout
         if isinstance(saved, RejoinedTensor):
             saved.guard(tensor, layout)
         if follows_plan and (log.plan is not None or index == 0):
             log.follow_plan(index, node, log.packs[index][1], record.device)
         if log.plan is not None:
             log.plan.assign(record, index, log.first_key)
-        saved.index = index
-        saved.layout = layout
-        saved.device = record.device
-        saved.handle = handle
         return saved
 
 

@@ -11,12 +11,9 @@ from collections import deque
 from itertools import repeat, starmap
 from typing import Any
 
-import torch
-
 from tierstore.residency.torch_names import pop_hooks, push_hooks, top_hooks
-from tierstore.residency.uncompiled import traceable, uncompiled
+from tierstore.residency.uncompiled import uncompiled
 
-from .below import Packed
 from .recorded import RecordedScope
 from .scope import OffloadScope
 
@@ -24,14 +21,6 @@ RemovedHooks = list[tuple[Any, Any]]
 """Hooks that were taken off a thread, the innermost first."""
 
 _TAKE_TOP_HOOKS: tuple[Any, ...] = functools.partial(top_hooks, False), pop_hooks
-
-
-@traceable
-def unpack(packed: Packed) -> torch.Tensor:
-    """The unpack hook of all our scopes: called by autograd with what a pack hook of ours has returned."""
-    if torch.compiler.is_dynamo_compiling():
-        return packed.traced()
-    return packed.unpack()
 
 
 @uncompiled

@@ -15,7 +15,7 @@ from tests.conftest import MakeStore
 from tests.hooks.programs import forget_after_error, gradient_of, half_leaf, sine_chain
 from tests.inspect_store import inspect
 from tierstore import ModifiedInPlaceError, TierStore, tiered_offload
-from tierstore.residency.slots import Slots
+from tierstore.residency.slab import Slab
 
 _KIB = 2**10
 _NUM = 40
@@ -239,13 +239,13 @@ def test_large_tensor_has_the_room_of_small_ones_that_others_hold(make_store: Ma
 def test_without_memory_for_a_group_each_tensor_leaves_by_itself(
     store: TierStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    allocate = Slots.allocate
+    allocate = Slab.allocate
     leaf = half_leaf()
     with tiered_offload(store, min_bytes=0):
         loss = sine_chain(leaf, _NUM)
-        monkeypatch.setattr(Slots, "allocate", os.fstat)  # no file has that number: an OSError from C
+        monkeypatch.setattr(Slab, "allocate", os.fstat)  # no file has that number: an OSError from C
         store.flush()
-    monkeypatch.setattr(Slots, "allocate", allocate)
+    monkeypatch.setattr(Slab, "allocate", allocate)
     assert 1 in _group_sizes(store)
     assert torch.equal(*(gradient_of(each, leaf) for each in (loss, sine_chain(leaf, _NUM))))
 

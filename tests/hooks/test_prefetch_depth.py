@@ -1,6 +1,6 @@
 """How far ahead of backward is fetched: near, where the drive was seen to be fast enough for that, else far.
 
-NOTE [No farther than it takes] in `tierstore/ledger/prefetch_depth.py`.
+NOTE [No farther than it takes] in `tierstore/ledger/lookahead.py`.
 """
 
 import threading

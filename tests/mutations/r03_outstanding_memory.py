@@ -15,7 +15,7 @@ MUTATIONS = {
     },
     "test_saved_tensor_returned_by_two_nodes_gradients_independent": {
         "the record keeps what it hands out, so that autograd does not take it for its own": drop(
-            "HandingOut._view_of", "handle.keep_view(of, view)"
+            "HandingOut._hand_over", "handle.keep_view(of, view)"
         ),
     },
     (

@@ -1,6 +1,6 @@
 """R10: No budget, however small, leads to a deadlock, and no budget is exceeded."""
 
-from .changes import always, before, drop, replace
+from .changes import always, before, drop, never, replace
 
 MUTATIONS = {
     "test_store_budgets.py": {
@@ -19,10 +19,12 @@ MUTATIONS = {
         "what was fetched ahead is dropped before a pack waits": drop("Down._try_admit", "self.drop(next_to_drop())"),
     },
     "test_residency_stages.py": {
-        "whoever waits is woken by what is freed": drop("Guard.notify", "self.progress.notify_all()"),
+        "whoever waits is woken by what is freed": drop("Guard.tell", "self.progress.notify_all()"),
     },
     "test_flush_ends_when_the_last_queued_write_is_cancelled[prefetch]": {
-        "a flush is told when a prefetch has cancelled the last queued write": drop("Guard.tell", "self.notify()"),
+        "a flush is told when a prefetch has cancelled the last queued write": drop(
+            "Jobs.withdraw_write", "self.has_progress = True"
+        ),
     },
     "test_nothing_is_prefetched_while_a_pack_waits": {
         "nothing is prefetched while a pack waits": drop("Ledger.go_ahead", "books.num_packing"),
@@ -55,6 +57,7 @@ MUTATIONS = {
         "what finalizers freed lets the others go on": replace(
             "Guard.drain", "self._ledger.drain()", "self._ledger.drain() and False"
         ),
+        "also where the next call is a request": never("Ledger.ask_for", "has_changed"),
     },
     "test_flush_ends_when_the_handle_of_the_last_write_has_only_begun_to_die": {
         "whoever waits is told when a write is passed over": drop("Residency.exchange", "guard.tell()"),

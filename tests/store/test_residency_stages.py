@@ -22,6 +22,7 @@ from tierstore.disk.local import LocalDisk
 from tierstore.disk.tier import Stored
 from tierstore.hooks.order import LogOptions, PackLog, open_log
 from tierstore.ledger.state import State
+from tierstore.residency.handle import Record
 from tierstore.residency.layout import layout_of, memory_at, storage_address
 
 pytestmark = pytest.mark.usefixtures("validated")
@@ -32,9 +33,10 @@ def _tensor(number: int = 0) -> torch.Tensor:
     return torch.arange(NBYTES // 4, dtype=torch.float32) + number
 
 
-def _handle(store: TierStore, number: int) -> Handle:
-    tensor = _tensor(number)
-    return store._core.residency.handles.new(store, tensor, layout_of(tensor))
+def _save(store: TierStore, log: PackLog, node: int, *fresh: Record) -> Handle:
+    tensor = _tensor(node)
+    handle, _ = inspect(store).residency.saving.save(tensor, layout_of(tensor), None, None, log, node, list(fresh))
+    return handle
 
 
 def _log(store: TierStore) -> PackLog:
@@ -237,14 +239,13 @@ def test_join_once_the_bytes_were_read_is_refused(bench: Bench, stage: str) -> N
 
 def test_held_again_while_it_is_kept_in_memory_is_left_alone(bench: Bench) -> None:
     store, _ = bench.open(host_bytes=NBYTES)
-    first, second = (_handle(store, number) for number in range(2))
     log = _log(store)
-    inspect(store).residency.saving.save(first.record, log, 1, [])
+    first = _save(store, log, 1)
     inspect(store).residency.saving.settle([first.record])
     assert store.stats().host_bytes == NBYTES
     assert first.record.source is not None
     taken = first.record.source.detach()
-    inspect(store).residency.saving.save(second.record, log, 2, [])
+    second = _save(store, log, 2)
     inspect(store).residency.saving.settle([second.record])
     store.flush()
     assert (first.record.state, second.record.state) == (State.PENDING, State.HOST)
@@ -254,12 +255,11 @@ def test_held_again_while_it_is_kept_in_memory_is_left_alone(bench: Bench) -> No
 
 def test_held_again_while_it_waits_for_room_is_left_alone(bench: Bench) -> None:
     store, disk = bench.open(staging_bytes=NBYTES)
-    first, second, third = (_handle(store, number) for number in range(3))
     disk.hold("write")
     log = _log(store)
-    inspect(store).residency.saving.save(first.record, log, 1, [])
-    inspect(store).residency.saving.save(second.record, log, 2, [first.record])
-    waiting = bench.on_thread(store, inspect(store).residency.saving.save, third.record, log, 3, [second.record])
+    first = _save(store, log, 1)
+    second = _save(store, log, 2, first.record)
+    waiting = bench.on_thread(store, _save, store, log, 3, second.record)
     assert second.record.source is not None
     taken = second.record.source.detach()
     disk.release()
@@ -392,16 +392,20 @@ def test_flush_ends_when_the_handle_of_the_last_write_has_only_begun_to_die(benc
         flush.result(20)
 
 
-def test_prefetch_goes_on_in_the_room_of_a_queued_handle_that_was_dropped(bench: Bench) -> None:
+@pytest.mark.parametrize("next_call", ["stats", "get"])
+def test_prefetch_goes_on_in_the_room_of_a_queued_handle_that_was_dropped(bench: Bench, next_call: str) -> None:
     store, _ = bench.open(staging_bytes=NBYTES)
-    first = store.put(_tensor(1))
+    first, without_bytes = store.put(_tensor(1)), store.put(torch.empty(0))
     store.flush()
     go_on = bench.stall_loop(store)
     second = store.put(_tensor(2))
     store.prefetch([first])
     assert (first.record.state, second.record.state) == (State.DISK, State.QUEUED)
     del second
-    store.stats()  # the next call of the store, whichever it is
+    if next_call == "get":
+        store.get(without_bytes)
+    else:
+        store.stats()
     assert first.record.state is State.READING
     go_on.set()
     assert torch.equal(store.get(first), _tensor(1))

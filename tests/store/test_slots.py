@@ -20,7 +20,7 @@ def _one_slot() -> tuple[HostWindows, Slots]:
 
 def _handed_out(slots: Slots, nbytes: int = NBYTES) -> torch.Tensor:
     """A tensor in a slot that the store needs no more."""
-    slot = slots.allocate(nbytes)
+    slot = slots.slab.allocate(nbytes)
     tensor = slots.hand_out(slot)
     slots.free_when_unused(slot)
     return tensor
@@ -28,7 +28,7 @@ def _handed_out(slots: Slots, nbytes: int = NBYTES) -> torch.Tensor:
 
 def test_outstanding_slot_is_used_again_only_when_its_storage_is_gone_and_taken_back() -> None:
     books, slots = _one_slot()
-    slot = slots.allocate(NBYTES)
+    slot = slots.slab.allocate(NBYTES)
     start = slot.start
     assert start is not None
     tensor = slots.hand_out(slot)
@@ -37,27 +37,27 @@ def test_outstanding_slot_is_used_again_only_when_its_storage_is_gone_and_taken_
     del tensor
     slots.take_back()
     assert books.outstanding.used_bytes == NBYTES
-    assert slots.allocate(NBYTES).start is None  # a mapping of its own
+    assert slots.slab.allocate(NBYTES).start is None  # a mapping of its own
     del view
     assert slots.returned
     assert books.outstanding.used_bytes == NBYTES  # whoever calls next takes it back; a finalizer takes nothing apart
     slots.take_back()
     assert books.outstanding.used_bytes == 0
     assert not slots.returned
-    assert slots.allocate(NBYTES).start == start
+    assert slots.slab.allocate(NBYTES).start == start
 
 
 def test_slot_whose_storage_died_first_is_free_once_it_is_let_go_of() -> None:
     books, slots = _one_slot()
-    slot = slots.allocate(NBYTES)
+    slot = slots.slab.allocate(NBYTES)
     start = slot.start
     tensor = slots.hand_out(slot)
     del tensor
     slots.take_back()
-    assert slots.allocate(NBYTES).start is None
+    assert slots.slab.allocate(NBYTES).start is None
     slots.free_when_unused(slot)
     assert books.outstanding.used_bytes == 0
-    assert slots.allocate(NBYTES).start == start
+    assert slots.slab.allocate(NBYTES).start == start
 
 
 def test_mapping_of_a_slot_that_the_slab_had_no_room_for_goes_with_the_last_tensor() -> None:
@@ -82,7 +82,7 @@ def _mapped_bytes() -> int:
 def test_free_pages_are_kept_within_what_both_windows_leave_free(taken: str) -> None:
     books, uncharged = HostWindows(2 * NBYTES, NBYTES), [0]
     slots = Slots(books, 4 * NBYTES, lambda: sum(uncharged))
-    for slot in [slots.allocate(NBYTES) for _ in range(4)]:
+    for slot in [slots.slab.allocate(NBYTES) for _ in range(4)]:
         slots.free(slot)
     assert slots.slab.cached_bytes == 3 * NBYTES
     if taken == "uncharged":
@@ -96,7 +96,7 @@ def test_free_pages_are_kept_within_what_both_windows_leave_free(taken: str) -> 
 def test_free_pages_of_a_window_that_is_overdrawn_take_none_of_the_other() -> None:
     books = HostWindows(NBYTES, NBYTES)
     slots = Slots(books, 2 * NBYTES, lambda: 0)
-    for slot in [slots.allocate(NBYTES) for _ in range(2)]:
+    for slot in [slots.slab.allocate(NBYTES) for _ in range(2)]:
         slots.free(slot)
     books.staging.used_bytes += 3 * NBYTES
     slots.trim()
@@ -114,7 +114,7 @@ def test_pages_of_an_outstanding_slot_are_kept_for_the_next_read_and_given_up_fo
     assert slots.slab.cached_bytes == NBYTES
     slots.trim()
     assert slots.slab.cached_bytes == 0
-    slots.free(slots.allocate(NBYTES))
+    slots.free(slots.slab.allocate(NBYTES))
     assert slots.slab.cached_bytes == 0, "the spare slot was given up"
 
 
@@ -125,7 +125,7 @@ def test_pages_of_an_outstanding_slot_are_kept_beside_free_ones_while_something_
     """Not beyond what the host window leaves free, nor when nothing moves any more: then the windows are the limit."""
     windows = HostWindows(host_bytes, 2 * NBYTES)
     slots = Slots(windows, 4 * NBYTES, lambda: 0)
-    slot, *others = [slots.allocate(NBYTES) for _ in range(3)]
+    slot, *others = [slots.slab.allocate(NBYTES) for _ in range(3)]
     windows.staging.used_bytes += num_on_their_way * NBYTES
     tensor = slots.hand_out(slot)
     slots.free_when_unused(slot)

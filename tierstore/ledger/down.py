@@ -70,7 +70,7 @@ class Down(Generic[R]):
 
     def reclaim(self, how_many: int | None, *, is_planned: bool = False) -> None:
         """Admit what is solely owned, if not everything that may be solely owned fits: NOTE [No sooner than needed] in
-        `pending.py`.
+        `books.py`.
 
         Scans `how_many` (None: all) of the records that others held at the last look again. `is_planned`: the plan
         may send something away even if there is room."""
@@ -157,7 +157,13 @@ class Down(Generic[R]):
             self._windows.grow_staging(nbytes)
         goes_at_once = nbytes <= host.limit_bytes and self._goes_at_once(record)
         window = staging if goes_at_once or nbytes > host.limit_bytes else host
-        while not (goes_at_once or (self._may_move(nbytes) if window is staging else host.fits(nbytes))):
+        while not goes_at_once:
+            if window is host:
+                has_room = host.fits(nbytes)
+            else:
+                has_room = not self._books.disk_is_full and self._windows.admits_move(nbytes)
+            if has_room:
+                break
             if not (self._spill(next_to_spill()) or self.drop(next_to_drop())):
                 return False
         if record.device is None:
@@ -173,7 +179,7 @@ class Down(Generic[R]):
 
     def _goes_at_once(self, record: R) -> bool:
         """Whether the plan sends it to disk, or host memory is full and it is needed later than anything there."""
-        if not self._may_move(record.nbytes):
+        if self._books.disk_is_full or not self._windows.admits_move(record.nbytes):
             return False
         if record.planned is PlannedTier.DISK:
             return self._eviction.next_leaving() is None
@@ -218,16 +224,13 @@ class Down(Generic[R]):
         if not self._memory.has_sole_owner(victim):
             self.hand_back(victim)
             return True
-        if victim.window is not self._windows.staging and not self._may_move(victim.nbytes, from_host=True):
+        if victim.window is not self._windows.staging and not self._windows.admits_move(victim.nbytes, from_host=True):
             if not self._unspilled or self._jobs.num_writes:
                 return False
             victim = next(iter(self._unspilled.values()))  # these hold the staging that the victim needs
         self._eviction.remove(victim)
         self._queue_spill(victim)
         return True
-
-    def _may_move(self, nbytes: int, *, from_host: bool = False) -> bool:
-        return not self._books.disk_is_full and self._windows.admits_move(nbytes, from_host=from_host)
 
     def _queue_spill(self, record: R) -> None:
         """The caller has removed it from the eviction order, if it was there."""

@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Generic
 
-from .prefetch_depth import PrefetchDepth
+from .lookahead import PrefetchDepth
 from .record import R
 
 

@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Generic, NamedTuple
 
-from .lookahead import LearnedOrders, Lookahead, reverse_topological
+from .lookahead import LearnedOrders, Lookahead, PrefetchDepth, reverse_topological
 from .plan import Plan, Trace
-from .prefetch_depth import PrefetchDepth
 from .record import R
 from .state import State
 
@@ -58,7 +57,7 @@ class GraphOrder(Generic[R]):
         orders: the orders that are known, to learn and to recall; None: the reverse-topological order is followed.
         budgets: for the plan.
         lookahead_bytes: how far ahead of backward to fetch; None: `depth_bytes` at most, see NOTE [No farther than it
-            takes] in `prefetch_depth.py`.
+            takes] in `lookahead.py`.
 
     Attributes:
         lookahead: what backward will ask for next, to be read from disk.

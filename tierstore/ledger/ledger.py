@@ -111,19 +111,24 @@ class Ledger(Generic[R]):
     # --- requests -----------------------------------------------------------------------------------------------
 
     def ask_for(self, record: R, ahead: Lookahead[R] | None = None, index: int = 0) -> None:
-        """A thread asks for the record, which is pack `index` of the graph that `ahead` is of; enter its read."""
+        """A thread asks for the record, which is pack `index` of the graph that `ahead` is of; enter its read.
+
+        Accounts for what has died before, and uses its room after: the read comes first, and what lies ahead is looked
+        for once."""
+        has_changed = any(self.unaccounted) and self.drain()
         self._count_request(record)
         if record.state is State.DISK:
             self.up.start_restore(record, demanded=True)
-        if ahead is None:
-            if self.books.explicit_prefetch.remove(record):
-                self.go_ahead()
-            return
-        knows_dropped, self.books.ahead = self.books.ahead is ahead, ahead  # as `_follow`, without its call
-        ahead.asked_for(index, record.nbytes // record.num_members, knows_dropped=knows_dropped)
-        if record.state is State.DISK or record.state is State.READING:
-            ahead.depth.wait()
-        self.go_ahead()
+        if ahead is not None:
+            knows_dropped, self.books.ahead = self.books.ahead is ahead, ahead  # as `_follow`, without its call
+            ahead.asked_for(index, record.nbytes // record.num_members, knows_dropped=knows_dropped)
+            if record.state is State.DISK or record.state is State.READING:
+                ahead.depth.wait()
+        looks_ahead = ahead is not None or self.books.explicit_prefetch.remove(record)
+        if has_changed:
+            self.advance()
+        elif looks_ahead:
+            self.go_ahead()
 
     def _follow(self, ahead: Lookahead[R]) -> bool:
         """From now on, bring back what that graph asks for. Whether it was so before: who is followed is told of what
@@ -187,7 +192,8 @@ class Ledger(Generic[R]):
             self.up.prefetch(books.explicit_prefetch)
 
     def advance(self) -> None:
-        """Use the room of what was freed: for blocked records, writes and prefetches."""
+        """Use the room of what was freed: for blocked records, writes and prefetches. Who waits will be told of it."""
+        self._jobs.has_progress = True
         if self.books.blocked or self.books.eviction.leaving:
             self.down.admit_blocked(is_awaited=self.books.num_packing > 0)
             self.down.write_behind()
@@ -230,9 +236,8 @@ class Ledger(Generic[R]):
 
         With each job that has ended comes its outcome: of a write `Stored`, of a read `Loaded`, or the error."""
         self.device.ask_anew()
-        has_changed = (
-            any(self.unaccounted) and self.drain()
-        )  # while a record still holds its job's memory: by that a release knows of the job
+        # While a record still holds its job's memory: by that a release knows of the job.
+        has_changed = any(self.unaccounted) and self.drain()
         for job, outcome in ended:
             match job:
                 case Write(record, _):
@@ -243,7 +248,6 @@ class Ledger(Generic[R]):
                     self._end_discard(len(keys))
         if has_changed or ended:
             self.advance()
-            self._jobs.has_progress = True
         reads, writes, keys = self._jobs.take(room)
         begun: list[Job[R]] = []
         for record in reads:
@@ -298,7 +302,7 @@ class Ledger(Generic[R]):
         """Discard what was written, which may be other bytes; whoever moved the memory manages it from now on."""
         record.move(State.HOST)
         record.forced = False
-        self._memory.unclaim(record)  # the store is never its sole owner again
+        record.claims = None  # the store is never its sole owner again
         if record.stored_bytes:
             self._discard(record)
         self.down.hand_back(record)
@@ -349,7 +353,7 @@ class Ledger(Generic[R]):
     def _end_orphaned_job(self, record: R) -> None:
         if record.state is State.CLOSED:
             self.down.free_memory(record)
-            self._uncount_stored(record)
+            self._discard(record)
         else:
             self._bury(record)
 
@@ -373,12 +377,17 @@ class Ledger(Generic[R]):
         device, released = self.device, self.books.released
         if self.books.tracked.grants:
             self.books.end_grants()
-        if not (self._memory.has_changed() or released or device.flights or device.busy) or self._is_abandoned:
+        if self._is_abandoned:
             return False
+        has_died = bool(released)
         while released:
             self._release(released.popleft())
-        self._memory.catch_up()
-        device.poll(seldom=True)
+        has_died |= self._memory.catch_up()
+        if device.flights or device.busy:
+            device.poll(seldom=True)
+        elif not has_died:
+            return False
+        self._jobs.has_progress = True
         if (observer := self.books.observer) is not None:
             observer.changed()
         return True
@@ -421,20 +430,18 @@ class Ledger(Generic[R]):
         """Free all that a record still has, on every tier. Its handle is gone, and no job works on it."""
         if record.device is not None:
             self.device.remove(record)
-        self._memory.unclaim(record)
+        record.claims = None
         self.down.free_memory(record)
         if record.stored_bytes:
             self._discard(record)
         record.move(State.FREED)
 
     def _discard(self, record: R) -> None:
-        self._uncount_stored(record)
-        if not self.books.is_closed:
-            self._jobs.discard(record.key)
-
-    def _uncount_stored(self, record: R) -> None:
+        """Its bytes on disk are needed no more. In a closed store they go with all others."""
         self.books.disk_bytes -= record.stored_bytes
         record.stored_bytes = 0
+        if not self.books.is_closed:
+            self._jobs.discard(record.key)
 
     def _end_discard(self, num_records: int) -> None:
         self._jobs.num_discards -= num_records
@@ -451,7 +458,7 @@ class Ledger(Generic[R]):
             self._memory.empty_tensors(record)
             if record.held is None:
                 self.down.free_memory(record)
-            self._uncount_stored(record)
+            self._discard(record)
             if record.state is not State.CLOSED:
                 record.move(State.CLOSED)
         self._memory.give_up()

@@ -21,7 +21,7 @@ class Memory(Protocol[R_contra]):
 
     @property
     def unaccounted(self) -> tuple[Collection[Any], ...]:
-        """As long as all of these are empty, nothing `has_changed`."""
+        """As long as all of these are empty, `catch_up` has nothing to do."""
 
     def has_sole_owner(self, record: R_contra) -> bool:
         """Whether nobody else holds the record's memory, or it is to be stored in any case."""
@@ -58,15 +58,10 @@ class Memory(Protocol[R_contra]):
     def free(self, record: R_contra) -> None:
         """Free the record's slot once nobody uses it any more, if it has one."""
 
-    def unclaim(self, record: R_contra) -> None:
-        """The record has no claim to any memory any more: its handle is gone, or others manage the memory."""
-
     def take_back(self) -> None: ...
 
-    def has_changed(self) -> bool: ...
-
-    def catch_up(self) -> None:
-        """Account for graphs that have died and for slots that are free again: what `has_changed` tells of."""
+    def catch_up(self) -> bool:
+        """Account for graphs that have died and for slots that are free again. Whether there were any."""
 
     def outstanding_bytes(self) -> int:
         """Bytes of slots that only tensors handed out earlier still use, counted one by one."""

@@ -33,14 +33,16 @@ class RuledRecord(Remains[Any]):
         wanted: backward will ask for the record soon, so it stays in memory once it is written.
         urgent: the queued read was submitted as demanded.
         fetched: the record was restored, and not asked for since.
+        claims: of its storage, by all who hold an alias of that for a store; None: it holds none any more, as when
+            others manage the memory.
         num_members: how many saved tensors are in it, if it is a group (see NOTE [Groups]), else 1.
         cause: why the bytes could not be read.
     """
 
     __slots__ = (
-        "__weakref__", "cause", "charged_bytes", "demanded", "device", "fetched", "forced", "held", "key", "nbytes",
-        "num_members", "planned", "priority", "ready", "shared", "slot", "state", "stored_bytes", "urgent", "wanted",
-        "window",
+        "__weakref__", "cause", "charged_bytes", "claims", "demanded", "device", "fetched", "forced", "held", "key",
+        "nbytes", "num_members", "planned", "priority", "ready", "shared", "slot", "state", "stored_bytes", "urgent",
+        "wanted", "window",
     )  # fmt: skip
 
     def __init__(self, key: int, nbytes: int) -> None:
@@ -54,6 +56,7 @@ class RuledRecord(Remains[Any]):
         self.device: Any = None
         self.ready: Any = None
         self.held: Any = None
+        self.claims: Any = None
         self.planned: PlannedTier | None = None
         self.num_members = 1
         self.cause: BaseException | None = None

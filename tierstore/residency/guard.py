@@ -85,8 +85,9 @@ def _door(closed: Closed, method: Callable[Concatenate[Any, _P], _T]) -> Callabl
                     with outside_of_modes():
                         result = entered(self, *arguments, **keywords)
                 else:
-                    if closed is not Closed.RUNS:  # as `entered`, without its call
-                        guard.drain()
+                    if closed is not Closed.RUNS:  # as `entered`, without its calls
+                        if any(guard.unaccounted):
+                            guard.drain()
                         guard.is_changing = True
                     result = method(self, *arguments, **keywords)
                 guard.is_changing = False
@@ -136,7 +137,7 @@ class Guard:
         closed: the error that says why the store cannot be used any more; None: it can.
         mutex: the lock itself; `is_mine`: whether this thread holds it. `progress`: something was freed or has ended.
         is_changing: the books are half changed; only under the lock.
-        jobs: of the ledger.
+        jobs, unaccounted: of the ledger.
         num_waiting: threads that wait for progress.
         may_be_inside: there may be other stores in this process, or a thread that waits. The same for all of them.
     """
@@ -146,7 +147,7 @@ class Guard:
     def __init__(self, name: str, ledger: Ledger[Record], worker: Worker, *, validates: bool = False) -> None:
         self.name = name
         self._title = plain(f"the store at {name}")
-        self.jobs = ledger.books.jobs
+        self.jobs, self.unaccounted = ledger.books.jobs, ledger.unaccounted
         self._ledger = ledger
         self._books = ledger.books
         self._worker = worker
@@ -267,25 +268,16 @@ class Guard:
             jobs.has_news = False
         if jobs.has_progress:
             if self.num_waiting:
-                self.notify()
+                self.progress.notify_all()
             jobs.has_progress = False
-
-    def notify(self) -> None:
-        if self.num_waiting:
-            self.progress.notify_all()
 
     def drain(self) -> None:
         """Account for everything that has died; if there was anything, let others go on."""
-        if any(self._ledger.unaccounted):
+        if any(self.unaccounted):
             was_changing, self.is_changing = self.is_changing, True
             if self._ledger.drain():
-                self.advance()
+                self._ledger.advance()
             self.is_changing = was_changing
-
-    def advance(self) -> None:
-        self._ledger.advance()
-        if self.num_waiting:
-            self.notify()
 
     def wait(self, cause: str, record: Record | None = None) -> None:
         """Wait for progress, a second at most: the caller looks whether there was any, and waits again.
@@ -368,6 +360,7 @@ class Guard:
         """Collect garbage, without the lock: graphs in reference cycles may be all that fills the store."""
         was_changing, self.is_changing = self.is_changing, False
         was_held = CTRL_C.let_through()
+        self.tell()
         self.mutex.release()
         try:
             gc.collect()

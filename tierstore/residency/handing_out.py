@@ -73,7 +73,6 @@ class HandingOut:
         guard, books = self._guard, self._books
         if guard.closed is not None and record.state is not State.CLOSED:
             guard.must_be_open()
-        guard.drain()
         handle = self._check_unchanged(record, layout)
         guard.is_changing = True
         self._ledger.ask_for(record, ahead, index)
@@ -91,7 +90,7 @@ class HandingOut:
             record.demanded -= 1
             books.num_getting -= 1
             self._up.used(record)
-            guard.advance()
+            self._ledger.advance()
             guard.is_changing = was_changing
 
     def next_member(
@@ -111,7 +110,7 @@ class HandingOut:
                 guard.is_changing = False  # a new view that is not kept does no harm
                 if not is_next:
                     return None
-                views, of = handle.views, ~index if layout.conj or layout.neg else index  # as in `_view_of`
+                views, of = handle.views, ~index if layout.conj or layout.neg else index  # as in `_hand_over`
                 if of in views:
                     return views[of]
                 parts, first_byte = handle.parts, member.first_byte  # as `Handle.view_of`, without its call
@@ -177,7 +176,22 @@ class HandingOut:
         if not self._ledger.hand_over(record, reload_ahead, index):
             return self._member_alone(record, layout, member)
         self._guard.is_changing = False  # a new view that is not kept does no harm
-        return self._view_of(record, handle, layout, index, member)
+        of: Layout | int = layout
+        if member is not None:  # a traced graph asks for it without its lazy bits: that is another tensor
+            of = ~index if layout.conj or layout.neg else index
+        view = handle.views.get(of)  # the same each time: see NOTE [Stolen gradients]
+        if view is None and handle.outstanding and member is None:
+            view = _still_used(handle, layout)
+        if view is None:
+            is_where_saved = record.slot is None and record.root is not None  # not put by hand
+            if member is not None:
+                view = handle.view_of(member, layout)
+            elif is_where_saved and not fits_in_storage(layout, handle.source):
+                view = rebuild_beyond(handle.source, layout)  # hooks that do nothing would give it back too
+            else:
+                view = rebuild(handle.source, layout, record.first_byte)
+            handle.keep_view(of, view)
+        return view
 
     def _member_alone(self, record: Record, layout: Layout, member: Member | None) -> torch.Tensor:
         """A member of a group, in memory of its own. A full device may have room for that; else its error is raised."""
@@ -192,26 +206,6 @@ class HandingOut:
         self._books.counters.reloaded_bytes += len(memory)
         view = member.view_in(memory, layout, first)
         self._outstanding_views.keep(record, (view,))
-        return view
-
-    @staticmethod
-    def _view_of(record: Record, handle: Handle, layout: Layout, index: int, member: Member | None) -> torch.Tensor:
-        """Return the same tensor each time: see NOTE [Stolen gradients]."""
-        of: Layout | int = layout
-        if member is not None:  # a traced graph asks for it without its lazy bits: that is another tensor
-            of = ~index if layout.conj or layout.neg else index
-        view = handle.views.get(of)
-        if view is None and handle.outstanding and member is None:
-            view = _still_used(handle, layout)
-        if view is None:
-            is_where_saved = record.slot is None and record.root is not None  # not put by hand
-            if member is not None:
-                view = handle.view_of(member, layout)
-            elif is_where_saved and not fits_in_storage(layout, handle.source):
-                view = rebuild_beyond(handle.source, layout)  # hooks that do nothing would give it back too
-            else:
-                view = rebuild(handle.source, layout, record.first_byte)
-            handle.keep_view(of, view)
         return view
 
     def _raise_cause(self, record: Record) -> None:

@@ -43,13 +43,14 @@ class Record(RuledRecord):
     """
 
     __slots__ = (
-        "address", "claims", "first_byte", "joined", "kind", "layout", "phase", "ranges", "residency", "root",
+        "address", "first_byte", "joined", "kind", "layout", "phase", "ranges", "residency", "root",
         "span", "storage_id", "stream", "version",
     )  # fmt: skip
 
     slot: Slot | None
     device: torch.device | None
     ready: Marker | None
+    claims: list[weakref.ref[Record]] | None
 
     if TYPE_CHECKING:
 
@@ -69,7 +70,6 @@ class Record(RuledRecord):
         self.version: int = handle.source._version
         self.root: weakref.ref[torch.Tensor] | None = None
         self.address = address
-        self.claims: list[weakref.ref[Record]] | None = None
         self.storage_id = 0
         self.layout = layout
         self.joined: tuple[Layout, ...] = ()

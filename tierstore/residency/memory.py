@@ -24,7 +24,7 @@ from .device import DeviceTier
 from .handle import Record
 from .layout import in_dtype, memory_at, span_of
 from .outstanding import OutstandingViews
-from .ownership import claim, is_sole_owner, unclaim
+from .ownership import claim, is_sole_owner
 from .registration import Registration
 from .slots import Slots
 from .torch_names import storage_address
@@ -56,9 +56,7 @@ class StoreMemory:
         tracked, holders = registration.tracked, outstanding_views.holders
         self.unaccounted = tracked.ended, tracked.on_device.dead, slots.returned, holders
 
-    @staticmethod
-    def has_sole_owner(record: Record) -> bool:
-        return record.forced or record.slot is not None or is_sole_owner(record)
+    has_sole_owner = staticmethod(is_sole_owner)
 
     # --- slots --------------------------------------------------------------------------------------------------
 
@@ -69,7 +67,7 @@ class StoreMemory:
         first, end = _cut_span(record, source)
         record.nbytes = end - first
         self.has_room_for_read(record)
-        record.slot = self._slots.allocate(record.nbytes)
+        record.slot = self.pages.allocate(record.nbytes)
 
     def has_room_for_read(self, record: Record) -> bool:
         """Where it has none, copies that are over give theirs back: NOTE [Asked seldom] in `ledger/device.py`."""
@@ -80,7 +78,7 @@ class StoreMemory:
         return has_room(record.nbytes, record.phase)
 
     def prepare_read(self, record: Record) -> None:
-        record.slot = self._slots.allocate(record.nbytes, record.phase)
+        record.slot = self.pages.allocate(record.nbytes, record.phase)
 
     def attach(self, record: Record) -> bool:
         handle, slot = record(), record.slot
@@ -137,13 +135,11 @@ class StoreMemory:
 
     # --- tensors ------------------------------------------------------------------------------------------------
 
-    unclaim = staticmethod(unclaim)
-
     def empty_tensors(self, record: Record) -> None:
         handle = record()
         if record.span is not None:
             record.first_byte = record.span[0]
-        record.claims = None  # as `unclaim`
+        record.claims = None
         if handle is None:
             return
         if handle.views:
@@ -154,16 +150,15 @@ class StoreMemory:
 
     # --- what has died ------------------------------------------------------------------------------------------
 
-    def has_changed(self) -> bool:
+    def catch_up(self) -> bool:
         if self._outstanding_views.holders:
             self._outstanding_views.take_back()
-        return bool(self._tracked.ended or self._tracked.on_device.dead or self._slots.returned)
-
-    def catch_up(self) -> None:
-        if self._tracked.ended or self._tracked.on_device.dead:
+        if has_ended := bool(self._tracked.ended or self._tracked.on_device.dead):
             self._tracked.drop_ended()
-        if self._slots.returned:
-            self._slots.take_back()
+        if not self._slots.returned:
+            return has_ended
+        self._slots.take_back()
+        return True
 
     def give_up(self) -> None:
         self._outstanding_views.drop_all()

@@ -134,7 +134,8 @@ def holds_alone(aliases: Sequence[torch.Tensor], storage_id: int, address: int, 
 
 
 def is_sole_owner(record: Record) -> bool:
-    """Whether only stores hold the storage of the record's source, and its memory is where it was saved.
+    """Whether only stores hold the storage of the record's source, and its memory is where it was saved; or it is to be
+    stored in any case, or its bytes lie in a slot.
 
     Each storage with claims has one more owner: its own Python object, which carries them (StorageImpl keeps it; torch
     2.11 and 2.13). A storage that was resized or moved since it was saved is managed by somebody else. (FSDP frees
@@ -142,6 +143,8 @@ def is_sole_owner(record: Record) -> bool:
 
     To be called only while the record's source holds the storage. A handle, and with it a claim, may die at any moment.
     Owners are counted first, so a claim that goes between the two counts makes the answer "no", never a wrong "yes"."""
+    if record.forced or record.slot is not None:
+        return True
     handle, claims = record(), record.claims
     if handle is None or claims is None:
         return False

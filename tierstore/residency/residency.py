@@ -25,11 +25,10 @@ from .graph_times import GraphTimes
 from .guard import Guard, change_if_open, whole
 from .handing_out import HandingOut
 from .handle import Record
-from .handle_making import HandleFactory
 from .memory import StoreMemory
 from .outstanding import OutstandingViews
 from .ownership import is_sole_owner
-from .registration import Registration
+from .registration import HandleFactory, Registration
 from .saving import Saving
 from .slots import Slots
 from .tracked import TrackedLog, TrackedTensor
@@ -45,7 +44,7 @@ class Residency:
         guard: the lock, who waits for it, and whether the store is open.
         saving, handing_out: what the hooks call.
         slab: host memory for restored bytes, and for copies from accelerators.
-        handles: makes handles and their records. Any thread, without the lock.
+        handles: makes handles and their records.
         device_of: the accelerator that a tensor lives on; None: it is in host memory. Any thread, without the lock.
         current_stream: the stream that a thread works on there. Likewise.
         streams: those of accelerators.
@@ -79,9 +78,7 @@ class Residency:
         self.streams = streams = devices.streams
         self.device_of, self.current_stream = streams.device_of, streams.current_stream
         self.cpu_is_host = isinstance(copies, AcceleratorCopies)
-        self.handles = HandleFactory(
-            self, books.released.append, self.device_of, self._tracked.keys, keep_stories=validates
-        )
+        self.handles = HandleFactory(self, books.released.append, self._tracked.keys, keep_stories=validates)
         self._registration = Registration(books, self.handles, self._tracked, outstanding_views, slots, devices.streams)
         self._memory = StoreMemory(self._registration, slots, devices, outstanding_views)
         self.ledger = ledger = Ledger[Record](books, self._memory, devices, worker.disk_budget_bytes)

@@ -4,20 +4,21 @@ Each public method takes the lock of the store (`guard.py`)."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable
 
 import torch
 
 from ..base.ctrl_c import CTRL_C
+from ..ledger.books import NUM_SCANNED_PER_PACK
 from ..ledger.counters import STALL_CAUSES
 from ..ledger.grants import SHARE_GRANTED, Grant
 from ..ledger.ledger import Ledger
-from ..ledger.pending import NUM_SCANNED_PER_PACK
 from ..ledger.state import State
 from .device import DeviceTier
 from .guard import Guard, change, change_if_open, is_inside_any, whole
-from .handle import Record
-from .layout import Layout, memory_at, unseen_by_modes
+from .handle import Handle, Record
+from .layout import Layout, layout_of, memory_at, unseen_by_modes
 from .ownership import claims_of
 from .registration import Registration
 from .slots import Slots
@@ -50,6 +51,7 @@ class Saving:
         self._windows = ledger.books.windows
         self._counters = ledger.books.counters
         self._registration = registration
+        self._handles = registration.handles
         self._tracked = registration.tracked
         self._slots = slots
         self._devices = devices
@@ -157,39 +159,57 @@ class Saving:
         return log.tracks_on_device
 
     @change
-    def save(self, record: Record, log: TrackedLog, node: int, fresh: list[Record], *, is_new: bool = True) -> int:
-        """Enter a record that autograd node `node` saved as the next of the log; returns its index there.
+    def save(
+        self,
+        tensor: torch.Tensor,
+        layout: Layout,
+        root: weakref.ref[torch.Tensor] | None,
+        device: torch.device | None,
+        log: TrackedLog,
+        node: int,
+        fresh: list[Record],
+    ) -> tuple[Handle, int]:
+        """Make the record of a tensor that autograd node `node` saved, as the next of the log; returns its handle, and
+        its index there.
 
-        A new one is taken in; its bytes are not read before it is settled. Else one more tensor shares it. `fresh`:
-        earlier records, whose bytes may be read from now on; the list is left empty. One call for all that a pack
-        changes, since each takes some microseconds. Waits while the budget is full.
+        Its bytes are not read before it is settled. `fresh`: earlier records, whose bytes may be read from now on; the
+        list is left empty. One call for all that a pack changes, since each takes some microseconds. Waits while the
+        budget is full. The other arguments are those of `HandleFactory.new`.
 
         Raises:
             StoreFullError: host budget and disk are full; everything is where it was.
             StorageIOError: an earlier write failed; its bytes, and all others, are in memory.
             StoreClosedError: the store is closed.
         """
-        log.newest_node = node
-        if log.leaving_bytes and self._ledger.leaves_now(log, 0):
-            self._registration.register_leaving(self._ledger.device_grouping(), log, may_wait=True)
-        self._books.pending.settle(fresh)
-        fresh.clear()
-        if is_new:
-            self._take_in(record)
-            try:
-                self._send_out(is_planned=record.device is None and log.plan is not None)
-            except BaseException:
-                self._withdraw(record)
-                raise
+        self._begin_pack(log, node, fresh)
+        handle = self._handles.new(log.store, tensor, layout, device, root)
+        record = handle.record
+        self._take_in(record)
+        try:
+            self._send_out(is_planned=device is None and log.plan is not None)
+        except BaseException:
+            self._withdraw(record)
+            raise
         if not log.num_packs:
             self._tracked.drop_ended()  # orders learned from earlier logs are needed for this one
+        return handle, log.append_registered(record, node)
+
+    @change
+    def share(self, record: Record, log: TrackedLog, node: int, fresh: list[Record]) -> int:
+        """Like `save`, for a tensor that shares a record: see `join` and `rejoin`. Does not wait."""
+        self._begin_pack(log, node, fresh)
+        if not log.num_packs:
+            self._tracked.drop_ended()
         return log.append_registered(record, node)
 
     @change
-    def store(self, record: Record) -> None:
-        """Like `save`, but without a log: the record is stored even if others hold its storage, and from now on."""
+    def store(self, owner: object, tensor: torch.Tensor, device: torch.device | None) -> Handle:
+        """Like `save`, but without a log: the tensor is stored even if others hold its storage, and from now on.
+        `owner`: what the handle keeps open."""
         if self._books.windows.tracked_bytes:
             self._down.scan_pending(0)
+        handle = self._handles.new(owner, tensor, layout_of(tensor), device)
+        record = handle.record
         self._take_in(record)
         record.forced = True
         if record.nbytes:
@@ -200,6 +220,7 @@ class Saving:
             except BaseException:
                 self._withdraw(record)
                 raise
+        return handle
 
     @change_if_open
     def settle(self, records: Iterable[Record] = ()) -> None:
@@ -318,6 +339,13 @@ class Saving:
         elif log.leaving:
             self._registration.register_leaving(grouping, log, may_wait=False)
 
+    def _begin_pack(self, log: TrackedLog, node: int, fresh: list[Record]) -> None:
+        log.newest_node = node
+        if log.leaving_bytes and self._ledger.leaves_now(log, 0):
+            self._registration.register_leaving(self._ledger.device_grouping(), log, may_wait=True)
+        self._books.pending.settle(fresh)
+        fresh.clear()
+
     def _take_in(self, record: Record) -> None:
         self._books.records[record.key] = record
         self._counters.packed_tensors += 1
@@ -344,5 +372,5 @@ class Saving:
     def _withdraw(self, record: Record) -> None:
         was_changing, self._guard.is_changing = self._guard.is_changing, True
         self._ledger.withdraw(record)
-        self._guard.advance()
+        self._ledger.advance()
         self._guard.is_changing = was_changing

@@ -23,7 +23,8 @@ _LEAST_SPARE_BYTES = 2**27
 
 
 class Slots:
-    """Gives out slots, and takes each back when nobody uses its memory any more. Guarded by the store's lock.
+    """Hands out slots of its `slab`, and takes each back when nobody uses its memory any more. Guarded by the store's
+    lock.
 
     Its window `outstanding` is charged here; the unused bytes of `host` and `staging` may be kept as free pages.
     `uncharged_bytes`: how many bytes are in memory, but not charged to `host` yet. `pools`: see `Slab`."""
@@ -47,9 +48,6 @@ class Slots:
         self._spare_bytes = 0  # see NOTE [A spare slot]
         self.returned: deque[SlotWatch] = deque()  # see NOTE [No finalizers] in `remains.py`
         self._handed_out: set[Slot] = set()  # keeps their watches alive
-
-    def allocate(self, nbytes: int, phase: int = 0) -> Slot:
-        return self.slab.allocate(nbytes, phase)
 
     def note_copy(self, slot: Slot) -> bool:
         """Count a copy to or from the slot. False: later copies will be faster, since the slab is being pinned.

@@ -16,7 +16,7 @@ NOT_ENTERED = -1
 
 
 class TrackedTensor:
-    """A saved tensor, with everything that is needed to register it later.
+    """A saved tensor, with everything that is needed to register it later. Who makes one sets each attribute.
 
     Attributes:
         alias: a detached alias of the tensor; None once it is registered, or the store is closed.
@@ -51,22 +51,6 @@ class TrackedTensor:
     stream: Any
     handle: Handle | None
     layout: Layout
-
-    def begin(
-        self,
-        alias: torch.Tensor | None,
-        version: int,
-        root: weakref.ref[torch.Tensor],
-        address: int,
-        storage_id: int,
-        log: TrackedLog,
-        itself: weakref.ref[torch.Tensor] | None,
-    ) -> None:
-        """What a constructor would do. `OffloadScope.pack` does the same without a call."""
-        self.alias, self.version, self.root, self.address = alias, version, root, address
-        self.storage_id, self.log, self.itself = storage_id, log, itself
-        self.index, self.key, self.joined = NOT_ENTERED, 0, False
-        self.device = self.stream = self.handle = None
 
     def __reduce__(self) -> tuple[object, ...]:
         raise TypeError("a tierstore saved tensor belongs to its graph and cannot be pickled")

@@ -121,12 +121,11 @@ class SimulatedMemory:
     def take_back(self) -> None:
         self._returned.clear()
 
-    def has_changed(self) -> bool:
-        return bool(self.tracked.ended or self._returned)
-
-    def catch_up(self) -> None:
+    def catch_up(self) -> bool:
+        has_died = bool(self.tracked.ended or self._returned)
         self.tracked.drop_ended()
         self.take_back()
+        return has_died
 
     # --- there are no bytes ---------------------------------------------------------------------------------------
 
@@ -138,6 +137,6 @@ class SimulatedMemory:
     def _none(self, *_: object) -> bool:
         return False
 
-    trim = prepare_offload = unclaim = give_up = _nothing
+    trim = prepare_offload = give_up = _nothing
     has_room_for_read = attach = _yes
     outstanding_bytes = has_moved = _none

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
+from ..ledger.books import NUM_SCANNED_PER_PACK
 from ..ledger.counters import STALL_CAUSES
 from ..ledger.device import DeviceRules
 from ..ledger.device_window import DeviceWindow
@@ -15,7 +16,6 @@ from ..ledger.jobs import Job, Room
 from ..ledger.ledger import ForRoom, Ledger
 from ..ledger.lookahead import LearnedOrders, Lookahead
 from ..ledger.observer import Observer
-from ..ledger.pending import NUM_SCANNED_PER_PACK
 from ..ledger.state import IN_MEMORY, State
 from ..ledger.windows import HostWindows, Window
 from .clock import Clock, Process, Resume
@@ -209,7 +209,6 @@ class Rank:
         ledger, lookahead = self.ledger, log.order.lookahead if log.order.is_followed else None
         if record.num_members > 1 and lookahead is not None and ledger.next_member(record, lookahead, index):
             return
-        self._drain()
         ledger.ask_for(record, lookahead, index)
         if record.state in IN_MEMORY:
             ledger.hand_over(record, None, index)

@@ -18,7 +18,7 @@ from ..base.config_file import ConfigSource, store_options
 from ..base.defaults import NUM_AT_ONCE
 from ..errors import ConfigError, ConfigTypeError
 from ..residency.handle import Handle, Record
-from ..residency.layout import layout_of, outside_of_modes, storage_of
+from ..residency.layout import outside_of_modes, storage_of
 from ..residency.uncompiled import uncompiled
 from .codec_names import Codec
 from .core import Core
@@ -246,9 +246,8 @@ class TierStore:
             raise ConfigTypeError("tensor", tensor, what)
         if storage_of(tensor) is None:
             raise ConfigError("tensor", type(tensor).__name__, what)
-        handle = self._core.residency.handles.new(self, tensor, layout_of(tensor))
-        self._core.residency.saving.store(handle.record)
-        return handle
+        residency = self._core.residency
+        return residency.saving.store(self, tensor, residency.device_of(tensor))
 
     @uncompiled
     def get(self, handle: Handle) -> torch.Tensor:
