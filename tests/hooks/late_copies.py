@@ -3,7 +3,7 @@
 import threading
 import weakref
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -68,8 +68,8 @@ class SeenCopies(LateCopies):
     def current_stream(self, device: torch.device) -> str:
         return f"{self.now} of {device}"
 
-    def share(self, memory: torch.Tensor, stream: str) -> None:
-        self.shared.append((memory.nbytes, stream.split()[0]))
+    def share(self, memory: Iterable[torch.Tensor], stream: str) -> None:
+        self.shared += [(each.nbytes, stream.split()[0]) for each in memory]
 
     def copy_out_many(self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor], stream: Any) -> Marker:
         self.out.append(len(sources))

@@ -82,26 +82,34 @@ class GraphOrder(Generic[R]):
         self.is_followed = False
         self._trace: _TraceSoFar | None = None
 
-    def follow(self, index: int, node: int, nbytes: int) -> bool:
-        """Compare pack `index` with the graphs that are known. True: `predicted` was made anew.
+    def follow(self, index: int, packs: Sequence[tuple[int, int]], first_node: int) -> int:
+        """Compare packs, (node, bytes) each and the first of them pack `index`, with the graphs that are known. Where
+        one is not as predicted, `predicted` is made anew. Returns how many are before that one, or how many there are.
 
-        To be called for the first pack, and for each next one as long as there is a plan. `node` counts from the first
-        pack's node."""
-        self._signature = signature = hash((self._signature, node, nbytes))
-        self._shape = shape = hash((self._shape, node))
-        predicted, orders = self.predicted, self._orders
+        To be called for the first pack, and for each next one as long as there is a plan."""
+        predicted, num_alike = self.predicted, 0
+        is_exact = predicted is None or predicted.scale is None
+        known: Sequence[int] = ()
         if predicted is not None:
-            known, mine = predicted.trace.signatures, signature
-            if predicted.scale is not None:
-                known, mine = predicted.trace.shapes, shape
-            if index < len(known) and known[index] == mine:
-                return False
-        self.predicted = None
-        if orders is not None:
-            self.predicted = orders.predict(index + 1, signature, *self._budgets) or orders.predict_alike(
-                index + 1, shape, nbytes, *self._budgets
-            )
-        return True
+            known = predicted.trace.signatures if is_exact else predicted.trace.shapes
+        num_known = len(known)
+        for node, nbytes in packs:
+            self._signature = signature = hash((self._signature, node - first_node, nbytes))
+            self._shape = shape = hash((self._shape, node - first_node))
+            number = index + num_alike
+            if number >= num_known or known[number] != (signature if is_exact else shape):
+                self.predicted = self._predict(number + 1, signature, shape, nbytes)
+                break
+            num_alike += 1
+        return num_alike
+
+    def _predict(self, num_packs: int, signature: int, shape: int, nbytes: int) -> Plan | None:
+        orders, budgets = self._orders, self._budgets
+        if orders is None:
+            return None
+        return orders.predict(num_packs, signature, *budgets) or orders.predict_alike(
+            num_packs, shape, nbytes, *budgets
+        )
 
     @property
     def plan(self) -> Plan | None:

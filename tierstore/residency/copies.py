@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from operator import attrgetter
@@ -58,8 +58,8 @@ class Copies(Protocol):
 
     def wait(self, stream: Any, marker: Marker) -> None: ...
 
-    def share(self, memory: torch.Tensor, stream: Any) -> None:
-        """After the memory is freed, its next user waits for the work that is queued on `stream` by then."""
+    def share(self, memory: Iterable[torch.Tensor], stream: Any) -> None:
+        """After each is freed, its memory's next user waits for the work that is queued on `stream` by then."""
 
     def mark(self, stream: Any) -> Marker | None:
         """A point in the stream's work with a time; None: a graph is being captured, which forbids it."""
@@ -232,8 +232,9 @@ class AcceleratorCopies:
         _stay_on(point.device)
         stream.wait_event(point.event)
 
-    def share(self, memory: torch.Tensor, stream: torch.Stream) -> None:
-        memory.record_stream(stream)
+    def share(self, memory: Iterable[torch.Tensor], stream: torch.Stream) -> None:
+        for each in memory:
+            each.record_stream(stream)
 
     def mark(self, stream: torch.Stream) -> _Point | None:
         if is_capturing(stream.device):

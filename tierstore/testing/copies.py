@@ -6,7 +6,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from queue import SimpleQueue
 from typing import Any
 
@@ -88,7 +88,7 @@ class SimulatedCopies:
     def wait(self, stream: Any, marker: Marker) -> None:
         marker.synchronize()
 
-    def share(self, memory: torch.Tensor, stream: Any) -> None:
+    def share(self, memory: Iterable[torch.Tensor], stream: Any) -> None:
         pass  # work on a stream is done at once
 
     def mark(self, stream: Any) -> Marker:
