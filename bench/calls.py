@@ -19,7 +19,7 @@ import gc
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
@@ -129,8 +129,12 @@ class _AtOnce(SimulatedCopies):
     def current_stream(self, device: torch.device) -> str:
         return "compute"
 
-    def _copy(self, source: torch.Tensor, target: torch.Tensor) -> Any:
-        target.copy_(source)
+    def wait(self, stream: Any, marker: Any) -> None:
+        """The stream waits, not the host."""
+
+    def _copy(self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> Any:
+        for source, target in zip(sources, targets, strict=True):
+            target.copy_(source)
         return self._over
 
     def end_step(self) -> None:
@@ -142,13 +146,10 @@ class _Late(_AtOnce):
 
     num_copies = num_over = num_known = 0
 
-    def _copy(self, source: torch.Tensor, target: torch.Tensor) -> Any:
-        target.copy_(source)
+    def _copy(self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> Any:
+        super()._copy(sources, targets)
         self.num_copies += 1
         return _LateEnd(self, self.num_copies)
-
-    def wait(self, stream: Any, marker: Any) -> None:
-        """The stream waits, not the host."""
 
     def end_step(self) -> None:
         self.num_over = self.num_copies

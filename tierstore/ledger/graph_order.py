@@ -78,7 +78,8 @@ class GraphOrder(Generic[R]):
         self.reload_ahead = Lookahead[R](0 if lookahead_bytes == 0 else sys.maxsize)  # the device's windows bound it
         self.asked_for: dict[int, None] = {}
         self.predicted: Plan | None = None
-        self._signature = self._shape = 0  # of the packs so far, as long as there is a plan; of their nodes
+        self._signature = 0  # of the packs so far, as long as there is a plan
+        self._shape = 0  # of their nodes, where the plan does not tell it
         self.is_followed = False
         self._trace: _TraceSoFar | None = None
 
@@ -88,27 +89,30 @@ class GraphOrder(Generic[R]):
 
         To be called for the first pack, and for each next one as long as there is a plan."""
         predicted, num_alike = self.predicted, 0
-        is_exact = predicted is None or predicted.scale is None
+        is_exact = predicted is not None and predicted.scale is None
         known: Sequence[int] = ()
         if predicted is not None:
             known = predicted.trace.signatures if is_exact else predicted.trace.shapes
         num_known = len(known)
         for node, nbytes in packs:
-            self._signature = signature = hash((self._signature, node - first_node, nbytes))
-            self._shape = shape = hash((self._shape, node - first_node))
             number = index + num_alike
-            if number >= num_known or known[number] != (signature if is_exact else shape):
-                self.predicted = self._predict(number + 1, signature, shape, nbytes)
+            self._signature = mine = hash((self._signature, node - first_node, nbytes))
+            if not is_exact:
+                self._shape = mine = hash((self._shape, node - first_node))
+            if number >= num_known or known[number] != mine:
+                if predicted is not None and is_exact:  # so far their nodes were the same
+                    self._shape = hash((predicted.trace.shapes[number - 1] if number else 0, node - first_node))
+                self.predicted = self._predict(number + 1, nbytes)
                 break
             num_alike += 1
         return num_alike
 
-    def _predict(self, num_packs: int, signature: int, shape: int, nbytes: int) -> Plan | None:
+    def _predict(self, num_packs: int, nbytes: int) -> Plan | None:
         orders, budgets = self._orders, self._budgets
         if orders is None:
             return None
-        return orders.predict(num_packs, signature, *budgets) or orders.predict_alike(
-            num_packs, shape, nbytes, *budgets
+        return orders.predict(num_packs, self._signature, *budgets) or orders.predict_alike(
+            num_packs, self._shape, nbytes, *budgets
         )
 
     @property
@@ -166,19 +170,13 @@ def _trace_so_far(
 
 
 def _signatures(nodes: Sequence[int], sizes: Sequence[int]) -> list[int]:
-    signature, signatures = 0, []
-    for node, nbytes in zip(nodes, sizes, strict=True):
-        signature = hash((signature, node - nodes[0], nbytes))
-        signatures.append(signature)
-    return signatures
+    signature = 0
+    return [signature := hash((signature, node - nodes[0], nbytes)) for node, nbytes in zip(nodes, sizes, strict=True)]
 
 
 def _shapes(nodes: Sequence[int]) -> list[int]:
-    shape, shapes = 0, []
-    for node in nodes:
-        shape = hash((shape, node - nodes[0]))
-        shapes.append(shape)
-    return shapes
+    shape = 0
+    return [shape := hash((shape, node - nodes[0])) for node in nodes]
 
 
 def _learn(

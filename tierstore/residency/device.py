@@ -152,7 +152,7 @@ class Streams:
             (whole,), nbytes = memory, memory[0].numel()
             sources = memory if end - first == nbytes else [whole[first:end]]  # most are whole; a slice takes a while
         record.ready = self._copies.copy_out_many(sources, _pieces_of(slot, record), record.stream)
-        if (times := self._open_times()) is not None:
+        if self._times is not None and (times := self._open_times()) is not None:
             times.copies_out(end - first)
         self._note(slot)
         return CopyOut(memory, nbytes, record.ready)
@@ -171,15 +171,14 @@ class Streams:
             raise
         dtype = record.layout.dtype
         if record.ranges:
-            handle.parts = {
-                first: part if (end - first) % dtype.itemsize else part.view(dtype)  # most views are of that dtype
-                for (first, end), part in zip(record.ranges, memory, strict=True)
-            }
+            are_whole = not sum([(end - first) % dtype.itemsize for first, end in record.ranges])
+            parts = map(torch.Tensor.view, memory, repeat(dtype)) if are_whole else memory  # most views are of it
+            handle.parts = {first: part for (first, _), part in zip(record.ranges, parts, strict=True)}
         else:
             handle.source.data = in_dtype(memory[0], dtype)
         record.ready = copied
         record.claims = []
-        if (times := self._open_times()) is not None:
+        if self._times is not None and (times := self._open_times()) is not None:
             times.copies_in(record.nbytes)
         self._note(slot)
         return CopyBack(memory, copied)
@@ -218,7 +217,7 @@ class Streams:
         self._wait(record.stream, end)
 
     def _wait(self, stream: Any, marker: Marker) -> None:
-        times = self._open_times()
+        times = None if self._times is None else self._open_times()
         if times is None:
             self._copies.wait(stream, marker)
         else:

@@ -62,15 +62,16 @@ def take_if_sole_owner(
     Returns the dtype and the aliases for each such storage.
 
     Nobody can be handed an alias that was taken: who asks for the tensor meanwhile waits for the lock of the store."""
-    tensors = [tracked for of_storage in by_storage.values() for tracked in of_storage]
+    of_storages = by_storage.values()
+    tensors = [tracked for of_storage in of_storages for tracked in of_storage]
     aliases = [tracked.alias for tracked in tensors if tracked.alias is not None]
     if len(aliases) < len(tensors):
         raise RuntimeError("a tracked tensor is registered already")
     for tracked in tensors:
         tracked.alias = None
     used = set(map(id, in_use(aliases)))  # before anything else refers to them
-    sums = list(accumulate(map(len, by_storage.values()), initial=0))
-    starts, ends, firsts = sums[:-1], sums[1:], [of_storage[0] for of_storage in by_storage.values()]
+    sums = list(accumulate(map(len, of_storages), initial=0))
+    starts, ends, firsts = sums[:-1], sums[1:], [of_storage[0] for of_storage in of_storages]
     as_saved = [
         (end - start, first.address, first.log.packs[first.index][1])
         for first, start, end in zip(firsts, starts, ends, strict=True)

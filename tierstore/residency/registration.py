@@ -16,7 +16,7 @@ from .device import Streams, bytes_of
 from .groups import become_members, copy_into, take_if_sole_owner
 from .handle import Handle, Record
 from .handle_making import HandleFactory
-from .layout import layout_of, unseen_by_modes
+from .layout import layout_of
 from .outstanding import OutstandingViews
 from .ownership import CLAIMS_ATTRIBUTE, is_claimed, records_over
 from .slab import Slot
@@ -52,13 +52,11 @@ class Registration(RegistrationRules[TrackedTensor, Record]):
 
     # --- what is tracked ----------------------------------------------------------------------------------------
 
-    @unseen_by_modes
     def register_on_device(self, grouping: Grouping[TrackedTensor], of: TrackedLog | None = None) -> None:
         """Register what is tracked and settled, of one log or of all: NOTE [Tracked on a device] in
         `ledger/on_device.py`."""
         self._register_sorted(self.tracked.take_on_device(of), grouping, may_wait=False)
 
-    @unseen_by_modes
     def register_leaving(self, grouping: Grouping[TrackedTensor], log: TrackedLog, *, may_wait: bool) -> None:
         """Register what is tracked, is settled, and waits to leave. `may_wait`: what others hold waits once more."""
         self._register_sorted(self.tracked.take_leaving(log), grouping, may_wait=may_wait)
