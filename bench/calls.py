@@ -63,12 +63,12 @@ CASES = {
     "host": Case(False, 0, 11, 4, 8),
     "stays on the device": Case(True, 2**30, 13, 5, 8),
     "buffer on the device": Case(True, 2**30, 14, 5, 8, saves="buffer"),
-    "leaves the device": Case(True, 0, 28, 26, 35),
+    "leaves the device": Case(True, 0, 18, 24, 35),
     "leaves in batches": Case(True, 0, 60, 40, 80, options={"staging_bytes": "15KiB"}),  # seven of them in each
-    "leaves the device, late": Case(True, 0, 28, 30, 35, most_asked=0.1),
-    "leaves in batches, late": Case(True, 0, 60, 40, 80, options={"staging_bytes": "15KiB"}, most_asked=0.2),
-    "leaves alone, late": Case(True, 0, 270, 220, 270, options={"staging_bytes": "3KiB"}, most_asked=0.5),
-    "half of them leave, late": Case(True, NUM_TENSORS * 2**9, 60, 30, 35, most_asked=0.1),
+    "leaves the device, late": Case(True, 0, 20, 25, 35, most_asked=0.1),
+    "leaves in batches, late": Case(True, 0, 60, 30, 80, options={"staging_bytes": "15KiB"}, most_asked=0.2),
+    "leaves alone, late": Case(True, 0, 200, 90, 150, options={"staging_bytes": "3KiB"}, most_asked=0.5),
+    "half of them leave, late": Case(True, NUM_TENSORS * 2**9, 28, 20, 35, most_asked=0.1),
     "parameter": Case(False, 0, 3, 3, 4, saves="parameter"),
     "view of a parameter": Case(False, 0, 4, 3, 4, saves="view of a parameter"),
     "small": Case(False, 0, 8, 3, 4, min_bytes=2**20),
@@ -77,7 +77,7 @@ MOST_AT_THE_END = 3
 DECODER = "decoder on the device"
 DECODER_SHAPE = DecoderShape(layers=16, width=64, tokens=16, vocabulary=100, head_width=32)
 MOST_OF_THE_DECODER = 9200
-DRIVE = {"2 MiB": (2**21, 64, 160), "256 KiB": (2**18, 1024, 60), "128 KiB": (2**17, 2048, 45)}
+DRIVE = {"2 MiB": (2**21, 64, 160), "256 KiB": (2**18, 1024, 50), "128 KiB": (2**17, 2048, 45)}
 """Bytes of a tensor, how many there are, and the goal."""
 HOST_BYTES_OF_DRIVE = "16MiB"
 
