@@ -220,7 +220,7 @@ class OffloadScope:
         if log.keeps_layouts:  # asked only now: NOTE [Layouts for traces] in living.py
             saved.layout = layout_of(tensor)
         if device is None and (log.plan is not None or saved.index == 0):
-            log.follow_plan(saved.index, node, nbytes)
+            log.follow_plan(saved.index, ((node, nbytes),))
         return saved
 
     def _leaves(
@@ -233,7 +233,7 @@ class OffloadScope:
         if not log.num_packs:
             self._saving.settle()  # orders learned from earlier logs are needed for this one
         if log.plan is not None or not log.num_packs:
-            log.follow_plan(log.num_packs, node, nbytes, device)
+            log.follow_plan(log.num_packs, ((node, nbytes),), device)
             leaves = leaves or (log.plan is not None and log.plan.leaves(log.num_packs))
         if CLAIMS_ATTRIBUTE in storage.__dict__ and _may_share_a_record(log, storage):
             return None
@@ -315,7 +315,7 @@ class OffloadScope:
         if isinstance(saved, RejoinedTensor):
             saved.guard(tensor, layout)
         if follows_plan and (log.plan is not None or index == 0):
-            log.follow_plan(index, node, log.packs[index][1], record.device)
+            log.follow_plan(index, log.packs[index:], record.device)
         if log.plan is not None:
             log.plan.assign(record, index, log.first_key)
         return saved

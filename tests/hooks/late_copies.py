@@ -3,7 +3,7 @@
 import threading
 import weakref
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -33,14 +33,14 @@ class LateCopies(SimulatedCopies):
         self.lock = threading.RLock()  # the store's I/O threads wait for copies, too
         self.stream: deque[_LateCopy] = deque()
 
-    def copy_out(self, source: torch.Tensor, target: torch.Tensor, stream: Any) -> Marker:
-        self.num_out += 1
-        return _LateCopy(self, _Block(source), target)
+    def copy_out_many(self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor], stream: Any) -> Marker:
+        self.num_out += len(sources)
+        return [_LateCopy(self, _Block(source), target) for source, target in zip(sources, targets, strict=True)][-1]
 
-    def _copy(self, source: torch.Tensor, target: torch.Tensor) -> Marker:  # type: ignore[override]
+    def _copy(self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> Marker:  # type: ignore[override]
         """Called by `copy_in_many`. (Which is not written anew here: the store takes an error for one of an accelerator
         only if no function outside of its package and torch's has part in it.)"""
-        return _LateCopy(self, source, _Block(target))
+        return [_LateCopy(self, source, _Block(target)) for source, target in zip(sources, targets, strict=True)][-1]
 
     def synchronize(self) -> None:
         with self.lock:
@@ -68,8 +68,8 @@ class SeenCopies(LateCopies):
     def current_stream(self, device: torch.device) -> str:
         return f"{self.now} of {device}"
 
-    def share(self, memory: torch.Tensor, stream: str) -> None:
-        self.shared.append((memory.nbytes, stream.split()[0]))
+    def share(self, memory: Iterable[torch.Tensor], stream: str) -> None:
+        self.shared += [(each.nbytes, stream.split()[0]) for each in memory]
 
     def copy_out_many(self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor], stream: Any) -> Marker:
         self.out.append(len(sources))

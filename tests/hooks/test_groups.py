@@ -48,6 +48,17 @@ def test_small_tensors_of_a_graph_are_written_and_read_in_groups(store: TierStor
         assert number or stats.restored_bytes <= 2 * stats.spilled_bytes, "each backward reads a group once"
 
 
+def test_group_on_disk_counts_as_used_once_its_last_member_was_asked_for(store: TierStore) -> None:
+    """Then its memory may be taken for what is asked for next, in a retained graph too."""
+    with tiered_offload(store, min_bytes=0):
+        loss = sine_chain(leaf := half_leaf(), _NUM)
+    store.flush()
+    gradient_of(loss, leaf)
+    queues = inspect(store).books.eviction.queues
+    assert len(queues["used"]) > 1
+    assert not queues["clean"]
+
+
 def test_what_others_hold_is_in_no_group(store: TierStore) -> None:
     leaf = half_leaf()
     with tiered_offload(store, min_bytes=0):

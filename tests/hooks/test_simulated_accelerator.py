@@ -194,7 +194,7 @@ class LostDevice(SimulatedCopies):
 
     is_lost: Callable[[], bool] = staticmethod(lambda: False)
 
-    def copy_out(self, source: torch.Tensor, target: torch.Tensor, stream: Any) -> Marker:
+    def copy_out_many(self, sources: Any, targets: Any, stream: Any) -> Marker:
         return LostMarker(self)
 
 

@@ -6,7 +6,7 @@ Bytes are copied when a copy is queued, so this says nothing of races; tests/sto
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -108,7 +108,7 @@ class VirtualAccelerator:
     def wait(self, stream: _Stream, marker: Marker) -> None:
         stream.comes_to(_seconds_of(marker))
 
-    def share(self, memory: torch.Tensor, stream: Any) -> None:
+    def share(self, memory: Iterable[torch.Tensor], stream: Any) -> None:
         pass
 
     def mark(self, stream: _Stream) -> Marker:

@@ -15,7 +15,7 @@ MUTATIONS = {
     },
     "test_what_others_hold_is_in_no_group": {
         "what others hold is in no group": replace(
-            "holds_alone", "storage_use_count(storage_id) - 1 == len(aliases)", "True"
+            "hold_alone", "saved == (uses - 1, address, nbytes)", "saved[1:] == (address, nbytes)"
         ),
     },
     "test_edit_between_forward_and_backward_same_outcome[data replaced]": {

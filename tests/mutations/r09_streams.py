@@ -31,7 +31,7 @@ MUTATIONS = {
             "Streams.wait_where_asked", "stream != record.stream"
         ),
         "a block is not given away before every stream that may use it is through with it": drop(
-            "Streams.share", "self._copies.share(memory, stream)"
+            "Streams.share", "self._copies.share(copy.memory, stream)"
         ),
         "what is reloaded and not asked for holds its block until it is copied": never(
             "DeviceRules.unload", "reload.memory is not None"
@@ -103,7 +103,7 @@ MUTATIONS = {
     },
     "test_memory_of_members_is_kept_for_every_stream_that_may_use_it": {
         "the blocks of a group's members are not given away before every stream is through with them": drop(
-            "Streams.gather", "self._copies.share(part, known)"
+            "Streams.gather", "self._copies.share(parts, known)"
         ),
     },
     "test_blocks_of_a_batch_are_kept_for_every_stream_that_may_use_them": {

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
@@ -170,7 +170,7 @@ class _SteppedCopies:
         assert isinstance(marker, _SteppedCopy)
         self.queues.wait(marker)
 
-    def share(self, memory: torch.Tensor, stream: Any) -> None:
+    def share(self, memory: Iterable[torch.Tensor], stream: Any) -> None:
         """There is one stream."""
 
 

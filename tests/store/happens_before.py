@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -196,8 +196,9 @@ class ClockedCopies(AcceleratorCopies, TorchDispatchMode):
     def current_stream(self, device: torch.device) -> Stream:  # type: ignore[override]
         return self.stream(self.current)
 
-    def share(self, memory: torch.Tensor, stream: Stream) -> None:  # type: ignore[override]
-        self._shared[memory.untyped_storage().data_ptr()].add(repr(stream))
+    def share(self, memory: Iterable[torch.Tensor], stream: Stream) -> None:  # type: ignore[override]
+        for each in memory:
+            self._shared[each.untyped_storage().data_ptr()].add(repr(stream))
 
     def _stream(self, device: torch.device, direction: str) -> Stream:  # type: ignore[override]
         return self.stream(direction)

@@ -181,7 +181,7 @@ def test_checker_freed_block_goes_to_its_stream_at_once_unless_shared(copies: Cl
     address = block.data_ptr()
     copies.work("side", "a read", reads=address)
     if is_shared:
-        copies.share(block, copies.stream("side"))
+        copies.share([block], copies.stream("side"))
     del block
     again = copies.allocate("compute")
     assert again.data_ptr() == address

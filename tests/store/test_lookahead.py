@@ -92,17 +92,17 @@ def test_graph_of_new_sizes_follows_one_with_the_same_nodes() -> None:
     assert ending is not None
     ending()
     order, packs = _order_over(orders, 20), _packs([5, 5, 5, 5])
-    assert order.follow(0, 0, 5)
-    assert not any(order.follow(index, index, 5) for index in (1, 2, 3))
+    assert order.follow(0, [(0, 5)], 0) == 0
+    assert order.follow(1, [(1, 5), (2, 5), (3, 5)], 0) == 3
     assert order.predicted is not None
     assert order.plan is None, "all of it may stay"
     order.look_ahead(packs, packs.records)
     assert order.lookahead.peek() is packs.records[1]
     order = _order_over(orders, 20)
-    order.follow(0, 0, 20)
+    order.follow(0, [(0, 20)], 0)
     assert order.plan is not None
     assert [order.plan.tier(index) for index in (1, 3, 0, 2)] == [PlannedTier.HOST, *[PlannedTier.DISK] * 3]
-    assert order.follow(1, 7, 20), "another node"
+    assert order.follow(1, [(7, 20), (8, 20)], 0) == 0, "another node"
     assert order.predicted is None
 
 

@@ -21,7 +21,7 @@ from tests.waiting import until
 from tierstore.disk.linux import address_of
 from tierstore.ledger.state import State
 from tierstore.residency import pinning
-from tierstore.residency.copies import queue_copy
+from tierstore.residency.copies import queue_copies
 from tierstore.residency.pinning import Pinning, cpus_near, device_in_use
 from tierstore.residency.slab import Slab
 
@@ -272,14 +272,19 @@ def test_copy_is_cut_where_pieces_of_host_memory_meet(direction: str) -> None:
             return func(*args, **(kwargs or {}))
 
     with Seen():
-        queue_copy(target, source, host.data_ptr())
+        queue_copies([target], [source], [host])
     assert seen == [(0, 512), (512, CHUNK), (CHUNK + 512, 512)]
     assert torch.equal(host, torch.arange(CHUNK + 1024).to(torch.uint8))
     assert torch.equal(device, host)
     seen.clear()
     with Seen():
-        queue_copy(target[512:-512], source[512:-512], host[512:].data_ptr())
+        queue_copies([target[512:-512]], [source[512:-512]], [host[512:-512]])
     assert seen == [(512, CHUNK)]
+    seen.clear()
+    with Seen():
+        for parts in ([slice(256), slice(256, 1024)], [slice(256), slice(256, 512)]):
+            queue_copies(*[[each[part] for part in parts] for each in (target, source, host)])
+    assert seen == [(0, 256), (256, 256), (512, 512), (0, 256), (256, 256)]
 
 
 def test_store_opened_where_the_program_has_tensors_on_a_device_is_pinned_from_then_on(

@@ -234,10 +234,10 @@ def test_discard_failed_ends_the_store_with_the_cause(breaking_store: TierStore)
 class _FailsOnTheLoop(SimulatedCopies):
     """Copies that fail on any thread but the main one."""
 
-    def copy_out(self, source: torch.Tensor, target: torch.Tensor, stream: Any) -> Marker:
+    def copy_out_many(self, sources: Any, targets: Any, stream: Any) -> Marker:
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError("the device has failed")
-        return super().copy_out(source, target, stream)
+        return super().copy_out_many(sources, targets, stream)
 
 
 def test_change_failed_on_the_loop_closes_the_store_before_the_engine_has_ended(store_directory: Path) -> None:

@@ -214,7 +214,7 @@ class DeviceRules(Generic[R]):
         self._asked_last = record.key
         stream = self._memory.asked_on(record.device)
         reload = self._reloaded.get(record.key)
-        if reload is None or not record.is_alive:
+        if reload is None or record() is None:
             return
         self._reloaded.move_to_end(record.key)  # a copy ahead does not take its place
         if stream in reload.streams:
@@ -225,10 +225,10 @@ class DeviceRules(Generic[R]):
 
     def hand_over_again(self, record: R) -> bool:
         """The same for one more tensor in the record's bytes. False: call `hand_over`."""
-        stream, reload = self._memory.asked_on(record.device), self._reloaded.get(record.key)
-        if stream not in reload.streams if reload is not None else not record.has_device_bytes:
+        stream, key = self._memory.asked_on(record.device), record.key
+        if stream not in self._reloaded[key].streams if key in self._reloaded else not record.has_device_bytes:
             return False
-        self._asked_last = record.key
+        self._asked_last = key
         return True
 
     def _note_awaited(self, reload: _Reload[R]) -> None:
@@ -273,7 +273,8 @@ class DeviceRules(Generic[R]):
         self._memory.drop_bytes(record)
 
     def unload(self, record: R) -> None:
-        self.too_large.discard(record.key)
+        if self.too_large:
+            self.too_large.discard(record.key)
         reload = self._reloaded.pop(record.key, None)
         if reload is not None:
             self.window.reloaded.used_bytes -= reload.nbytes

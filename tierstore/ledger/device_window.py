@@ -78,21 +78,21 @@ class DeviceWindow(Generic[R]):
         return None
 
     def leave(self, record: R) -> None:
-        _, nbytes = self._resident.pop(record.key, (record, 0))
-        self._leaving.pop(record.key, None)
-        self.resident.used_bytes -= nbytes
+        if record.key in self._resident:
+            self.resident.used_bytes -= self._resident.pop(record.key)[1]
+            self._leaving.pop(record.key, None)
 
     def flies_too_much(self) -> bool:
-        lent = _lent(self.in_flight)
+        lent = self.in_flight.used_bytes - self.in_flight.limit_bytes
         return lent > 0 and self._room() < lent + _lent(self.reloaded)
 
     def reloads_too_much(self) -> bool:
-        lent = _lent(self.reloaded)
+        lent = self.reloaded.used_bytes - self.reloaded.limit_bytes
         return lent > 0 and self._room() < lent + _lent(self.in_flight)
 
     def fits_reload(self, nbytes: int) -> bool:
-        lent = _lent(self.reloaded, nbytes)
-        return not lent or self._room() >= lent + _lent(self.in_flight)
+        lent = self.reloaded.used_bytes + nbytes - self.reloaded.limit_bytes
+        return lent <= 0 or self._room() >= lent + _lent(self.in_flight)
 
     def unlent_bytes(self) -> int:
         """Bytes that may stay but do not, and that no copy was lent."""
@@ -104,6 +104,6 @@ class DeviceWindow(Generic[R]):
         return resident.limit_bytes - resident.used_bytes - resident.granted_bytes
 
 
-def _lent(window: Window, nbytes: int = 0) -> int:
-    """Bytes that the window would use beyond its own limit, with `nbytes` more."""
-    return max(0, window.used_bytes + nbytes - window.limit_bytes)
+def _lent(window: Window) -> int:
+    """Bytes that the window uses beyond its own limit."""
+    return max(0, window.used_bytes - window.limit_bytes)

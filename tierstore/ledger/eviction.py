@@ -86,7 +86,8 @@ class EvictionOrder(Generic[R]):
 
     def remove(self, record: R) -> None:
         for queue in (self._dirty, self.leaving, self._asked, self._clean, self._used):
-            queue.pop(record.key, None)
+            if record.key in queue:
+                del queue[record.key]
 
     def next_used(self) -> R | None:
         return next(iter(self._used.values()), None)

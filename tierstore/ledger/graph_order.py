@@ -77,30 +77,42 @@ class GraphOrder(Generic[R]):
         self.reload_ahead = Lookahead[R](0 if lookahead_bytes == 0 else sys.maxsize)  # the device's windows bound it
         self.asked_for: dict[int, None] = {}
         self.predicted: Plan | None = None
-        self._signature = self._shape = 0  # of the packs so far, as long as there is a plan; of their nodes
+        self._signature = 0  # of the packs so far, as long as there is a plan
+        self._shape = 0  # of their nodes, where the plan does not tell it
         self.is_followed = False
         self._trace: _TraceSoFar | None = None
 
-    def follow(self, index: int, node: int, nbytes: int) -> bool:
-        """Compare pack `index` with the graphs that are known. True: `predicted` was made anew.
+    def follow(self, index: int, packs: Sequence[tuple[int, int]], first_node: int) -> int:
+        """Compare packs, (node, bytes) each and the first of them pack `index`, with the graphs that are known. Where
+        one is not as predicted, `predicted` is made anew. Returns how many are before that one, or how many there are.
 
-        To be called for the first pack, and for each next one as long as there is a plan. `node` counts from the first
-        pack's node."""
-        self._signature = signature = hash((self._signature, node, nbytes))
-        self._shape = shape = hash((self._shape, node))
-        predicted, orders = self.predicted, self._orders
+        To be called for the first pack, and for each next one as long as there is a plan."""
+        predicted, num_alike = self.predicted, 0
+        is_exact = predicted is not None and predicted.scale is None
+        known: Sequence[int] = ()
         if predicted is not None:
-            known, mine = predicted.trace.signatures, signature
-            if predicted.scale is not None:
-                known, mine = predicted.trace.shapes, shape
-            if index < len(known) and known[index] == mine:
-                return False
-        self.predicted = None
-        if orders is not None:
-            self.predicted = orders.predict(index + 1, signature, *self._budgets) or orders.predict_alike(
-                index + 1, shape, nbytes, *self._budgets
-            )
-        return True
+            known = predicted.trace.signatures if is_exact else predicted.trace.shapes
+        num_known = len(known)
+        for node, nbytes in packs:
+            number = index + num_alike
+            self._signature = mine = hash((self._signature, node - first_node, nbytes))
+            if not is_exact:
+                self._shape = mine = hash((self._shape, node - first_node))
+            if number >= num_known or known[number] != mine:
+                if predicted is not None and is_exact:  # so far their nodes were the same
+                    self._shape = hash((predicted.trace.shapes[number - 1] if number else 0, node - first_node))
+                self.predicted = self._predict(number + 1, nbytes)
+                break
+            num_alike += 1
+        return num_alike
+
+    def _predict(self, num_packs: int, nbytes: int) -> Plan | None:
+        orders, budgets = self._orders, self._budgets
+        if orders is None:
+            return None
+        return orders.predict(num_packs, self._signature, *budgets) or orders.predict_alike(
+            num_packs, self._shape, nbytes, *budgets
+        )
 
     @property
     def plan(self) -> Plan | None:
@@ -157,19 +169,13 @@ def _trace_so_far(
 
 
 def _signatures(nodes: Sequence[int], sizes: Sequence[int]) -> list[int]:
-    signature, signatures = 0, []
-    for node, nbytes in zip(nodes, sizes, strict=True):
-        signature = hash((signature, node - nodes[0], nbytes))
-        signatures.append(signature)
-    return signatures
+    signature = 0
+    return [signature := hash((signature, node - nodes[0], nbytes)) for node, nbytes in zip(nodes, sizes, strict=True)]
 
 
 def _shapes(nodes: Sequence[int]) -> list[int]:
-    shape, shapes = 0, []
-    for node in nodes:
-        shape = hash((shape, node - nodes[0]))
-        shapes.append(shape)
-    return shapes
+    shape = 0
+    return [shape := hash((shape, node - nodes[0])) for node in nodes]
 
 
 def _learn(

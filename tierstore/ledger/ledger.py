@@ -151,12 +151,16 @@ class Ledger(Generic[R]):
     def next_member(self, record: R, ahead: Lookahead[R], index: int) -> bool:
         """A thread asks for pack `index`, a member of a group of which others were asked for. False: `ask_for` it.
 
-        Its last member is asked for: then its room may be used for what comes next."""
+        The last member of a group that is on disk too is asked for: then its room may be used for what comes next."""
         if record.fetched or record.state not in _AT_REST:
             return False
         if record.device is not None and not self.device.hand_over_again(record):
             return False
-        return ahead.pass_member(index, record, knows_dropped=self._follow(ahead))
+        if record.state is State.CLEAN and ahead.is_last(index, record):
+            return False
+        knows_dropped, self.books.ahead = self.books.ahead is ahead, ahead  # as `_follow`, without its call
+        ahead.asked_for(index, record.nbytes // record.num_members, knows_dropped=knows_dropped)
+        return True
 
     def hand_over(self, record: R, reload_ahead: Lookahead[R] | None, index: int) -> bool:
         """False: its device has no room for a whole group."""

@@ -148,24 +148,27 @@ class GraphLog(Generic[T, R]):
         self.num_packs = index + 1
         return index
 
-    def follow_plan(self, index: int, node: int, nbytes: int, device: Any = None) -> None:
-        """Compare pack `index`, of autograd node `node`, with the graphs that are known; choose the plan to follow.
-        `device`: the accelerator that it is on.
+    def follow_plan(self, index: int, packs: Sequence[tuple[int, int]], device: Any = None) -> None:
+        """Compare packs, the first of which is pack `index`, with the graphs that are known; choose the plan to follow.
+        `packs`: as this log has them. `device`: the accelerator that the first is on.
 
         To be called for the first pack of a log, and for each next one as long as there is a plan: after the pack, or
         before it where the plan decides whether the tensor is tracked."""
-        order, self.num_followed = self.order, index + 1
-        if order.follow(index, node - self.packs[0][0] if index else 0, nbytes):
-            self._prepare(order.predicted, None if index else device)
-            self.plan = order.plan
+        order, first_node = self.order, (self.packs or packs)[0][0]
+        while packs:
+            num_alike = order.follow(index, packs, first_node)
+            if num_alike < len(packs):
+                self._prepare(order.predicted, device if index + num_alike == 0 else None)
+                self.plan = order.plan
+            self.num_followed = index = index + min(num_alike + 1, len(packs))
+            packs = packs[num_alike + 1 :] if self.plan is not None else ()
 
     def _prepare(self, plan: Plan | None, device: Any) -> None:
         """Another plan than before is predicted. `device`: that of the first tensor."""
 
     def follow_entered(self) -> None:
-        """The same for the packs that were entered since: see NOTE [Grants] in `grants.py`."""
-        while self.plan is not None and self.num_followed < self.num_packs:
-            self.follow_plan(self.num_followed, *self.packs[self.num_followed])
+        """The same for the packs that were entered since, if there is a plan: see NOTE [Grants] in `grants.py`."""
+        self.follow_plan(self.num_followed, self.packs[self.num_followed :])
 
     def may_be_granted(self) -> bool:
         """Whether packs may do without the lock: see NOTE [Grants] in `grants.py`. A traced graph needs each index at

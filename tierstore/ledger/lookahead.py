@@ -225,8 +225,9 @@ class Lookahead(Generic[R]):
         self.depth = PrefetchDepth()
         self._records: Sequence[R | None] = ()
         self._order: Sequence[int] = ()
+        self._end = 0  # its length
         self._rank: list[int] = []  # by index: its rank in the order; -1: it is not in the order
-        self._num_known = 0  # its length
+        self._num_known = 0  # length of `_rank`
         self._asked = bytearray()  # by index: whether it was asked for
         self._ranks_by_key: dict[int, list[int]] | None = None  # ranks of the known records; None: not needed yet
         self._position = -1  # rank of the latest that was asked for
@@ -238,7 +239,7 @@ class Lookahead(Generic[R]):
         """Start at the beginning of `order`, the indices in which backward will ask; `records[i]` is pack i's record.
 
         None in `records`: the tensor is only tracked, so it is in memory; `come_in` enters its record later."""
-        self._records, self._order = records, order
+        self._records, self._order, self._end = records, order, len(order)
         self._num_known = len(records)
         self._rank = [-1] * self._num_known
         self._asked = bytearray(len(records))
@@ -273,14 +274,10 @@ class Lookahead(Generic[R]):
                 if again or rank >= self._next:
                     self._next = rank + 1
 
-    def pass_member(self, index: int, record: R, *, knows_dropped: bool = False) -> bool:
-        """Move the position to a member of a group, as `asked_for` does. False: it is the last one, or may be, and
-        nothing was changed."""
-        known = self._known_ranks() if self._ranks_by_key is None else self._ranks_by_key
-        if record.key not in known or index >= self._num_known or known[record.key][-1] <= self._rank[index]:
-            return False
-        self.asked_for(index, record.nbytes // record.num_members, knows_dropped=knows_dropped)
-        return True
+    def is_last(self, index: int, record: R) -> bool:
+        """Whether pack `index` is the last member of a group that will be asked for, or may be."""
+        ranks = self._ranks_of(record)
+        return not ranks or index >= self._num_known or ranks[-1] <= self._rank[index]
 
     def come_back_for(self, record: R) -> None:
         """Note that the record has left memory: if it was dealt with and not asked for yet, go on from it again."""
@@ -307,7 +304,7 @@ class Lookahead(Generic[R]):
         """The next record to fetch; None: far enough, or nothing left."""
         if self._ahead_bytes >= self._limit_bytes:
             return None
-        while self._next < len(self._order):
+        while self._next < self._end:
             record = self._records[self._order[self._next]]
             if record is not None:
                 return record
@@ -321,7 +318,7 @@ class Lookahead(Generic[R]):
         if fetched_bytes:
             self._ahead_bytes += fetched_bytes - self._ahead.get(index, 0)
             self._ahead[index] = fetched_bytes
-        rank, end, record = rank + 1, len(order), records[index]
+        rank, end, record = rank + 1, self._end, records[index]
         while rank < end and records[order[rank]] is record:  # further members of the same group
             rank += 1
         self._next = rank

@@ -172,17 +172,17 @@ class Plan:
         self.scale = scale
         self.is_needed = is_needed
         self._agreed = agreed
-        self._found: tuple[int, bytes] = 0, b""  # by `agreed`, the latest
+        self._found: tuple[int, int, bytes] = 0, 0, b""  # by `agreed`, the latest, and where it ends
         self._leaving: dict[int, bytes] = {}  # by the number of a block of packs: whether each of them leaves
 
     def tier(self, index: int) -> PlannedTier | None:
         """The planned tier of the record that pack `index` began; None: not decided, it leaves when it has to."""
         if index >= self.trace.num_packs:
             return None
-        start, tiers = self._found
-        if not start <= index < start + len(tiers):
-            end = start + len(tiers)
-            self._found = start, tiers = self._agreed(index, end if index >= end else 0)
+        start, end, tiers = self._found
+        if not start <= index < end:
+            start, tiers = self._agreed(index, end if index >= end else 0)
+            self._found = start, start + len(tiers), tiers
         return _TIERS[tiers[index - start]]
 
     def leaves(self, index: int) -> bool:
@@ -213,12 +213,11 @@ class Plan:
 
     def assign_group(self, record: RuledRecord, indices: Iterable[int], first_key: int) -> None:
         """The same for a group: its members have one planned tier. It has the priority of the one needed first."""
-        trace, priority = self.trace, 0
-        for index in indices:
-            if index < trace.num_packs and trace.records[index] == index:
-                record.planned = self.tier(index)
-                priority = max(priority, first_key + trace.priorities[index])
-        record.priority = priority or record.priority
+        trace = self.trace
+        known = [index for index in indices if index < trace.num_packs and trace.records[index] == index]
+        if known:
+            record.planned = self.tier(known[0])
+            record.priority = first_key + max([trace.priorities[index] for index in known])
 
 
 def _planned_tiers(trace: Trace, host_bytes: int, device_bytes: int, staging_bytes: int) -> bytes:

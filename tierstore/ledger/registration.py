@@ -9,10 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Generic
 
 from .books import Books
-from .groups import Group, Grouping, Part
+from .groups import Group, Grouping
 from .log import GraphLog, T
 from .record import R
 from .tracked import TrackedTensors
+
+Storage = tuple[int, int]
+"""The number of a log, and the id of a storage."""
 
 
 class RegistrationRules(ABC, Generic[T, R]):
@@ -42,11 +45,12 @@ class RegistrationRules(ABC, Generic[T, R]):
         """How many owners each of the storages has. Tracked tensors over it, which are given with it, are owners."""
 
     @abstractmethod
-    def _take_if_ours(self, tensors: list[T], nbytes: int) -> Part[T] | None:
-        """The part of a group that these tracked tensors become; None: others hold their storage."""
+    def _take_if_ours(self, by_storage: Mapping[Storage, list[T]]) -> Mapping[Storage, tuple[Any, list[Any]]]:
+        """Take the aliases of tracked tensors, to make groups of them. Returns, for each storage that others do not
+        hold, its dtype and the aliases; the others' are not taken."""
 
     @abstractmethod
-    def _handle_of_group(self, group: Group[T], members: Sequence[T]) -> Any:
+    def _handle_of_group(self, group: Group[T]) -> Any:
         """Copy the group into memory of its own. None: there is none; then each leaves from where it lies."""
 
     @abstractmethod
@@ -79,51 +83,56 @@ class RegistrationRules(ABC, Generic[T, R]):
         self.tracked.end_round()
 
     def _register_sorted(self, tensors: Iterable[T], grouping: Grouping[T], *, may_wait: bool = True) -> None:
-        by_storage: dict[tuple[int, int], list[T]] = {}
+        """`tensors`: of the storages that they have, all that are tracked and settled. No calls for each: there may be
+        many."""
+        by_storage: dict[Storage, list[T]] = {}
         for tracked in tensors:
-            by_storage.setdefault((tracked.log.number, tracked.storage_id), []).append(tracked)
-        for of_storage in by_storage.values():
-            self._sort_in(of_storage, grouping, may_wait=may_wait)
+            storage = tracked.log.number, tracked.storage_id
+            if storage in by_storage:
+                by_storage[storage].append(tracked)
+            else:
+                by_storage[storage] = [tracked]
+        small = {
+            storage: of_storage
+            for storage, of_storage in by_storage.items()
+            if 0 < (first := of_storage[0]).log.packs[first.index][1] <= grouping.largest_bytes and first.log.gathers
+        }
+        ours = self._take_if_ours(small)
+        for storage, of_storage in by_storage.items():
+            first = of_storage[0]
+            if storage in ours:
+                (kind, aliases), log = ours[storage], first.log
+                planned = None if log.plan is None else log.plan.tier(first.index)
+                key = log.number, kind, planned, first.stream
+                group = grouping.add(of_storage, aliases, log.packs[first.index][1], key)
+                if group is not None:
+                    self._register_group(group)
+            elif (
+                storage in small
+                and may_wait
+                and all(tracked.index >= tracked.log.num_sorted for tracked in of_storage)
+                and not self.may_be_registered(first)
+            ):  # the storage is new, and no record has an alias: the store may be the sole owner the next time
+                self.tracked.put_back(of_storage)
+            else:
+                for tracked in of_storage:
+                    self._register(tracked)
         for group in grouping.rest():
             self._register_group(group)
 
-    def _sort_in(self, tensors: list[T], grouping: Grouping[T], *, may_wait: bool) -> None:
-        """`tensors`: all of one storage that are tracked and settled."""
-        first = tensors[0]
-        log = first.log
-        _, nbytes = log.packs[first.index]
-        is_small = 0 < nbytes <= grouping.largest_bytes and log.gathers
-        part = self._take_if_ours(tensors, nbytes) if is_small else None
-        if part is not None:
-            planned = None if log.plan is None else log.plan.tier(first.index)
-            group = grouping.add(part, nbytes, (log.number, part.kind, planned, first.stream))
-            if group is not None:
-                self._register_group(group)
-        elif (
-            is_small
-            and may_wait
-            and all(tracked.index >= tracked.log.num_sorted for tracked in tensors)
-            and not self.may_be_registered(first)
-        ):  # the storage is new, and no record has an alias: the store may be the sole owner the next time
-            self.tracked.put_back(tensors)
-        else:
-            for tracked in tensors:
+    def _register_group(self, group: Group[T]) -> None:
+        has_one_storage = not group.first_bytes[-1]
+        if has_one_storage or not self._register_together(group):
+            group.give_back()
+            for tracked in group.tensors:
                 self._register(tracked)
 
-    def _register_group(self, group: Group[T]) -> None:
-        if len(group.parts) == 1 or not self._register_together(group):
-            for part in group.parts:
-                part.give_back()
-                for tracked in part.tensors:
-                    self._register(tracked)
-
     def _register_together(self, group: Group[T]) -> bool:
-        members = [tracked for part in group.parts for tracked in part.tensors]
-        handle = self._handle_of_group(group, members)
+        handle = self._handle_of_group(group)
         if handle is None:
             return False
-        log, record = members[0].log, handle.record
-        log.assign_group(record, members)
+        log, record = group.tensors[0].log, handle.record
+        log.assign_group(record, group.tensors)
         self._records[record.key] = record
         self._pending.settle((record,))
         self._become_members(group, handle)

@@ -120,7 +120,7 @@ class TrackedTensors(Generic[T, R]):
         self.grants.clear()
 
     def _enter(self, log: GraphLog[T, R], grant: Grant, entries: Sequence[Entry]) -> None:
-        """As `add` for each, without its calls, and `GraphLog.let_leave` for what leaves."""
+        """As `add` for each, without its calls."""
         if not (log.on_host or log.on_device):
             self.drop_ended()
             self._logs[log.number] = log.remains
@@ -153,8 +153,9 @@ class TrackedTensors(Generic[T, R]):
                     else:
                         charged[storage_id] = [1, nbytes, reference]
                         resident.used_bytes += nbytes
-                    if grant.leaves:
-                        log.let_leave(index)
+                    if grant.leaves:  # as `GraphLog.let_leave`
+                        log.leaving[index] = nbytes
+                        log.leaving_bytes += nbytes
             index += 1
 
     def drop_ended(self) -> None:

@@ -164,7 +164,7 @@ class Up(Generic[R]):
         """
         while (record := ahead.peek()) is not None:
             fetched_bytes = 0
-            if record.device is not None and not record.has_device_bytes and record.is_alive:
+            if record.device is not None and not record.has_device_bytes and record() is not None:
                 if record.state not in _IN_HOST_MEMORY:
                     return
                 if not self._device.has_room_to_reload(record.nbytes, ahead.needs_first):

@@ -140,9 +140,12 @@ class HostWindows:
         if window is not None:
             record.charged_bytes = record.nbytes
             window.used_bytes += record.charged_bytes
-            self._largest_bytes = max(self._largest_bytes, record.charged_bytes)
+            if record.charged_bytes > self._largest_bytes:
+                self._largest_bytes = record.charged_bytes
             if self._taken_bytes or window is self.host:
-                self.host_bytes_peak = max(self.host_bytes_peak, self.used_bytes[0])
+                host_bytes = self.used_bytes[0] if self._taken_bytes else self.host.used_bytes
+                if host_bytes > self.host_bytes_peak:
+                    self.host_bytes_peak = host_bytes
 
     def _limit_groups(self) -> None:
         room_bytes = min(self.staging.limit_bytes, self.host.limit_bytes or sys.maxsize)

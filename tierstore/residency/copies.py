@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from operator import attrgetter
@@ -58,8 +58,8 @@ class Copies(Protocol):
 
     def wait(self, stream: Any, marker: Marker) -> None: ...
 
-    def share(self, memory: torch.Tensor, stream: Any) -> None:
-        """After the memory is freed, its next user waits for the work that is queued on `stream` by then."""
+    def share(self, memory: Iterable[torch.Tensor], stream: Any) -> None:
+        """After each is freed, its memory's next user waits for the work that is queued on `stream` by then."""
 
     def mark(self, stream: Any) -> Marker | None:
         """A point in the stream's work with a time; None: a graph is being captured, which forbids it."""
@@ -162,17 +162,22 @@ def _point(marker: Marker) -> _Point:
     return marker
 
 
-def queue_copy(target: torch.Tensor, source: torch.Tensor, host_address: int) -> None:
-    """Queue the copy of bytes on the current stream, cut where pieces of host memory meet: see `pinning.py`.
+def queue_copies(
+    targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], on_host: Sequence[torch.Tensor]
+) -> None:
+    """Queue copies of bytes on the current stream, cut where pieces of host memory meet: see `pinning.py`.
 
-    `host_address`: of the tensor that is in host memory."""
-    nbytes = target.numel()
-    if is_one_piece(host_address, nbytes):
-        target.copy_(source, non_blocking=True)
-        return
-    for start, stop in pieces(host_address, nbytes):
-        first, end = start - host_address, stop - host_address
-        target[first:end].copy_(source[first:end], non_blocking=True)
+    `on_host`: the ones of them that are in host memory, in the order of their addresses."""
+    first, last = on_host[0].data_ptr(), on_host[-1]
+    is_whole = is_one_piece(first, last.data_ptr() + last.numel() - first)
+    for target, source, host in zip(targets, sources, on_host, strict=True):
+        if is_whole:
+            target.copy_(source, non_blocking=True)
+            continue
+        address = host.data_ptr()
+        for start, stop in pieces(address, host.numel()):
+            piece = slice(start - address, stop - address)
+            target[piece].copy_(source[piece], non_blocking=True)
 
 
 class AcceleratorCopies:
@@ -202,8 +207,7 @@ class AcceleratorCopies:
         copying = self._stream(device, "out")
         copying.wait_event(self._fence(stream, device))
         with copying:
-            for source, target in zip(sources, targets, strict=True):
-                queue_copy(target, source, target.data_ptr())
+            queue_copies(targets, sources, targets)
             return self._end(copying, device, "out")
 
     def copy_in_many(
@@ -223,8 +227,7 @@ class AcceleratorCopies:
         if ready is not None:
             copying.wait_event(_point(ready).event)
         with copying:
-            for source, target in zip(sources, targets, strict=True):
-                queue_copy(target, source, source.data_ptr())
+            queue_copies(targets, sources, sources)
             return targets, self._end(copying, device, "in")
 
     def wait(self, stream: torch.Stream, marker: Marker) -> None:
@@ -232,8 +235,9 @@ class AcceleratorCopies:
         _stay_on(point.device)
         stream.wait_event(point.event)
 
-    def share(self, memory: torch.Tensor, stream: torch.Stream) -> None:
-        memory.record_stream(stream)
+    def share(self, memory: Iterable[torch.Tensor], stream: torch.Stream) -> None:
+        for each in memory:
+            each.record_stream(stream)
 
     def mark(self, stream: torch.Stream) -> _Point | None:
         if is_capturing(stream.device):

@@ -22,8 +22,9 @@ keep the block for it until backward; here the user has to call `record_stream`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -100,23 +101,21 @@ class Streams:
         """Whether that stream was noted before. Any thread, without the lock."""
         return self._copies.current_stream(device) in self._streams[device]
 
-    def gather(
-        self, storages: Sequence[torch.Tensor], first_bytes: Sequence[int], device: torch.device, stream: Any
-    ) -> torch.Tensor | None:
-        """The bytes of the tensors' storages in new memory of the device, each from its first byte on.
+    def gather(self, storages: Mapping[int, torch.Tensor], device: torch.device, stream: Any) -> torch.Tensor | None:
+        """The bytes of the storages, of each of which a tensor is given, in new memory of the device, each from its
+        first byte on.
 
         Their own memory may be freed afterwards. None: this thread does not work on `stream`, which packed them, or
         captures a graph, or the device has no room. Returns uint8, shape [n]; what is between the storages is zero."""
         if self._copies.current_stream(device) != stream or is_capturing(device):
             return None
-        parts = [bytes_of(storage) for storage in storages]
+        parts = bytes_of(storages.values())
         try:
-            gathered = torch.cat(list(_padded(parts, first_bytes)))
+            gathered = torch.cat(list(_padded(parts, storages)))
         except torch.OutOfMemoryError:
             return None
         for known in self._streams[device]:
-            for part in parts:
-                self._copies.share(part, known)
+            self._copies.share(parts, known)
         return gathered
 
     # --- times --------------------------------------------------------------------------------------------------
@@ -149,11 +148,11 @@ class Streams:
             memory, nbytes = list(handle.parts.values()), end - first
             sources = memory
         else:
-            whole = bytes_of(handle.source)
-            memory, nbytes = [whole], whole.numel()
+            memory = bytes_of((handle.source,))
+            (whole,), nbytes = memory, memory[0].numel()
             sources = memory if end - first == nbytes else [whole[first:end]]  # most are whole; a slice takes a while
         record.ready = self._copies.copy_out_many(sources, _pieces_of(slot, record), record.stream)
-        if (times := self._open_times()) is not None:
+        if self._times is not None and (times := self._open_times()) is not None:
             times.copies_out(end - first)
         self._note(slot)
         return CopyOut(memory, nbytes, record.ready)
@@ -172,15 +171,14 @@ class Streams:
             raise
         dtype = record.layout.dtype
         if record.ranges:
-            handle.parts = {
-                first: part if (end - first) % dtype.itemsize else part.view(dtype)  # most views are of that dtype
-                for (first, end), part in zip(record.ranges, memory, strict=True)
-            }
+            are_whole = not sum([(end - first) % dtype.itemsize for first, end in record.ranges])
+            parts = map(torch.Tensor.view, memory, repeat(dtype)) if are_whole else memory  # most views are of it
+            handle.parts = {first: part for (first, _), part in zip(record.ranges, parts, strict=True)}
         else:
             handle.source.data = in_dtype(memory[0], dtype)
         record.ready = copied
         record.claims = []
-        if (times := self._open_times()) is not None:
+        if self._times is not None and (times := self._open_times()) is not None:
             times.copies_in(record.nbytes)
         self._note(slot)
         return CopyBack(memory, copied)
@@ -219,7 +217,7 @@ class Streams:
         self._wait(record.stream, end)
 
     def _wait(self, stream: Any, marker: Marker) -> None:
-        times = self._open_times()
+        times = None if self._times is None else self._open_times()
         if times is None:
             self._copies.wait(stream, marker)
         else:
@@ -227,8 +225,7 @@ class Streams:
 
     def share(self, record: Record, copy: CopyOut) -> None:
         for stream in self._streams[_device_of(record)]:
-            for memory in copy.memory:
-                self._copies.share(memory, stream)
+            self._copies.share(copy.memory, stream)
 
     def drop_bytes(self, record: Record) -> None:
         source = record.source
@@ -254,8 +251,7 @@ class Streams:
         self._wait(stream, end)
         handle = record()
         if stream != record.stream and handle is not None:
-            for memory in handle.parts.values() or (handle.source,):
-                self._copies.share(memory, stream)
+            self._copies.share(handle.parts.values() or (handle.source,), stream)
 
 
 def _say_where(error: torch.OutOfMemoryError, nbytes: int) -> None:
@@ -274,12 +270,14 @@ def _pieces_of(slot: Slot, record: Record) -> list[torch.Tensor]:
     return [memory[first:end] for first, end in record.ranges] if record.ranges else [memory]
 
 
-def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's whole storage as uint8, shape [n], on its device; for reading, not for autograd."""
-    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+def bytes_of(tensors: Collection[torch.Tensor]) -> list[torch.Tensor]:
+    """The whole storage of each as uint8, shape [n], on their device; for reading, not for autograd."""
+    empty = torch.empty(0, dtype=torch.uint8, device=next(iter(tensors)).device)
+    targets = map(torch.Tensor.new_empty, repeat(empty, len(tensors)), repeat(0))
+    return list(map(torch.Tensor.set_, targets, map(torch.Tensor.untyped_storage, tensors)))
 
 
-def _padded(parts: Sequence[torch.Tensor], first_bytes: Sequence[int]) -> Iterator[torch.Tensor]:
+def _padded(parts: Sequence[torch.Tensor], first_bytes: Iterable[int]) -> Iterator[torch.Tensor]:
     """The parts, with zeros before those that begin later than the one before ends."""
     end = 0
     for part, first_byte in zip(parts, first_bytes, strict=True):

@@ -37,61 +37,75 @@ Tensors in a trace have no groups: the trace tells of each of them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from ctypes import memmove
+from itertools import accumulate
 
 import torch
 
-from ..ledger.groups import Group, Part
-from .handle import Handle, Member
-from .layout import alias_of, layout_of
+from ..ledger.groups import Group
+from ..ledger.registration import Storage
+from .handle import Handle, new_member
+from .layout import alias_of, layouts_of
 from .outstanding import in_use
-from .ownership import holds_alone
+from .ownership import hold_alone
 from .slab import Slot
 from .tracked import TrackedTensor
 
 _EMPTY = torch.empty(0, device="cpu")
 
 
-def take_if_sole_owner(tensors: list[TrackedTensor], nbytes: int) -> Part[TrackedTensor] | None:
-    """The part of a group that these tracked tensors become; None: others hold their storage, or were handed an alias.
+def take_if_sole_owner(
+    by_storage: Mapping[Storage, list[TrackedTensor]],
+) -> dict[Storage, tuple[torch.dtype, list[torch.Tensor]]]:
+    """Take the aliases of tracked tensors whose storage nobody else holds, and of which nobody was handed an alias.
+    Returns the dtype and the aliases for each such storage.
 
     Nobody can be handed an alias that was taken: who asks for the tensor meanwhile waits for the lock of the store."""
-    aliases = []
-    for tracked in tensors:
-        if tracked.alias is None:
-            return None
-        aliases.append(tracked.alias)
-    first = tensors[0]
-    if not holds_alone(aliases, first.storage_id, first.address, nbytes):
-        return None
-    part = Part(tensors, aliases, aliases[0].dtype)
+    of_storages = by_storage.values()
+    tensors = [tracked for of_storage in of_storages for tracked in of_storage]
+    aliases = [tracked.alias for tracked in tensors if tracked.alias is not None]
+    if len(aliases) < len(tensors):
+        raise RuntimeError("a tracked tensor is registered already")
     for tracked in tensors:
         tracked.alias = None
-    if in_use(aliases):
-        part.give_back()
-        return None
-    return part
+    used = set(map(id, in_use(aliases)))  # before anything else refers to them
+    sums = list(accumulate(map(len, of_storages), initial=0))
+    starts, ends, firsts = sums[:-1], sums[1:], [of_storage[0] for of_storage in of_storages]
+    as_saved = [
+        (end - start, first.address, first.log.packs[first.index][1])
+        for first, start, end in zip(firsts, starts, ends, strict=True)
+    ]
+    are_ours = hold_alone([aliases[start] for start in starts], [first.storage_id for first in firsts], as_saved)
+    taken = {}
+    for storage, start, end, is_ours in zip(by_storage, starts, ends, are_ours, strict=True):
+        of_storage = aliases[start:end]
+        if is_ours and (not used or used.isdisjoint(map(id, of_storage))):
+            taken[storage] = of_storage[0].dtype, of_storage
+        else:
+            for tracked, alias in zip(by_storage[storage], of_storage, strict=True):
+                tracked.alias = alias
+    return taken
 
 
 def copy_into(slot: Slot, group: Group[TrackedTensor]) -> None:
-    """Copy the bytes of all parts into the group's slot."""
-    for part, first_byte in zip(group.parts, group.first_bytes, strict=True):
-        tracked = part.tensors[0]
+    """Copy the bytes of all storages into the group's slot."""
+    for first_byte, (tracked, _) in group.storages.items():
         memmove(slot.address + first_byte, tracked.address, tracked.log.packs[tracked.index][1])
 
 
 def become_members(group: Group[TrackedTensor], handle: Handle, empty: torch.Tensor | None) -> None:
     """The bytes are in the group's memory now. The tensors' own is freed: they lie over `empty` (None: the CPU's)."""
     empty = _EMPTY if empty is None else empty
-    members = [tracked for part in group.parts for tracked in part.tensors]
-    log = members[0].log
-    for part, first_byte in zip(group.parts, group.first_bytes, strict=True):
-        for tracked, alias in zip(part.tensors, part.aliases, strict=True):
-            tracked.layout = layout = layout_of(alias)
-            counter = alias_of(alias, layout) if layout.conj or layout.neg else alias
-            log.members[tracked.index] = Member(counter, tracked.version, first_byte)
-            counter.data = empty
-        part.aliases.clear()
-    log.come_in([tracked.index for tracked in members], handle.record)
-    for tracked in members:
+    tensors, aliases, log = group.tensors, group.aliases, group.tensors[0].log
+    for tracked, alias, layout, first_byte in zip(
+        tensors, aliases, layouts_of(aliases), group.first_bytes, strict=True
+    ):
+        tracked.layout = layout
+        counter = alias_of(alias, layout) if layout.conj or layout.neg else alias
+        log.members[tracked.index] = new_member((counter, tracked.version, first_byte))
+        counter.data = empty
+    aliases.clear()
+    log.come_in([tracked.index for tracked in tensors], handle.record)
+    for tracked in tensors:
         tracked.handle = handle  # last: who asks for the tensor meanwhile waits for the lock of the store

@@ -24,7 +24,16 @@ from ..ledger.state import IN_MEMORY, State
 from .device import DeviceTier
 from .guard import Guard, change_if_open, is_inside_any, whole
 from .handle import Handle, Member, Record
-from .layout import Layout, describe, fits_in_storage, is_inside_modes, layout_of, rebuild, rebuild_beyond
+from .layout import (
+    Layout,
+    describe,
+    fits_in_storage,
+    is_inside_modes,
+    layout_of,
+    outside_of_modes,
+    rebuild,
+    rebuild_beyond,
+)
 from .outstanding import OutstandingViews
 from .torch_names import name_of_node
 
@@ -103,7 +112,7 @@ class HandingOut:
         with guard.mutex:
             try:
                 handle = record()
-                if handle is None or guard.closed is not None or guard.is_changing or is_inside_modes():
+                if handle is None or guard.closed is not None or guard.is_changing:
                     return None
                 guard.is_changing = True
                 is_next = self._ledger.next_member(record, ahead, index)
@@ -113,8 +122,11 @@ class HandingOut:
                 views, of = handle.views, ~index if layout.conj or layout.neg else index  # as in `_hand_over`
                 if of in views:
                     return views[of]
-                parts, first_byte = handle.parts, member.first_byte  # as `Handle.view_of`, without its call
-                if first_byte in parts:
+                parts, first_byte = handle.parts, member.first_byte
+                if is_inside_modes():
+                    with outside_of_modes():
+                        view = handle.view_of(member, layout)
+                elif first_byte in parts:  # as `Handle.view_of`, without its call
                     view = member.view_in(parts[first_byte], layout, first_byte)
                 else:
                     view = member.view_in(handle.source, layout)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -156,6 +157,10 @@ class Member(NamedTuple):
         if conj or neg:
             set_lazy_bits(tensor, conj, neg)
         return tensor
+
+
+new_member = partial(tuple.__new__, Member)
+"""From a tuple: in a quarter of the time that the constructor takes."""
 
 
 class Handle:

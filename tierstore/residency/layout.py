@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import ctypes
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
-from functools import reduce, wraps
+from functools import partial, reduce, wraps
 from typing import NamedTuple, ParamSpec, TypeVar
 
 import torch
@@ -97,20 +97,27 @@ class Layout(NamedTuple):
     neg: bool
 
 
+_GEOMETRY = (
+    operator.attrgetter("dtype"),
+    torch.Tensor.size,
+    torch.Tensor.stride,
+    torch.Tensor.storage_offset,
+    torch.Tensor.is_conj,
+    torch.Tensor.is_neg,
+)
+_new_layout = partial(tuple.__new__, Layout)
+"""NamedTuple's own constructor takes longer than all these calls."""
+
+
 def layout_of(tensor: torch.Tensor) -> Layout:
     """The geometry of a strided tensor."""
-    # Bypasses NamedTuple's own constructor, which takes longer than all the calls here.
-    return tuple.__new__(
-        Layout,
-        (
-            tensor.dtype,
-            tensor.size(),
-            tensor.stride(),
-            tensor.storage_offset(),
-            tensor.is_conj(),
-            tensor.is_neg(),
-        ),
-    )
+    size, stride, offset = tensor.size(), tensor.stride(), tensor.storage_offset()
+    return _new_layout((tensor.dtype, size, stride, offset, tensor.is_conj(), tensor.is_neg()))
+
+
+def layouts_of(tensors: Collection[torch.Tensor]) -> list[Layout]:
+    """`layout_of` each, without a call of Python for each."""
+    return list(map(_new_layout, zip(*[map(get, tensors) for get in _GEOMETRY], strict=True)))
 
 
 def describe(layout: Layout) -> str:
@@ -222,7 +229,8 @@ def is_same_view(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def in_dtype(memory: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The whole elements of `dtype` in `memory` (uint8, shape [n]); shape [n // itemsize]."""
-    return memory[: len(memory) - len(memory) % dtype.itemsize].view(dtype)
+    nbytes = memory.nbytes
+    return memory[: nbytes - nbytes % dtype.itemsize].view(dtype)
 
 
 def rebuild(source: torch.Tensor, layout: Layout, first_byte: int = 0) -> torch.Tensor:

@@ -40,6 +40,8 @@ CLAIMS_ATTRIBUTE = "_tierstore_claims"
 _unshared = torch.empty(0)
 _NUM_REFERENCES_UNSHARED = getrefcount(_unshared.untyped_storage())
 """References to a living storage's Python object, as `is_sole_owner` counts them, when nobody else refers to it."""
+(_NUM_REFERENCES_IN_LIST,) = map(getrefcount, [_unshared.untyped_storage()])
+"""The same, as `hold_alone` counts them."""
 
 
 def claims_of(storage: torch.UntypedStorage) -> list[weakref.ref[Record]]:
@@ -121,16 +123,28 @@ def _num_aliases(claims: Iterable[weakref.ref[Record]]) -> int:
     return num_aliases
 
 
-def holds_alone(aliases: Sequence[torch.Tensor], storage_id: int, address: int, nbytes: int) -> bool:
-    """Whether only `aliases` hold their storage, which has no claims and is where it was saved: see `is_sole_owner`."""
-    storage = aliases[0].untyped_storage()
-    return (
-        storage_use_count(storage_id) - 1 == len(aliases)  # as `num_owners`
-        and storage_address(aliases[0]) == address
-        and storage.nbytes() == nbytes
-        and getrefcount(storage) == _NUM_REFERENCES_UNSHARED + 1  # the variable
+def hold_alone(
+    aliases: Sequence[torch.Tensor], storage_ids: Sequence[int], as_saved: Sequence[tuple[int, int, int]]
+) -> list[bool]:
+    """For each storage, of which one alias is given, whether only its aliases hold it, it has no claims, and is where
+    it was saved: see `is_sole_owner`. `as_saved`: how many aliases it has, its address, and its bytes."""
+    storages = list(map(torch.Tensor.untyped_storage, aliases))
+    num_references = list(map(getrefcount, storages))
+    num_uses, addresses = map(storage_use_count, storage_ids), map(storage_address, aliases)
+    return [
+        saved == (uses - 1, address, nbytes)  # as `num_owners`
+        and references == _NUM_REFERENCES_IN_LIST
         and CLAIMS_ATTRIBUTE not in storage.__dict__
-    )
+        for saved, storage, references, uses, address, nbytes in zip(
+            as_saved,
+            storages,
+            num_references,
+            num_uses,
+            addresses,
+            map(torch.UntypedStorage.nbytes, storages),
+            strict=True,
+        )
+    ]
 
 
 def is_sole_owner(record: Record) -> bool:

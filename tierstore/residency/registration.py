@@ -18,7 +18,7 @@ from ..ledger.tracked import TrackedTensors
 from .device import Streams, bytes_of
 from .groups import become_members, copy_into, take_if_sole_owner
 from .handle import Handle, Record, StoriedRecord
-from .layout import Layout, alias_of, in_dtype, layout_of, unseen_by_modes
+from .layout import Layout, alias_of, in_dtype, layout_of
 from .outstanding import OutstandingViews
 from .ownership import CLAIMS_ATTRIBUTE, claim, is_claimed, records_over
 from .slab import Slot
@@ -54,13 +54,11 @@ class Registration(RegistrationRules[TrackedTensor, Record]):
 
     # --- what is tracked ----------------------------------------------------------------------------------------
 
-    @unseen_by_modes
     def register_on_device(self, grouping: Grouping[TrackedTensor], of: TrackedLog | None = None) -> None:
         """Register what is tracked and settled, of one log or of all: NOTE [Tracked on a device] in
         `ledger/on_device.py`."""
         self._register_sorted(self.tracked.take_on_device(of), grouping, may_wait=False)
 
-    @unseen_by_modes
     def register_leaving(self, grouping: Grouping[TrackedTensor], log: TrackedLog, *, may_wait: bool) -> None:
         """Register what is tracked, is settled, and waits to leave. `may_wait`: what others hold waits once more."""
         self._register_sorted(self.tracked.take_leaving(log), grouping, may_wait=may_wait)
@@ -68,18 +66,18 @@ class Registration(RegistrationRules[TrackedTensor, Record]):
 
     # --- groups -------------------------------------------------------------------------------------------------
 
-    def _handle_of_group(self, group: Group[TrackedTensor], members: Sequence[TrackedTensor]) -> Handle | None:
-        newest, kind = members[-1], group.parts[0].kind
+    def _handle_of_group(self, group: Group[TrackedTensor]) -> Handle | None:
+        newest, kind, num_members = group.tensors[-1], group.aliases[0].dtype, len(group.tensors)
         store, key, device = newest.log.store, newest.key, newest.device
         slot: Slot | None = None
         if device is not None and group.is_batch:
-            parts = dict(zip(group.first_bytes, [bytes_of(part.aliases[0]) for part in group.parts], strict=True))
-            handle = self.handles.of_batch(store, parts, self._streams.empty_on(device), key, kind, len(members))
+            parts = dict(zip(group.first_bytes, bytes_of(group.aliases), strict=True))
+            handle = self.handles.of_batch(store, parts, self._streams.empty_on(device), key, kind, num_members)
         else:
             slot, memory = self._copied(group) if device is None else (None, self._gathered(group, device))
             if memory is None:
                 return None
-            handle = self.handles.of_group(store, memory, key, kind, len(members))
+            handle = self.handles.of_group(store, memory, key, kind, num_members)
         record = handle.record
         record.slot = slot
         if device is not None:
@@ -98,13 +96,12 @@ class Registration(RegistrationRules[TrackedTensor, Record]):
         return slot, self._slots.hand_out(slot)
 
     def _gathered(self, group: Group[TrackedTensor], device: torch.device) -> torch.Tensor | None:
-        storages = [part.aliases[0] for part in group.parts]
-        return self._streams.gather(storages, group.first_bytes, device, group.parts[0].tensors[0].stream)
+        storages = dict(zip(group.first_bytes, group.aliases, strict=True))
+        return self._streams.gather(storages, device, group.tensors[0].stream)
 
     def _become_members(self, group: Group[TrackedTensor], handle: Handle) -> None:
-        for part in group.parts:
-            if len(part.tensors) > 1:
-                self._count_joins(zip(part.tensors, part.aliases, strict=True))
+        if len(set(group.first_bytes)) < len(group.tensors):
+            self._count_joins(zip(group.tensors, group.aliases, strict=True))
         device = handle.record.device
         become_members(group, handle, None if device is None else self._streams.empty_on(handle.source.device))
 

@@ -115,13 +115,7 @@ class Saving:
                 is_full = leaves and ledger.leaves_now(log, nbytes)
                 if is_full or must_act:
                     CTRL_C.hold()
-                if is_full:
-                    guard.is_changing = True
-                    self._registration.register_leaving(ledger.device_grouping(), log, may_wait=True)
-                    guard.is_changing = False
-                    must_act = True
-                if must_act:
-                    self._reclaim()
+                    self._act(log if is_full else None)
                 guard.is_changing = True
                 tracked.device, tracked.stream = device, self._streams.note_current(device)
                 counters = self._counters
@@ -359,6 +353,14 @@ class Saving:
         self._counters.deduplicated_bytes += nbytes
 
     @unseen_by_modes
+    def _act(self, full: TrackedLog | None) -> None:
+        """Before a tensor on an accelerator is tracked. `full`: its log, where what waits there is to leave."""
+        if full is not None:
+            self._guard.is_changing = True
+            self._registration.register_leaving(self._ledger.device_grouping(), full, may_wait=True)
+            self._guard.is_changing = False
+        self._reclaim()
+
     def _reclaim(self, *, is_planned: bool = False) -> None:
         self._guard.drain()
         self._send_out(is_planned=is_planned)

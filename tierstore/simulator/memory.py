@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from ..ledger.books import Books
-from ..ledger.groups import Group, Part
-from ..ledger.registration import RegistrationRules
+from ..ledger.groups import Group
+from ..ledger.registration import RegistrationRules, Storage
 from ..ledger.tracked import TrackedTensors
 from ..ledger.windows import HostWindows, Window
 from .record import SimulatedHandle, SimulatedMember, SimulatedRecord, SimulatedTensor
@@ -39,11 +40,14 @@ class SimulatedRegistration(RegistrationRules[SimulatedTensor, SimulatedRecord])
             yield storage.num_tracked + storage.is_held + has_alias
 
     @staticmethod
-    def _take_if_ours(tensors: list[SimulatedTensor], nbytes: int) -> Part[SimulatedTensor] | None:
-        storage = tensors[0].storage
-        if storage.is_held or storage.is_taken or storage.record is not None or storage.num_tracked != len(tensors):
-            return None
-        return Part(tensors, [None] * len(tensors), tensors[0].saved.kind)
+    def _take_if_ours(
+        by_storage: Mapping[Storage, list[SimulatedTensor]],
+    ) -> dict[Storage, tuple[Any, list[Any]]]:
+        return {
+            key: (tensors[0].saved.kind, [None] * len(tensors))
+            for key, tensors in by_storage.items()
+            if tensors[0].storage.is_held_by(len(tensors))
+        }
 
     def new_handle(self, tracked: SimulatedTensor) -> SimulatedHandle:
         handle = SimulatedHandle()
@@ -52,16 +56,15 @@ class SimulatedRegistration(RegistrationRules[SimulatedTensor, SimulatedRecord])
 
     _handle_of = new_handle
 
-    def _handle_of_group(self, group: Group[SimulatedTensor], members: Sequence[SimulatedTensor]) -> SimulatedHandle:
-        handle = self.new_handle(members[-1])
-        handle.record.become_group(len(members), group.nbytes)
+    def _handle_of_group(self, group: Group[SimulatedTensor]) -> SimulatedHandle:
+        handle = self.new_handle(group.tensors[-1])
+        handle.record.become_group(len(group.tensors), group.nbytes)
         return handle
 
     def _become_members(self, group: Group[SimulatedTensor], handle: SimulatedHandle) -> None:
-        for part, first_byte in zip(group.parts, group.first_bytes, strict=True):
-            for tracked in part.tensors:
-                tracked.log.members[tracked.index] = SimulatedMember(first_byte)
-                self._become(tracked, handle, is_view=True)
+        for tracked, first_byte in zip(group.tensors, group.first_bytes, strict=True):
+            tracked.log.members[tracked.index] = SimulatedMember(first_byte)
+            self._become(tracked, handle, is_view=True)
 
     @staticmethod
     def _become(tracked: SimulatedTensor, handle: SimulatedHandle, *, is_view: bool) -> None:

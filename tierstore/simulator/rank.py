@@ -135,7 +135,7 @@ class Rank:
         if is_short:
             registration.join_if_registered(tracked)
         if log.plan is not None or index == 0:
-            log.follow_plan(index, saved.node, saved.nbytes)
+            log.follow_plan(index, ((saved.node, saved.nbytes),))
 
     def _register(self, index: int, tracked: SimulatedTensor) -> Process:
         """As `OffloadScope._register` and `Saving.save` do, for a new record."""
@@ -155,7 +155,7 @@ class Rank:
         self._fresh.append(record)
         self._fresh_node = node
         self._graph[index] = tracked
-        log.follow_plan(index, node, tracked.saved.nbytes)
+        log.follow_plan(index, ((node, tracked.saved.nbytes),))
         log.assign(record, index)
 
     def _settle_fresh(self) -> None:

@@ -36,6 +36,10 @@ class SimulatedStorage:
         """How many living tensors without a record hold it."""
         return sum(1 for each in self.tensors if (tracked := each()) is not None and tracked.handle is None)
 
+    def is_held_by(self, num_tracked: int) -> bool:
+        """Whether so many tracked tensors are all that ever held it, and hold it now."""
+        return not (self.is_held or self.is_taken or self.record) and self.num_tracked == num_tracked
+
 
 class SimulatedTensor:
     """What a simulated graph holds in the place of a saved tensor. See `TrackedTensor`."""

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from queue import SimpleQueue
 from typing import Any
 
@@ -59,12 +59,9 @@ class SimulatedCopies:
     def current_stream(self, device: torch.device) -> str:
         return f"compute on {device}"
 
-    def copy_out(self, source: torch.Tensor, target: torch.Tensor, stream: Any) -> Marker:
-        self.num_out += 1
-        return self._copy(source, target)
-
     def copy_out_many(self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor], stream: Any) -> Marker:
-        return [self.copy_out(source, target, stream) for source, target in zip(sources, targets, strict=True)][-1]
+        self.num_out += len(sources)
+        return self._copy(sources, targets)
 
     def copy_in_many(
         self, sources: Sequence[torch.Tensor], device: torch.device, stream: Any, ready: Marker | None
@@ -74,11 +71,11 @@ class SimulatedCopies:
             self._take_room(sum(source.nbytes for source in sources), self._room_bytes)
         self.num_in += len(sources)
         targets = [torch.full((source.nbytes,), 0xEE, dtype=torch.uint8, device=device) for source in sources]
-        for target in targets:
-            self._targets[weakref.ref(target.untyped_storage(), self._targets.pop)] = target.nbytes
+        for target, storage in zip(targets, map(torch.Tensor.untyped_storage, targets), strict=True):
+            self._targets[weakref.ref(storage, self._targets.pop)] = target.nbytes
         if ready is not None:
             self._queue.put(ready.synchronize)
-        return targets, [self._copy(source, target) for source, target in zip(sources, targets, strict=True)][-1]
+        return targets, self._copy(sources, targets)
 
     def _take_room(self, nbytes: int, room_bytes: int) -> None:
         if sum(list(self._targets.values())) + nbytes > room_bytes:
@@ -88,7 +85,7 @@ class SimulatedCopies:
     def wait(self, stream: Any, marker: Marker) -> None:
         marker.synchronize()
 
-    def share(self, memory: torch.Tensor, stream: Any) -> None:
+    def share(self, memory: Iterable[torch.Tensor], stream: Any) -> None:
         pass  # work on a stream is done at once
 
     def mark(self, stream: Any) -> Marker:
@@ -119,13 +116,14 @@ class SimulatedCopies:
     def __exit__(self, *_: object) -> None:
         self.end()
 
-    def _copy(self, source: torch.Tensor, target: torch.Tensor) -> Marker:
-        copied, tensors = _Copied(), [(target, source)]
+    def _copy(self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> Marker:
+        copied, tensors = _Copied(), list(zip(targets, sources, strict=True))
 
         def copy() -> None:
-            to, what = tensors.pop()
-            to.copy_(what)
-            del to, what  # before `copied` is set: the next copy may need this memory
+            while tensors:
+                to, what = tensors.pop()
+                to.copy_(what)
+                del to, what  # before `copied` is set: the next copy may need this memory
             copied.set()
 
         self._queue.put(copy)

@@ -121,11 +121,11 @@ def measure_accelerators(seconds: float, memory_bytes: int = _DEVICE_BUFFER_BYTE
 def _link(device: torch.device, seconds: float, num_bytes: int) -> AcceleratorLink:
     import torch
 
-    from ..residency.copies import queue_copy
+    from ..residency.copies import queue_copies
     from ..residency.slab import Slab
 
     def copy(target: torch.Tensor, source: torch.Tensor) -> None:
-        queue_copy(target, source, slot.address)
+        queue_copies([target], [source], [slot.as_plain_tensor()])
         torch.accelerator.synchronize()
 
     backend: Any = getattr(torch, device.type)
