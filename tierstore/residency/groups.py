@@ -12,6 +12,8 @@ is written, read, evicted and released as one. Each member is handed out as a vi
   registered.
 * Each member keeps the version counter of the tensor that was saved, without its bytes (`Member.counter`). So a change
   of one member in place is seen as a change of that one, as without a store, and of no other.
+* Members that are one and the same saved tensor are handed out as one object: see NOTE [Stolen gradients] in
+  `handing_out.py`.
 * A group is asked for once for each member. It counts as used only when no member is asked for any more.
 * The group is released when its last member is. Until then the others take room, at most the size of a group.
 
@@ -43,7 +45,7 @@ import torch
 
 from ..ledger.groups import Group, Part
 from .handle import Handle, Member
-from .layout import alias_of, layout_of
+from .layout import Layout, alias_of, layout_of
 from .outstanding import in_use
 from .ownership import holds_alone
 from .slab import Slot
@@ -86,10 +88,14 @@ def become_members(group: Group[TrackedTensor], handle: Handle, empty: torch.Ten
     members = [tracked for part in group.parts for tracked in part.tensors]
     log = members[0].log
     for part, first_byte in zip(group.parts, group.first_bytes, strict=True):
+        numbers: dict[tuple[int, int, Layout], int] = {}
         for tracked, alias in zip(part.tensors, part.aliases, strict=True):
             tracked.layout = layout = layout_of(alias)
             counter = alias_of(alias, layout) if layout.conj or layout.neg else alias
-            log.members[tracked.index] = Member(counter, tracked.version, first_byte)
+            number = tracked.index
+            if len(part.tensors) > 1:  # the members keep the weak references, so no id is used twice
+                number = numbers.setdefault((id(tracked.root), tracked.version, layout), number)
+            log.members[tracked.index] = Member(counter, tracked.version, first_byte, number)
             counter.data = empty
         part.aliases.clear()
     log.come_in([tracked.index for tracked in members], handle.record)

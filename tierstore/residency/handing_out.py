@@ -111,7 +111,8 @@ class HandingOut:
                 guard.is_changing = False  # a new view that is not kept does no harm
                 if not is_next:
                     return None
-                views, of = handle.views, ~index if layout.conj or layout.neg else index  # as in `_view_of`
+                number = member.number
+                views, of = handle.views, ~number if layout.conj or layout.neg else number  # as in `_view_of`
                 if of in views:
                     return views[of]
                 parts, first_byte = handle.parts, member.first_byte  # as `Handle.view_of`, without its call
@@ -177,7 +178,7 @@ class HandingOut:
         if not self._ledger.hand_over(record, reload_ahead, index):
             return self._member_alone(record, layout, member)
         self._guard.is_changing = False  # a new view that is not kept does no harm
-        return self._view_of(record, handle, layout, index, member)
+        return self._view_of(record, handle, layout, member)
 
     def _member_alone(self, record: Record, layout: Layout, member: Member | None) -> torch.Tensor:
         """A member of a group, in memory of its own. A full device may have room for that; else its error is raised."""
@@ -195,11 +196,11 @@ class HandingOut:
         return view
 
     @staticmethod
-    def _view_of(record: Record, handle: Handle, layout: Layout, index: int, member: Member | None) -> torch.Tensor:
+    def _view_of(record: Record, handle: Handle, layout: Layout, member: Member | None) -> torch.Tensor:
         """Return the same tensor each time: see NOTE [Stolen gradients]."""
         of: Layout | int = layout
         if member is not None:  # a traced graph asks for it without its lazy bits: that is another tensor
-            of = ~index if layout.conj or layout.neg else index
+            of = ~member.number if layout.conj or layout.neg else member.number
         view = handle.views.get(of)
         if view is None and handle.outstanding and member is None:
             view = _still_used(handle, layout)
