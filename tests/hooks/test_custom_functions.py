@@ -21,6 +21,7 @@ from tests.hooks.programs import (
     run_plain,
     sine_chain,
 )
+from tests.inspect_store import inspect
 from tierstore import tiered_offload
 
 WITH_AND_WITHOUT_ROOM = pytest.mark.parametrize("host_bytes", [0, "1GiB"])
@@ -181,6 +182,28 @@ def test_saved_tensor_returned_by_two_nodes_gradients_independent(
         return [batch, *(leaf.grad for leaf in leaves)]
 
     assert_same_gradients(program, make_store(host_bytes=host_bytes))
+
+
+@WITH_AND_WITHOUT_ROOM
+def test_saved_twice_and_returned_twice_gradients_independent(make_store: MakeStore, host_bytes: object) -> None:
+    """It has left memory in a group, which is gone when autograd gets the two gradients."""
+    store = make_store(host_bytes=host_bytes)
+
+    def program(around: Around, settle: Settle) -> Results:
+        leaves = [torch.zeros(SIDE, requires_grad=True) for _ in range(3)]
+        with around():
+            saved = torch.ones(SIDE)
+            loss = ReturnOneOfEach.apply(*leaves[:2], saved, saved) + (leaves[2] * torch.ones(SIDE)).sum()
+            del saved
+        settle()
+        num_members.extend(record.num_members for record in inspect(store).records)
+        loss.backward()
+        leaves[0].grad.mul_(5)
+        return [leaf.grad for leaf in leaves]
+
+    num_members: list[int] = []
+    assert_same_gradients(program, store)
+    assert max(num_members) == 3
 
 
 @WITH_AND_WITHOUT_ROOM

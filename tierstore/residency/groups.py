@@ -12,6 +12,8 @@ is written, read, evicted and released as one. Each member is handed out as a vi
   registered.
 * Each member keeps the version counter of the tensor that was saved, without its bytes (`Member.counter`). So a change
   of one member in place is seen as a change of that one, as without a store, and of no other.
+* Members that are one and the same saved tensor are handed out as one object: see NOTE [Stolen gradients] in
+  `handing_out.py`.
 * A group is asked for once for each member. It counts as used only when no member is asked for any more.
 * The group is released when its last member is. Until then the others take room, at most the size of a group.
 
@@ -46,7 +48,7 @@ import torch
 from ..ledger.groups import Group
 from ..ledger.registration import Storage
 from .handle import Handle, new_member
-from .layout import alias_of, layouts_of
+from .layout import Layout, alias_of, layouts_of
 from .outstanding import in_use
 from .ownership import hold_alone
 from .slab import Slot
@@ -98,12 +100,17 @@ def become_members(group: Group[TrackedTensor], handle: Handle, empty: torch.Ten
     """The bytes are in the group's memory now. The tensors' own is freed: they lie over `empty` (None: the CPU's)."""
     empty = _EMPTY if empty is None else empty
     tensors, aliases, log = group.tensors, group.aliases, group.tensors[0].log
+    are_some_shared = len(set(group.first_bytes)) < len(tensors)
+    numbers: dict[tuple[int, int, int, Layout], int] = {}
     for tracked, alias, layout, first_byte in zip(
         tensors, aliases, layouts_of(aliases), group.first_bytes, strict=True
     ):
         tracked.layout = layout
         counter = alias_of(alias, layout) if layout.conj or layout.neg else alias
-        log.members[tracked.index] = new_member((counter, tracked.version, first_byte))
+        number = tracked.index
+        if are_some_shared:  # the members keep the weak references, so no id is used twice
+            number = numbers.setdefault((first_byte, id(tracked.root), tracked.version, layout), number)
+        log.members[tracked.index] = new_member((counter, tracked.version, first_byte, number))
         counter.data = empty
     aliases.clear()
     log.come_in([tracked.index for tracked in tensors], handle.record)

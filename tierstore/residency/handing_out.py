@@ -119,7 +119,8 @@ class HandingOut:
                 guard.is_changing = False  # a new view that is not kept does no harm
                 if not is_next:
                     return None
-                views, of = handle.views, ~index if layout.conj or layout.neg else index  # as in `_hand_over`
+                number = member.number
+                views, of = handle.views, ~number if layout.conj or layout.neg else number  # as in `_hand_over`
                 if of in views:
                     return views[of]
                 parts, first_byte = handle.parts, member.first_byte
@@ -190,7 +191,7 @@ class HandingOut:
         self._guard.is_changing = False  # a new view that is not kept does no harm
         of: Layout | int = layout
         if member is not None:  # a traced graph asks for it without its lazy bits: that is another tensor
-            of = ~index if layout.conj or layout.neg else index
+            of = ~member.number if layout.conj or layout.neg else member.number
         view = handle.views.get(of)  # the same each time: see NOTE [Stolen gradients]
         if view is None and handle.outstanding and member is None:
             view = _still_used(handle, layout)

@@ -139,11 +139,12 @@ class Member(NamedTuple):
     """A saved tensor in a group: see NOTE [Groups] in `groups.py`.
 
     `counter`: has its version counter, and no bytes. `version`: when it was saved. `first_byte`: where the tensor's own
-    storage begins in the group."""
+    storage begins in the group. `number`: the index in its log of the first member that saved the same tensor."""
 
     counter: torch.Tensor
     version: int
     first_byte: int
+    number: int
 
     def view_in(self, memory: torch.Tensor, layout: Layout, first_byte: int = 0) -> torch.Tensor:
         """A new tensor that has `layout` over the member's own storage, sharing the member's version counter.
@@ -176,8 +177,8 @@ class Handle:
             handle lives. While the bytes are in memory its storage holds them; a restore swaps `source.data`.
         parts: of a batch on its device, instead: the bytes of each storage, shape [n], by its first byte; uint8, or,
             once they have come back, of the dtype of the batch.
-        views: tensors that were handed out, by layout, those of a group by the number of the saved tensor (~number:
-            with lazy bits). Kept while the bytes are in memory: see NOTE [Stolen gradients] in `handing_out.py`.
+        views: tensors that were handed out, by layout, those of a group by the member's `number` (~number: with lazy
+            bits). Kept while the bytes are in memory: see NOTE [Stolen gradients] in `handing_out.py`.
         outstanding: tensors that were handed out earlier and are still in use: see `outstanding.py`.
     """
 
