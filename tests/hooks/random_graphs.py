@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.hooks.programs import Bits, all_bits, bits, forget_after_error
 
-__all__ = ["BACKWARDS", "EDITS", "NO_ROOM", "OPERATIONS", "VIEWS", "CopyAtPack", "Machine", "Step"]
+__all__ = ["BACKWARDS", "EDITS", "NO_ROOM", "OPERATIONS", "THIEVES", "VIEWS", "CopyAtPack", "Machine", "Step"]
 
 SHAPES = [(2, 2), (6, 8), (16, 16), (64, 64), (128, 128)]
 """Of 16 bytes, 192, 1 KiB, 16 KiB, 64 KiB."""
@@ -27,20 +27,36 @@ NO_ROOM = "no room on the device"
 
 
 class _Thief(torch.autograd.Function):
-    """Gives what it saved as its gradient: autograd may keep it, and add to it.
+    """Gives some of what it saved as its gradients, those of the given numbers: autograd may keep one, and add to it.
 
     What it saves requires no gradient: otherwise hooks that do nothing may already differ from no hooks, since autograd
     gives a function that saved a leaf the leaf itself, and adds to no leaf, but with hooks gives it a new tensor.
     """
 
     @staticmethod
-    def forward(context: Any, tensor: Tensor) -> Tensor:  # type: ignore[override]
-        context.save_for_backward(tensor + 0)
-        return tensor * 1
+    def forward(context: Any, numbers: Sequence[int], saved: Sequence[Tensor], *tensors: Tensor) -> Tensor:  # type: ignore[override]
+        context.save_for_backward(*saved)
+        context.numbers = numbers
+        return torch.stack(tensors).sum(0)
 
     @staticmethod
-    def backward(context: Any, *gradients: Tensor) -> Tensor:
-        return context.saved_tensors[0]
+    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        saved = context.saved_tensors
+        return None, None, *[saved[number] for number in context.numbers]
+
+
+def _two_thieves(left: Tensor, right: Tensor) -> Tensor:
+    saved = [left.detach() + 0]
+    return _Thief.apply([0], saved, left) - _Thief.apply([0], saved, right)
+
+
+def _thief_twice(left: Tensor, right: Tensor) -> Tensor:
+    saved = left.detach() + 0
+    return _Thief.apply([0, 2], [saved, right.detach() + 0, saved], left, right)
+
+
+def _thief_of_views(left: Tensor, right: Tensor) -> Tensor:
+    return _Thief.apply([1, 0], (left.detach() + right.detach()).repeat(2, 1).chunk(2), left, right)
 
 
 def _gated(left: Tensor, right: Tensor) -> Tensor:
@@ -67,11 +83,16 @@ OPERATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "complex": lambda left, right: (torch.complex(left, right).conj() * torch.complex(right, left)).imag,
     "dropout": lambda left, right: F.dropout(left, 0.3),
     "rrelu": lambda left, right: F.rrelu(left, training=True),  # saves its noise before the kernel fills it
-    "thief": lambda left, right: _Thief.apply(left),
+    "thief": lambda left, right: _Thief.apply([0], [left.detach() + 0], left),
+    "thief of views": _thief_of_views,
+    "thief twice": _thief_twice,
+    "two thieves": _two_thieves,
     "gated": _gated,
     "checkpoint": lambda *given: checkpoint(_gated, *given, use_reentrant=False, preserve_rng_state=False),
 }
 """From two tensors of one shape to one of that shape."""
+
+THIEVES = [name for name in OPERATIONS if "thie" in name]
 
 VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
     "whole": lambda tensor: tensor,
@@ -113,7 +134,7 @@ class Step(NamedTuple):
     @property
     def needs_shared_memory(self) -> bool:
         """Whether PyTorch lets a change be seen, that no version counter tells of, or hands out what was saved."""
-        return self.name in ("rrelu", "thief") or self.view in ("data", "unsafe chunk")
+        return self.name in ("rrelu", *THIEVES) or self.view in ("data", "unsafe chunk")
 
 
 class _EndedError(Exception):
@@ -130,7 +151,7 @@ class Machine:
 
     def __init__(self, scope: Callable[[], AbstractContextManager[object]], settle: Callable[[], object]) -> None:
         torch.default_generator.manual_seed(7)  # `torch.manual_seed` looks for every accelerator, each time
-        self.leaves = [value.clone().requires_grad_() for value in VALUES]
+        self.leaves = [value.clone().requires_grad_() for value in (*VALUES, VALUES[2], VALUES[2])]  # some of one shape
         self.live = [*self.leaves, VALUES[2].clone(), VALUES[4].clone()]
         self.num_fixed = len(self.live)
         self.terms: list[Tensor] = []
@@ -144,6 +165,7 @@ class Machine:
         """What happened at each step, and what is in the end in that which it was given on the way."""
         seen: list[object] = []
         ending = [Step("root", right=5), Step("clear"), Step("leave"), *[Step("backward", "accumulate")] * 4]
+        ending += [Step("use_gradient", right=number, flag=True) for number in range(len(self.leaves))]
         try:
             self.enter()
             for step in (*program, *ending):
@@ -166,6 +188,12 @@ class Machine:
     def operation(self, step: Step) -> None:
         left = self._one(step.left)
         self.live.append(OPERATIONS[step.name](left, _fitted(self._one(step.right), left)))
+
+    def steal(self, step: Step) -> None:
+        """Gradients of leaves, which keep what they are given."""
+        of_one_shape = [leaf for leaf in self.leaves if leaf.shape == SHAPES[2]]
+        left, right = (of_one_shape[number % len(of_one_shape)] for number in (step.left, step.right))
+        self.live.append(OPERATIONS[step.name](left, right))
 
     def chain(self, step: Step) -> None:
         """Many small nodes, one after the other: each saves one tensor."""
@@ -278,6 +306,12 @@ class Machine:
         found = [each for each in (getattr(node, name) for name in names) if isinstance(each, Tensor)]
         self.held += [each.detach() for each in found]
         return all_bits(found)
+
+    def edit_held(self, step: Step) -> None:
+        """The user changes what it was given; backward may have kept it."""
+        tensor = self.held[step.left % len(self.held)] if self.held else None
+        if tensor is not None:
+            tensor.mul_(2)
 
     def use_gradient(self, step: Step) -> None:
         """What an optimizer does with it, or a loop that clears it."""

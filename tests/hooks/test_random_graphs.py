@@ -32,7 +32,7 @@ from torch.utils.checkpoint import checkpoint
 from tests.census import Census
 from tests.gpu.device import make_windows_small
 from tests.hooks.late_copies import LateCopies
-from tests.hooks.random_graphs import BACKWARDS, EDITS, NO_ROOM, OPERATIONS, VIEWS, CopyAtPack, Machine, Step
+from tests.hooks.random_graphs import BACKWARDS, EDITS, NO_ROOM, OPERATIONS, THIEVES, VIEWS, CopyAtPack, Machine, Step
 from tests.inspect_store import inspect
 from tests.waiting import until
 from tierstore import TierStore, tiered_offload
@@ -60,10 +60,11 @@ _USE = _steps("backward", BACKWARDS)
 _STEP = st.one_of(
     *[_COMPUTE] * 4,
     _steps("chain meet"),
+    _steps("steal", THIEVES),
     _steps("read", ["sin", "square", "exp"], sorted(VIEWS)),
     *[_EDIT] * 2,
     _steps("forget hide collect clear drop"),
-    _steps("look use_gradient settle enter leave"),
+    _steps("look use_gradient edit_held settle enter leave"),
     _steps("root"),
     *[_USE] * 2,
 )

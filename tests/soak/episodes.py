@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.hooks.programs import forget_after_error
-from tests.hooks.random_graphs import EDITS, OPERATIONS, VIEWS, Machine, Step
+from tests.hooks.random_graphs import EDITS, OPERATIONS, THIEVES, VIEWS, Machine, Step
 from tierstore import TierStore, TierStoreError, keep_resident, tiered_offload
 from tierstore.residency.handle import Handle
 
@@ -23,10 +23,11 @@ _STEPS: dict[str, tuple[int, list[str], list[str]]] = {
     # Random numbers come from a generator that all threads share; and nobody hears of an error on a thread's thread.
     "operation": (8, sorted(OPERATIONS.keys() - {"dropout", "rrelu"}), ["whole"]),
     "backward": (4, ["gradients", "part", "accumulate", "graph"], ["whole"]),
+    "steal": (2, THIEVES, ["whole"]),
     "edit": (2, sorted(EDITS), _VIEWS),
     "read": (2, ["sin", "square", "exp"], _VIEWS),
     **dict.fromkeys(("chain", "meet", "forget", "hide", "clear", "drop"), (1, [""], ["whole"])),
-    **dict.fromkeys(("look", "use_gradient", "settle", "enter", "leave", "root"), (1, [""], ["whole"])),
+    **dict.fromkeys(("look", "use_gradient", "edit_held", "settle", "enter", "leave", "root"), (1, [""], ["whole"])),
 }
 """How likely each kind of step is, and of which names and views it is."""
 

@@ -83,7 +83,9 @@ def test_one_wrong_bit_is_seen(store: TierStore, monkeypatch: pytest.MonkeyPatch
     worker = make_worker(store)
     worker.run("put")
     fetch = inspect(store).residency.handing_out.fetch
-    monkeypatch.setattr(inspect(store).residency.handing_out, "fetch", lambda *given: wrong(fetch(*given)))
+    monkeypatch.setattr(
+        inspect(store).residency.handing_out, "fetch", lambda *given, **named: wrong(fetch(*given, **named))
+    )
     with pytest.raises(WrongBytesError, match=words):
         repeat(worker, name, 10)
     worker.release()
