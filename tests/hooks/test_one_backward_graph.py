@@ -18,8 +18,6 @@ from tierstore import (
     offload_module,
     tiered_offload,
 )
-from tierstore.hooks import living
-from tierstore.ledger.log import GraphLog
 
 pytestmark = pytest.mark.filterwarnings("default")  # the compiler's own
 
@@ -28,11 +26,9 @@ Loss = Callable[[int], torch.Tensor]
 
 
 @pytest.fixture(autouse=True)
-def _nothing_traced_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def _nothing_compiled_before() -> None:
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    monkeypatch.setattr(living, "_all_laid_out", False)
-    monkeypatch.setattr(GraphLog, "keeps_layouts", False)
 
 
 class Graphs:
