@@ -307,12 +307,6 @@ class Machine:
         self.held += [each.detach() for each in found]
         return all_bits(found)
 
-    def edit_held(self, step: Step) -> None:
-        """The user changes what it was given; backward may have kept it."""
-        tensor = self.held[step.left % len(self.held)] if self.held else None
-        if tensor is not None:
-            tensor.mul_(2)
-
     def use_gradient(self, step: Step) -> None:
         """What an optimizer does with it, or a loop that clears it."""
         leaf = self.leaves[step.right % len(self.leaves)]

@@ -64,7 +64,7 @@ _STEP = st.one_of(
     _steps("read", ["sin", "square", "exp"], sorted(VIEWS)),
     *[_EDIT] * 2,
     _steps("forget hide collect clear drop"),
-    _steps("look use_gradient edit_held settle enter leave"),
+    _steps("look use_gradient settle enter leave"),
     _steps("root"),
     *[_USE] * 2,
 )

@@ -27,7 +27,7 @@ _STEPS: dict[str, tuple[int, list[str], list[str]]] = {
     "edit": (2, sorted(EDITS), _VIEWS),
     "read": (2, ["sin", "square", "exp"], _VIEWS),
     **dict.fromkeys(("chain", "meet", "forget", "hide", "clear", "drop"), (1, [""], ["whole"])),
-    **dict.fromkeys(("look", "use_gradient", "edit_held", "settle", "enter", "leave", "root"), (1, [""], ["whole"])),
+    **dict.fromkeys(("look", "use_gradient", "settle", "enter", "leave", "root"), (1, [""], ["whole"])),
 }
 """How likely each kind of step is, and of which names and views it is."""
 
