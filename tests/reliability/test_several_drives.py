@@ -1,10 +1,9 @@
 """Several drives under one store: drives that fill up, fail or are damaged, kills, and a daemon on both."""
 
-import contextlib
 import os
 from collections.abc import Iterator
-from functools import partial
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -203,7 +202,7 @@ def test_index_that_cannot_be_changed_on_one_drive_ends_the_daemon_and_that_driv
         while "is damaged" not in daemon.log:  # the change that first frees such a page tells of it
             gone = on_first.index(place == 0)
             del stored.handles[gone], stored.contents[gone], on_first[gone]
-            with contextlib.suppress(DaemonUnavailableError):
+            with suppress(DaemonUnavailableError):
                 store.flush()
         assert daemon.process.wait(END_SECONDS) == 1
         told = daemon.log.replace("\n", "")
