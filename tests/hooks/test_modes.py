@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.conftest import MakeStore
 from tests.hooks.programs import IN_MODES, SIDE, bits, forget_after_error
 from tests.inspect_store import inspect
-from tierstore import ModifiedInPlaceError, TierStore, tiered_offload
+from tierstore import Handle, ModifiedInPlaceError, TierStore, tiered_offload
 
 NBYTES = SIDE * SIDE * 4
 Ask = Callable[[Any], object]
@@ -234,6 +234,15 @@ def test_call_inside_a_mode_changes_no_guard(
         with pytest.raises(ModifiedInPlaceError):
             graph[3]()
         forget_after_error()
+
+
+@pytest.mark.parametrize("name", IN_MODES)
+def test_tensor_that_is_put_inside_a_mode_is_guarded(store: TierStore, name: str) -> None:
+    tensor, handles = torch.ones(SIDE, SIDE), list[Handle]()
+    IN_MODES[name](lambda: handles.append(store.put(tensor)))
+    tensor.add_(1)
+    with pytest.raises(ModifiedInPlaceError):
+        store.get(handles[0])
 
 
 def _backward_of(
