@@ -9,7 +9,7 @@ import torch
 from torch.autograd import Function
 
 from tests.conftest import MakeStore
-from tests.hooks.programs import bits
+from tests.hooks.programs import LARGE_SIDE, SIDE, bits
 from tierstore import TierStore, tiered_offload
 
 DTYPES = [
@@ -93,10 +93,13 @@ def test_lazy_conjugate_and_negative_bits_kept(store: TierStore, dtype: torch.dt
             assert_round_trip(store, lambda lazy=lazy, cut=cut: lazy(cut(tensor_of(dtype))))  # type: ignore[misc]
 
 
+@pytest.mark.parametrize("side", [SIDE, LARGE_SIDE], ids=["in a group", "alone"])
 @pytest.mark.parametrize("cut", [torch.conj, lambda whole: whole.conj().imag], ids=["conjugate", "negative"])
-def test_tensors_with_lazy_bits_go_to_disk(store: TierStore, cut: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def test_tensors_with_lazy_bits_go_to_disk(
+    store: TierStore, cut: Callable[[torch.Tensor], torch.Tensor], side: int
+) -> None:
     """Also those that the first backward saves for the second: views of what the store has handed out."""
-    leaf = torch.randn(40, 40, dtype=torch.complex64, requires_grad=True)
+    leaf = torch.randn(side, side, dtype=torch.complex64, requires_grad=True)
     with tiered_offload(store, min_bytes=0):
         hidden = leaf * 1
         loss = (cut(hidden) * cut(hidden.sin())).abs().sum()
