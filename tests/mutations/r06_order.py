@@ -10,7 +10,9 @@ MUTATIONS = {
     },
     "test_odd_order_learned_from_the_first_step": {
         "what was learned of a graph is recalled": replace(
-            "GraphOrder.look_ahead", "None if self._orders is None else self._orders.recall(...)", "None"
+            "GraphOrder.look_ahead",
+            "reverse_topological(...) if alike is None else ...",
+            "reverse_topological(packs.nodes)",
         ),
         "the observed order is learned": replace("_learn", "orders.learn", "bool"),
         "the order lives in the store, not in the scope": replace(

@@ -12,6 +12,8 @@ MUTATIONS = {
         "a scope inside of what is compiled is warned of": drop(
             "tiered_offload.__enter__", "warn_of_compiled_caller('tiered_offload')"
         ),
+    },
+    "test_store_used_by_hand_inside_a_compiled_function_is_not_traced": {
         "Dynamo never looks into the store": replace("uncompiled", "_mark(...)\nreturn ...", "return function"),
     },
     "test_one_graph_and_the_same_bits": {
