@@ -35,14 +35,15 @@ class Moving(NamedTuple):
     num_bytes: Callable[[], int]
 
 
-@pytest.fixture(params=["in host memory", "on an accelerator"])
+@pytest.fixture(params=["in host memory", "on an accelerator, with others", "on an accelerator, alone"])
 def moving(make_store: MakeStore, request: pytest.FixtureRequest) -> Iterator[Moving]:
     if request.param == "in host memory":
         store = make_store(host_bytes=0)
         yield Moving(store, lambda: store.stats().spilled_bytes)
     else:
         with SimulatedCopies() as copies:
-            store = make_store(host_bytes="1GiB", staging_bytes="64KiB", copies=copies)  # a group takes in no matrix
+            staging_bytes = "16KiB" if request.param.endswith("alone") else "64KiB"  # one matrix, or a batch of some
+            store = make_store(host_bytes="1GiB", staging_bytes=staging_bytes, copies=copies)
             yield Moving(store, lambda: store.stats().offloaded_bytes)
 
 
