@@ -173,7 +173,7 @@ async def test_jobs_have_the_interpreter_between_the_turns_of_a_flood() -> None:
     finally:
         sys.setswitchinterval(before)
     thread.join()
-    most = 2 + 2 * seconds / _REST_SECONDS  # however slow the machine is; a timer may be early
+    most = 3 + 2 * seconds / _REST_SECONDS  # however slow the machine is; a timer may be early by its millisecond
     assert turns.num_taken <= most, "the turns of a flood do not rest"
 
 
