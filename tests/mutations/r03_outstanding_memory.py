@@ -1,6 +1,6 @@
 """R3: A saved tensor can be unpacked any number of times, and memory handed out belongs to its storage."""
 
-from .changes import after, always, drop, replace
+from .changes import after, always, drop, never, replace
 
 MUTATIONS = {
     "test_memory_handed_out_outlives_graph_and_handle_then_is_returned": {
@@ -16,6 +16,14 @@ MUTATIONS = {
     "test_saved_tensor_returned_by_two_nodes_gradients_independent": {
         "the record keeps what it hands out, so that autograd does not take it for its own": drop(
             "HandingOut._hand_over", "handle.keep_view(of, view)"
+        ),
+        "functions of the user's get the record's tensor, not an alias of their own": never(
+            "SavedTensor.unpack", "self.handle is None and ... and is_in_own_function()"
+        ),
+    },
+    "test_gradient_that_the_user_keeps_later_backwards_leave_it_alone": {
+        "what was handed out before there was a record is handed out again": never(
+            "HandingOut._hand_over", "view is None and handle.outstanding and member is None"
         ),
     },
     "test_saved_twice_and_returned_twice_gradients_independent": {
