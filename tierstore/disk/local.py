@@ -128,7 +128,12 @@ class LocalDisk:
                 raise
 
     def _open_layout(self, disk_bytes: int) -> None:
-        found = self._layout.open(disk_bytes, self._mode)
+        self._reserve = Reserve(self._layout.directory, disk_bytes)  # first: nothing may fail after the layout is open
+        try:
+            found = self._layout.open(disk_bytes, self._mode)
+        except BaseException:
+            self._reserve.close()
+            raise
         self.session, self.leases = found.session, found.leases
         self._index, self._locations = found.index, found.locations
         self._budget = DiskBudget(round_up(disk_bytes), found.index.map_bytes)
@@ -138,7 +143,7 @@ class LocalDisk:
         self._space = ExtentSpace(self._layout, self._budget, self._mode, self._executor)
         self._space.rebuild(found.segments, found.spans)
         has_extents = self._layout.outlives
-        self._reserve = Reserve(self._layout.directory, disk_bytes)
+        self._reserve.keep()  # after it: what is there may need the last room of the drive
         self._entries = IndexEntries(
             found.index, self._executor, self._space, self._budget, self._reserve, has_extents=has_extents
         )

@@ -29,7 +29,6 @@ class Reserve:
             self._file = io.FileIO(open_unnamed(directory), "r+")
             self.inode = inode_of(self._file.fileno())
         self.is_kept = False
-        self.keep()
 
     def keep(self) -> None:
         """Take the space, if it can be had now."""
