@@ -7,6 +7,7 @@ policy wants offloaded (in eager mode). The contexts here give the outputs to th
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
@@ -235,21 +236,21 @@ class _Replay(TorchDispatchMode):
     def __init__(self, outputs: _Outputs) -> None:
         super().__init__()
         self._outputs = outputs
-        self._num_calls: dict[Any, int] = {}
+        self._thread = threading.local()  # several may go backward through a region at once, each from another output
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
         return True
 
     def __enter__(self) -> Any:
-        self._num_calls.clear()
+        self._thread.num_calls = {}
         return super().__enter__()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in SAC_IGNORED_OPS:
             return func(*args, **(kwargs or {}))
-        number = self._num_calls.get(func, 0)
-        self._num_calls[func] = number + 1
+        num_calls = self._thread.num_calls
+        number = num_calls[func] = num_calls.get(func, -1) + 1
         outputs = self._outputs.get(func, [])
         if not any(outputs):  # no output is held: it may be called more often than in forward, or less
             return func(*args, **(kwargs or {}))

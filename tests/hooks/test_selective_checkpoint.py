@@ -1,8 +1,10 @@
 """Selective checkpointing: what a policy keeps or wants offloaded, under our contexts and under torch's."""
 
 import functools
+import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -293,6 +295,38 @@ def test_shared_weight_under_autocast_same_bits(store: TierStore) -> None:
         return [batch.grad, layer.weight.grad]
 
     assert_same_gradients(program, store)
+
+
+def test_two_backwards_through_a_region_at_once_same_bits(store: TierStore) -> None:
+    """From two outputs, on two threads. One goes through the region while the other is in the midst of it."""
+    batch, weight = (torch.randn(SIDE, SIDE, requires_grad=True) for _ in range(2))
+    ours_begins, other_is_done = threading.Event(), threading.Event()
+
+    def region(batch: torch.Tensor, weight: torch.Tensor, wait: Callable[[], object]) -> Sequence[torch.Tensor]:
+        hidden = product(batch, weight).sin()
+        wait()
+        return [product(hidden * factor, weight) for factor in (1, 2)]
+
+    def wait() -> None:
+        if threading.current_thread() is ours:
+            ours_begins.set()
+            assert other_is_done.wait(30)
+
+    def go(output: torch.Tensor) -> list[torch.Tensor]:
+        return list(torch.autograd.grad(output.sum(), [batch, weight], retain_graph=True))
+
+    plain = [go(output) for output in region(batch, weight, lambda: None)]
+    contexts = functools.partial(selective_checkpoint_contexts, policy_of(OFFLOAD))
+    with tiered_offload(store, min_bytes=0), ThreadPoolExecutor(1) as pool:
+        ours = pool.submit(threading.current_thread).result()
+        outputs = checkpoint(region, batch, weight, wait, use_reentrant=False, context_fn=contexts)
+        first = pool.submit(go, outputs[0])
+        assert ours_begins.wait(30)
+        try:
+            second = go(outputs[1])
+        finally:
+            other_is_done.set()
+        assert_same_bits([*map(bits, first.result()), *map(bits, second)], list(map(bits, [*plain[0], *plain[1]])))
 
 
 _drawn: list[None] = []
