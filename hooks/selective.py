@@ -7,6 +7,7 @@ policy wants offloaded (in eager mode). The contexts here give the outputs to th
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
@@ -54,8 +55,9 @@ def selective_checkpoint_contexts(policy: Policy | list[Any]) -> Contexts:
     MUST_CPU_OFFLOAD and PREFER_CPU_OFFLOAD: the innermost scope packs the output as a saved tensor. MUST_SAVE and
     PREFER_SAVE: the output stays where it is, and is counted in `stats().kept_bytes` as "checkpoint policy"; a change
     in place is found. All other outputs are computed again. So are views, results of operators that change their
-    argument in place, and outputs that the region changes, whatever the policy says: torch's own contexts hold those,
-    and give wrong gradients. A retained graph may be used again, which torch's own contexts do not allow.
+    argument in place or draw random numbers, and outputs that the region changes, whatever the policy says: torch's own
+    contexts hold those, and give wrong gradients. A retained graph may be used again, which torch's own contexts do not
+    allow.
 
     torch's own contexts are returned while `torch.compile` traces, and where the innermost saved-tensor hooks of this
     thread are not those of a `tiered_offload`: there are none, or they are those of `keep_resident`, `save_on_cpu` or
@@ -140,6 +142,17 @@ def _is_alias(func: Any, output: Any, args: Any, kwargs: Any) -> bool:
     return _tells_alias(func) or bool(_storages_of(output).keys() & _storages_of((args, kwargs)).keys())
 
 
+def _draws(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether an operator takes random numbers from a default generator. Attention without dropout takes none."""
+    schema = _schema_of(func)
+    given = {} if schema is None else {each.name: each.default_value for each in schema.arguments}
+    given |= dict(zip(given, args, strict=False)) | (kwargs or {})
+    if given.get("generator") is not None:
+        return False
+    chances = [given[name] for name in ("dropout", "dropout_p") if name in given]
+    return any(chances) if chances else torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
+
+
 class _Place(NamedTuple):
     """Where an output is held. The reference to its storage keeps any other storage from getting its address."""
 
@@ -162,7 +175,10 @@ class _Hold(TorchDispatchMode):
 
     Some operators hide that they return a view, which has a version counter of its own: `_unsafe_view`, by which
     `matmul` gives a product its shape. What is held under it stays held. The view's counter is remembered, and the
-    output is computed again if that tells of a change after the region."""
+    output is computed again if that tells of a change after the region.
+
+    NOTE [Random numbers]
+    Nor is what draws random numbers: those that come after it in the region would be other ones the second time."""
 
     def __init__(
         self,
@@ -193,7 +209,7 @@ class _Hold(TorchDispatchMode):
             is_held = decision is True or decision in _KEEP or decision in _OFFLOAD
             self._look_for_changes(func, output, args, kwargs)
             calls = self._outputs.setdefault(func, [])
-            if not is_held or _is_alias(func, output, args, kwargs):
+            if not is_held or _is_alias(func, output, args, kwargs) or _draws(func, args, kwargs):
                 calls.append(None)
             else:
                 held = _Held(_inputs_of((args, kwargs)), tree_map_only(torch.Tensor, hold, output), [])
@@ -220,21 +236,21 @@ class _Replay(TorchDispatchMode):
     def __init__(self, outputs: _Outputs) -> None:
         super().__init__()
         self._outputs = outputs
-        self._num_calls: dict[Any, int] = {}
+        self._thread = threading.local()  # several may go backward through a region at once, each from another output
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
         return True
 
     def __enter__(self) -> Any:
-        self._num_calls.clear()
+        self._thread.num_calls = {}
         return super().__enter__()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in SAC_IGNORED_OPS:
             return func(*args, **(kwargs or {}))
-        number = self._num_calls.get(func, 0)
-        self._num_calls[func] = number + 1
+        num_calls = self._thread.num_calls
+        number = num_calls[func] = num_calls.get(func, -1) + 1
         outputs = self._outputs.get(func, [])
         if not any(outputs):  # no output is held: it may be called more often than in forward, or less
             return func(*args, **(kwargs or {}))

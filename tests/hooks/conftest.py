@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from tests.hooks.late_copies import SeenCopies
 from tests.hooks.programs import one_thread_per_operation
@@ -21,6 +22,15 @@ def _nothing_traced_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a new process: the first backward that is traced changes how all that follow pack (`living.py`)."""
     monkeypatch.setattr(living, "_all_laid_out", False)
     monkeypatch.setattr(GraphLog, "keeps_layouts", False)
+
+
+@pytest.fixture
+def nothing_compiled() -> Iterator[None]:
+    """As in a new process, and nothing of it stays."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    yield
+    torch._dynamo.reset()
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import torch
 
 from tests.existing import set_existing
-from tests.hooks.late_copies import LateCopies
 from tests.hooks.programs import bits, in_threads
 from tests.inspect_store import inspect
 from tierstore import TierStore, tiered_offload
@@ -20,13 +18,11 @@ __all__ = [
     "GROUP",
     "NBYTES",
     "SIDE",
-    "CopiesByStream",
     "SaveThree",
     "assert_right",
     "charged_on_device",
     "lock_held_by_another",
     "met_as_they_append",
-    "name_of",
     "new_leaf",
     "scope_with",
     "sines",
@@ -36,31 +32,6 @@ SIDE = 32
 NBYTES = SIDE * SIDE * 4
 GROUP = 16
 """So many tensors fit into a group, where staging holds four groups."""
-
-
-class CopiesByStream(LateCopies):
-    """Tells from which stream was copied. Tensors of one column are on a second device, those of two in host memory.
-
-    Streams are as on a real accelerator: a new object each time, whose comparisons are torch's."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = 0
-        self.copied_from: Counter[tuple[int, int]] = Counter()
-
-    def device_of(self, tensor: torch.Tensor) -> torch.device | None:
-        return None if tensor.shape[-1] == 2 else torch.device("cpu", int(tensor.shape[-1] == 1))
-
-    def current_stream(self, device: torch.device) -> Any:
-        return torch.Stream(stream_id=self.now, device_index=device.index, device_type=1)
-
-    def copy_out_many(self, sources: Any, targets: Any, stream: Any) -> Any:
-        self.copied_from[name_of(stream)] += sum(len(source) for source in sources) // NBYTES
-        return super().copy_out_many(sources, targets, stream)
-
-
-def name_of(stream: Any) -> tuple[int, int]:
-    return stream.device_index, stream.stream_id
 
 
 def scope_with(store: TierStore, device_bytes: int | str) -> tiered_offload:

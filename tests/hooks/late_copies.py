@@ -11,7 +11,7 @@ import torch
 from tierstore.residency.copies import Marker
 from tierstore.testing import SimulatedCopies
 
-__all__ = ["LateCopies", "SeenCopies"]
+__all__ = ["LateCopies", "SeenCopies", "name_of"]
 
 _NUM_QUERIES = 3
 
@@ -55,26 +55,44 @@ class LateCopies(SimulatedCopies):
 
 
 class SeenCopies(LateCopies):
-    """Tells how many were copied out at once and from which stream, and what was shared with which. `now`: the name of
-    the current stream."""
+    """Tells what is copied, and from which stream.
+
+    Matrices of one column are on a second device, those of two in host memory. Streams are as on a real accelerator: a
+    new object each time, whose comparisons are torch's.
+
+    Attributes:
+        now: the number of the current stream.
+        out: how many tensors were copied out, each time.
+        copied_from: bytes, by device and stream.
+        shared: the bytes of each block that was shared, and the number of the stream.
+    """
 
     def __init__(self, room_bytes: int | None = None) -> None:
         super().__init__(room_bytes)
-        self.now = "first"
+        self.now = 0
         self.out: list[int] = []
-        self.copied_from: Counter[str] = Counter()
-        self.shared: list[tuple[int, str]] = []
+        self.copied_from: Counter[tuple[int, int]] = Counter()
+        self.shared: list[tuple[int, int]] = []
 
-    def current_stream(self, device: torch.device) -> str:
-        return f"{self.now} of {device}"
+    def device_of(self, tensor: torch.Tensor) -> torch.device | None:
+        num_columns = tensor.shape[1] if tensor.dim() == 2 else 0
+        return None if num_columns == 2 else torch.device("cpu", int(num_columns == 1))
 
-    def share(self, memory: Iterable[torch.Tensor], stream: str) -> None:
-        self.shared += [(each.nbytes, stream.split()[0]) for each in memory]
+    def current_stream(self, device: torch.device) -> Any:
+        return torch.Stream(stream_id=self.now, device_index=device.index, device_type=1)
+
+    def share(self, memory: Iterable[torch.Tensor], stream: Any) -> None:
+        self.shared += [(each.nbytes, stream.stream_id) for each in memory]
 
     def copy_out_many(self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor], stream: Any) -> Marker:
         self.out.append(len(sources))
-        self.copied_from[stream.split()[0]] += len(sources)
+        self.copied_from[name_of(stream)] += sum(source.nbytes for source in sources)
         return super().copy_out_many(sources, targets, stream)
+
+
+def name_of(stream: Any) -> tuple[int, int]:
+    """Its device and its number."""
+    return stream.device_index, stream.stream_id
 
 
 class _Block:

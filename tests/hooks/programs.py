@@ -88,6 +88,18 @@ def grads(module: nn.Module) -> list[torch.Tensor | None]:
     return [parameter.grad for parameter in module.parameters()]
 
 
+class DispatchMode(TorchDispatchMode):
+    """Calls `ask` with each operator, before that runs."""
+
+    def __init__(self, ask: Callable[[Any], object]) -> None:
+        super().__init__()
+        self._ask = ask
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._ask(function)
+        return function(*args, **(kwargs or {}))
+
+
 def _in_grad(ask: Callable[[], object]) -> None:
     def function(values: torch.Tensor) -> torch.Tensor:
         ask()
@@ -114,14 +126,7 @@ def _below_autograd(ask: Callable[[], object]) -> None:
     """As a mode that watches memory, or a profiler's."""
 
     asks = [ask]
-
-    class Asks(TorchDispatchMode):
-        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            while asks:
-                asks.pop()()
-            return function(*args, **(kwargs or {}))
-
-    with Asks():
+    with DispatchMode(lambda _: asks and asks.pop()()):
         torch.ones(3).neg()
 
 

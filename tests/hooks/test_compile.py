@@ -13,13 +13,10 @@ from torch import nn
 from tests.conftest import MakeStore
 from tierstore import TierStore, TierStoreWarning, keep_resident, offload_module, tiered_offload
 
-pytestmark = pytest.mark.filterwarnings("default")  # the compiler's own
-
-
-@pytest.fixture(autouse=True)
-def _nothing_compiled_before() -> None:
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
+pytestmark = [
+    pytest.mark.filterwarnings("default"),  # the compiler's own
+    pytest.mark.usefixtures("nothing_compiled"),
+]
 
 
 def _assert_same(expected: list[torch.Tensor], found: list[torch.Tensor]) -> None:

@@ -2,7 +2,7 @@
 
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -29,6 +29,7 @@ from tierstore.residency.compiler_names import compiler_names
 
 pytestmark = [
     pytest.mark.filterwarnings("default"),  # the compiler's own
+    pytest.mark.usefixtures("nothing_compiled"),
     pytest.mark.skipif(torch.__version__ < "2.13", reason="the backend needs torch 2.13"),
 ]
 
@@ -70,14 +71,6 @@ _ALSO_WITH_INDUCTOR = {
     "attention",
 }
 """The others are slow: each compiles some C++."""
-
-
-@pytest.fixture(autouse=True)
-def _nothing_compiled_before() -> Iterator[None]:
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    yield
-    torch._dynamo.reset()
 
 
 def _leaves(tree: Any) -> list[Tensor]:

@@ -177,13 +177,13 @@ def test_full_device_gets_one_member(make_store: MakeStore, size: _Size, num_ten
 def _used_on_two_streams(store: TierStore, copies: SeenCopies, leaf: torch.Tensor) -> None:
     """Packed on the first and unpacked on the second, twice; then the first is the current one again."""
     for _ in range(2):
-        copies.now = "first"
+        copies.now = 0
         with tiered_offload(store, min_bytes=0, device_bytes="64MiB"):
             first = sine_chain(leaf, 4)
-        copies.now = "second"
+        copies.now = 1
         gradient_of(first, leaf)
         del first
-    copies.now = "first"
+    copies.now = 0
 
 
 def test_memory_of_members_is_kept_for_every_stream_that_may_use_it(store: TierStore, copies: SeenCopies) -> None:
@@ -192,8 +192,8 @@ def test_memory_of_members_is_kept_for_every_stream_that_may_use_it(store: TierS
         loss = sine_chain(leaf, 11)
         copies.shared.clear()
     assert max(_sizes(store)) >= 4
-    names = [name for nbytes, name in copies.shared if nbytes == 4 * _KIB]
-    assert names.count("second") >= max(_sizes(store))
+    streams = [stream for nbytes, stream in copies.shared if nbytes == 4 * _KIB]
+    assert streams.count(1) >= max(_sizes(store))
     assert torch.equal(gradient_of(loss, leaf), gradient_of(sine_chain(leaf, 11), leaf))
 
 
@@ -201,14 +201,14 @@ def test_blocks_of_a_batch_are_kept_for_every_stream_that_may_use_them(store: Ti
     _used_on_two_streams(store, copies, leaf := _leaf())
     with tiered_offload(store, min_bytes=0):
         loss = sine_chain(leaf, 9)
-    copies.now = "second"
+    copies.now = 1
     copies.synchronize()
     store.stats()
-    assert sorted(copies.shared) == [(_NBYTES, "first")] * 8 + [(_NBYTES, "second")] * 8
+    assert sorted(copies.shared) == [(_NBYTES, 0)] * 8 + [(_NBYTES, 1)] * 8
     copies.shared.clear()
-    copies.now = "third"
+    copies.now = 2
     assert torch.equal(gradient_of(loss, leaf), gradient_of(sine_chain(leaf, 9), leaf))
-    assert copies.shared.count((_NBYTES, "third")) == 8
+    assert copies.shared.count((_NBYTES, 2)) == 8
 
 
 @pytest.mark.parametrize(("device_bytes", "num_registered"), [(0, 0), (64 * _KIB, 16)])
@@ -236,7 +236,7 @@ def test_each_leaves_alone_where_no_group_can_be_made(
     with tiered_offload(store, min_bytes=0):
         loss = sine_chain(leaf, 10)
         if why == "another stream":
-            copies.now = "second"
+            copies.now = 1
         else:
             monkeypatch.setattr(torch, "cat", _no_room)
     assert _sizes(store) == [1] * 9

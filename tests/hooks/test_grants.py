@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
@@ -18,7 +18,6 @@ from tests.hooks.granted import (
     GROUP,
     NBYTES,
     SIDE,
-    CopiesByStream,
     SaveThree,
     assert_right,
     charged_on_device,
@@ -28,6 +27,7 @@ from tests.hooks.granted import (
     scope_with,
     sines,
 )
+from tests.hooks.late_copies import SeenCopies
 from tests.hooks.programs import in_threads
 from tests.inspect_store import inspect
 from tests.moments import interrupt, moments
@@ -35,12 +35,6 @@ from tierstore import StorageIOError, StoreClosedError, TierStore, tiered_offloa
 from tierstore.hooks.scope import OffloadScope
 
 pytestmark = pytest.mark.usefixtures("validated")
-
-
-@pytest.fixture
-def copies() -> Iterator[CopiesByStream]:
-    with CopiesByStream() as engine:
-        yield engine
 
 
 @pytest.fixture
@@ -139,9 +133,7 @@ def test_log_dropped_with_its_grant_everything_is_given_back(place: _Place) -> N
 
 
 @pytest.mark.parametrize("where", ["host", "device"])
-def test_grant_of_one_thread_is_no_shortage_for_another(
-    make_store: MakeStore, copies: CopiesByStream, where: str
-) -> None:
+def test_grant_of_one_thread_is_no_shortage_for_another(make_store: MakeStore, copies: SeenCopies, where: str) -> None:
     """What it may still track is charged in advance, but is given up where it is needed."""
     limit_bytes = 100 * NBYTES
     if where == "host":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
 
@@ -16,14 +15,13 @@ from tests.hooks.granted import (
     GROUP,
     NBYTES,
     SIDE,
-    CopiesByStream,
     SaveThree,
     assert_right,
-    name_of,
     new_leaf,
     scope_with,
     sines,
 )
+from tests.hooks.late_copies import SeenCopies, name_of
 from tests.hooks.programs import forget_after_error, in_threads
 from tests.inspect_store import inspect
 from tierstore import ModifiedInPlaceError, TierStore
@@ -35,13 +33,7 @@ _PLACES = pytest.mark.parametrize("device_bytes", ["64MiB", 0], ids=["stays", "l
 
 
 @pytest.fixture
-def copies() -> Iterator[CopiesByStream]:
-    with CopiesByStream() as engine:
-        yield engine
-
-
-@pytest.fixture
-def store(make_store: MakeStore, copies: CopiesByStream) -> TierStore:
+def store(make_store: MakeStore, copies: SeenCopies) -> TierStore:
     """On an accelerator."""
     return make_store(host_bytes="64MiB", staging_bytes=4 * GROUP * NBYTES, copies=copies)
 
@@ -125,7 +117,7 @@ def test_plan_that_the_graph_leaves_in_the_middle_of_a_grant_same_bits(store: Ti
 
 @_PLACES
 def test_stream_changed_between_packs_each_is_copied_from_its_own(
-    store: TierStore, copies: CopiesByStream, device_bytes: int | str
+    store: TierStore, copies: SeenCopies, device_bytes: int | str
 ) -> None:
     leaf = new_leaf()
     with scope_with(store, device_bytes):
@@ -138,7 +130,7 @@ def test_stream_changed_between_packs_each_is_copied_from_its_own(
         assert {name_of(tracked.stream) for tracked in inspect(store).tracked} == {(0, 0), (0, 1)}
     inspect(store).residency.keep_on_device(0)  # all leaves
     store.flush()
-    assert copies.copied_from == {(0, 0): 21, (0, 1): 20}
+    assert copies.copied_from == {(0, 0): 21 * NBYTES, (0, 1): 20 * NBYTES}
     loss.backward()
     assert_right(leaf, 41)
 

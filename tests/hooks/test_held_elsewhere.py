@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ import torch
 
 from tests.conftest import MakeStore
 from tests.hooks.granted import NBYTES, SIDE, lock_held_by_another, new_leaf, sines
-from tests.hooks.late_copies import LateCopies
+from tests.hooks.late_copies import SeenCopies
 from tests.hooks.programs import bits, forget_after_error, in_threads
 from tests.inspect_store import inspect
 from tierstore import ModifiedInPlaceError, TierStore, tiered_offload
@@ -24,28 +24,8 @@ _STAYS = "64MiB"
 _NUM_LAYERS = 6
 
 
-class _Copies(LateCopies):
-    """Tensors of one column are in host memory. What is packed belongs to the stream `now`."""
-
-    now = "compute"
-
-    def device_of(self, tensor: torch.Tensor) -> torch.device | None:
-        return None if tensor.shape[-1] == 1 else torch.device("cpu", 0)
-
-    def current_stream(self, device: torch.device) -> str:
-        return self.now
-
-
 @pytest.fixture
-def copies() -> Iterator[_Copies]:
-    engine = _Copies()
-    yield engine
-    engine.end()
-    assert engine.num_dead == 0, "no block is used again before its copy is over"
-
-
-@pytest.fixture
-def store(make_store: MakeStore, copies: _Copies) -> TierStore:
+def store(make_store: MakeStore, copies: SeenCopies) -> TierStore:
     return make_store(host_bytes="64MiB", copies=copies)
 
 
@@ -92,7 +72,7 @@ def _totals(store: TierStore) -> tuple[object, ...]:
 
 @pytest.mark.parametrize("asks", ["in forward", "after forward", "after each step"])
 def test_buffer_takes_no_room_and_all_figures_are_those_of_a_store_that_registers_it(
-    make_store: MakeStore, copies: _Copies, asks: str
+    make_store: MakeStore, copies: SeenCopies, asks: str
 ) -> None:
     """`stats` registers whatever is settled. Its figures are the same, whenever it is asked; a step has two scopes."""
     table, totals = _table(), []
@@ -220,7 +200,7 @@ def test_storage_that_two_graphs_have_saved_is_charged_when_the_program_drops_it
     assert _totals(store)[3]["alive elsewhere"] == 0
 
 
-def test_window_becomes_short_the_buffer_stays_and_the_others_leave(store: TierStore, copies: _Copies) -> None:
+def test_window_becomes_short_the_buffer_stays_and_the_others_leave(store: TierStore, copies: SeenCopies) -> None:
     table, leaf = _table(), new_leaf()
     with _scope(store):
         loss = _layers(leaf * 2, table).sum()
@@ -323,11 +303,11 @@ def _with_a_subclass(layer: int, x: torch.Tensor) -> torch.Tensor:
 
 
 def _with_host_memory(layer: int, x: torch.Tensor) -> torch.Tensor:
-    return x if layer != 3 else sines(2, x.reshape(-1, 1)).reshape(SIDE, SIDE)
+    return x if layer != 3 else sines(2, x.reshape(-1, 2)).reshape(SIDE, SIDE)
 
 
-def _other_stream(copies: _Copies, layer: int, x: torch.Tensor) -> torch.Tensor:
-    copies.now = "compute" if layer % 2 else "other"
+def _other_stream(copies: SeenCopies, layer: int, x: torch.Tensor) -> torch.Tensor:
+    copies.now = 0 if layer % 2 else 1
     return x
 
 
@@ -344,7 +324,7 @@ _BETWEEN = {
 
 @pytest.mark.parametrize("name", _BETWEEN)
 def test_known_graph_is_another_in_its_middle_same_bits_and_nothing_stays_charged(
-    store: TierStore, copies: _Copies, name: str
+    store: TierStore, copies: SeenCopies, name: str
 ) -> None:
     """As known, longer, shorter, and with something else between its layers."""
     table = _table()
@@ -353,7 +333,7 @@ def test_known_graph_is_another_in_its_middle_same_bits_and_nothing_stays_charge
         leaf = new_leaf()
         with _scope(store):
             loss = _layers(leaf * 2, table, number, other).sum()
-            copies.now = "compute"
+            copies.now = 0
         if other is None:
             assert _charged(store) == _bytes_of(number)
         loss.backward()

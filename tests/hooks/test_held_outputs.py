@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -10,9 +9,8 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, noop_context_fn
 
 from tests.conftest import MakeStore
-from tests.hooks.programs import SIDE, bits
+from tests.hooks.programs import SIDE, DispatchMode, bits
 from tierstore import TierStore, selective_checkpoint_contexts, tiered_offload
-from tierstore.residency.torch_names import TorchDispatchMode
 
 ATEN = torch.ops.aten
 SAVE, OFFLOAD = CheckpointPolicy.MUST_SAVE, CheckpointPolicy.MUST_CPU_OFFLOAD
@@ -86,18 +84,6 @@ def test_output_that_the_region_changes_is_computed_again(
     assert bits(gradient) == bits(plain)
 
 
-class NumProducts(TorchDispatchMode):
-    """Counts matrix products that are really computed: a replay around which it is passes on no others."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.value = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.value += func is ATEN.mm.default
-        return func(*args, **(kwargs or {}))
-
-
 class Layer(nn.Module):
     """Gives the layer's result, and what is computed from it; may change the result before that."""
 
@@ -126,9 +112,10 @@ def gradient_of(
         hidden, result = checkpoint(module, batch, use_reentrant=False, context_fn=context_fn)
     with torch.no_grad():
         change(hidden)
-    with NumProducts() as num_products:
+    seen: list[object] = []
+    with DispatchMode(seen.append):  # a replay around which it is passes on no others
         (gradient,) = torch.autograd.grad(result.sum(), [module.layer.weight])
-    return gradient, num_products.value
+    return gradient, seen.count(ATEN.mm.default)
 
 
 @each_decision

@@ -8,25 +8,14 @@ from typing import Any
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.conftest import MakeStore
-from tests.hooks.programs import IN_MODES, SIDE, bits, forget_after_error
+from tests.hooks.programs import IN_MODES, SIDE, DispatchMode, bits, forget_after_error
 from tests.inspect_store import inspect
 from tierstore import Handle, ModifiedInPlaceError, TierStore, tiered_offload
 
 NBYTES = SIDE * SIDE * 4
 Ask = Callable[[Any], object]
-
-
-class DispatchMode(TorchDispatchMode):
-    def __init__(self, ask: Ask) -> None:
-        super().__init__()
-        self.ask = ask
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.ask(function)
-        return function(*args, **(kwargs or {}))
 
 
 class FunctionMode(TorchFunctionMode):

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from tests.conftest import MakeStore
-from tests.hooks.programs import SIDE, all_bits, bits, grads
+from tests.hooks.programs import SIDE, DispatchMode, all_bits, bits, grads
 from tierstore import TierStore, offload_module, tiered_offload
 
 MATRIX_BYTES = SIDE * SIDE * 4
@@ -141,20 +140,11 @@ def test_input_of_a_class_or_with_attributes_stays_as_the_region_computes_with_t
 def test_modes_of_the_region_see_the_same_operators(store: TierStore) -> None:
     """A mode of `context_fn` that counts them would not find in backward what it has seen in forward."""
 
-    class Noted(TorchDispatchMode):
-        def __init__(self, seen: list[object]) -> None:
-            super().__init__()
-            self.seen = seen
-
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            self.seen.append(func)
-            return func(*args, **(kwargs or {}))
-
     seen: list[list[object]] = []
     model = Block()
     for _ in range(2):
         seen.append([])
-        modes = Noted(seen[-1]), contextlib.nullcontext()
+        modes = DispatchMode(seen[-1].append), contextlib.nullcontext()
         run(model, partial(checkpoint, use_reentrant=False, context_fn=lambda modes=modes: modes))
         offload_module(model, store=store, min_bytes=0)
     assert store.stats().packed_tensors == 1

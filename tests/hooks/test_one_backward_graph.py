@@ -19,16 +19,13 @@ from tierstore import (
     tiered_offload,
 )
 
-pytestmark = pytest.mark.filterwarnings("default")  # the compiler's own
+pytestmark = [
+    pytest.mark.filterwarnings("default"),  # the compiler's own
+    pytest.mark.usefixtures("nothing_compiled"),
+]
 
 Tensors = list[torch.Tensor]
 Loss = Callable[[int], torch.Tensor]
-
-
-@pytest.fixture(autouse=True)
-def _nothing_compiled_before() -> None:
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
 
 
 class Graphs:

@@ -1,8 +1,10 @@
 """Selective checkpointing: what a policy keeps or wants offloaded, under our contexts and under torch's."""
 
 import functools
+import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F  # noqa: N812 - as PyTorch's documentation has it
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -292,3 +295,88 @@ def test_shared_weight_under_autocast_same_bits(store: TierStore) -> None:
         return [batch.grad, layer.weight.grad]
 
     assert_same_gradients(program, store)
+
+
+def test_two_backwards_through_a_region_at_once_same_bits(store: TierStore) -> None:
+    """From two outputs, on two threads. One goes through the region while the other is in the midst of it."""
+    batch, weight = (torch.randn(SIDE, SIDE, requires_grad=True) for _ in range(2))
+    ours_begins, other_is_done = threading.Event(), threading.Event()
+
+    def region(batch: torch.Tensor, weight: torch.Tensor, wait: Callable[[], object]) -> Sequence[torch.Tensor]:
+        hidden = product(batch, weight).sin()
+        wait()
+        return [product(hidden * factor, weight) for factor in (1, 2)]
+
+    def wait() -> None:
+        if threading.current_thread() is ours:
+            ours_begins.set()
+            assert other_is_done.wait(30)
+
+    def go(output: torch.Tensor) -> list[torch.Tensor]:
+        return list(torch.autograd.grad(output.sum(), [batch, weight], retain_graph=True))
+
+    plain = [go(output) for output in region(batch, weight, lambda: None)]
+    contexts = functools.partial(selective_checkpoint_contexts, policy_of(OFFLOAD))
+    with tiered_offload(store, min_bytes=0), ThreadPoolExecutor(1) as pool:
+        ours = pool.submit(threading.current_thread).result()
+        outputs = checkpoint(region, batch, weight, wait, use_reentrant=False, context_fn=contexts)
+        first = pool.submit(go, outputs[0])
+        assert ours_begins.wait(30)
+        try:
+            second = go(outputs[1])
+        finally:
+            other_is_done.set()
+        assert_same_bits([*map(bits, first.result()), *map(bits, second)], list(map(bits, [*plain[0], *plain[1]])))
+
+
+_drawn: list[None] = []
+
+
+@torch.library.custom_op("tierstore_tests::attention", mutates_args=(), tags=torch.Tag.nondeterministic_seeded)
+def attention(batch: torch.Tensor, dropout_p: float) -> torch.Tensor:
+    """Draws random numbers as attention does, on some devices."""
+    _drawn.append(None)
+    return F.dropout(torch.ones_like(batch), dropout_p)
+
+
+NOISES: dict[str, Callable[[torch.Generator], torch.Tensor]] = {
+    "an operator that draws": lambda _: torch.rand(SIDE, SIDE),
+    "attention with dropout": lambda _: attention(torch.ones(SIDE, SIDE), 0.5),
+    "a generator that nobody puts back": lambda generator: torch.rand(SIDE, SIDE, generator=generator),
+}
+
+
+@pytest.mark.parametrize("noise", NOISES.values(), ids=NOISES.keys())
+def test_noise_that_a_policy_holds_same_bits(store: TierStore, noise: Callable[..., torch.Tensor]) -> None:
+    """What is drawn after it would be other numbers, if backward did not draw it again."""
+
+    def program(around: Around, settle: Settle) -> Results:
+        batch, generator = torch.randn(SIDE, SIDE, requires_grad=True), torch.Generator().manual_seed(1)
+
+        def forward(batch: torch.Tensor) -> torch.Tensor:
+            return F.dropout((batch * noise(generator)).sin(), 0.5).sin()
+
+        region = forward if isinstance(around(), nullcontext) else functools.partial(holding_all, forward)
+        with around():
+            loss = region(batch).sum()
+        settle()
+        loss.backward()
+        return [batch.grad]
+
+    assert_same_gradients(program, store)
+
+
+def test_attention_without_dropout_is_held(store: TierStore) -> None:
+    """Its operator could draw random numbers, but does not."""
+    _drawn.clear()
+    with tiered_offload(store, min_bytes=0):
+        batch = torch.randn(SIDE, SIDE, requires_grad=True)
+        loss = holding_all(lambda each: each.sin() * attention(each.detach(), 0.0), batch).sum()
+    loss.backward()
+    assert len(_drawn) == 1
+
+
+def holding_all(forward: Callable[..., torch.Tensor], batch: torch.Tensor) -> torch.Tensor:
+    contexts = functools.partial(selective_checkpoint_contexts, lambda *_, **__: OFFLOAD)
+    output: torch.Tensor = checkpoint(forward, batch, use_reentrant=False, context_fn=contexts)
+    return output

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.conftest import MakeStore
-from tests.hooks.programs import IN_MODES, SIDE, bits, in_threads
+from tests.hooks.programs import IN_MODES, SIDE, DispatchMode, bits, in_threads
 from tests.inspect_store import inspect
 from tierstore import ModifiedInPlaceError, StoreClosedError, TierStore, tiered_offload
 from tierstore.hooks import living
@@ -171,17 +170,12 @@ def test_forked_child_cannot_use_what_it_inherited(roomy: TierStore) -> None:
     loss.backward()
 
 
-class LetsNothingThrough(TorchDispatchMode):
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise AssertionError(f"{function} was seen by a mode that the tensors have nothing to do with")
-
-
-def _in_dispatch_mode(ask: Callable[[], object]) -> None:
-    with LetsNothingThrough():
+def _seen_by_nobody(ask: Callable[[], object]) -> None:
+    with DispatchMode(lambda function: pytest.fail(f"a mode saw {function}, which has nothing to do with its tensors")):
         ask()
 
 
-@pytest.mark.parametrize("inside", [_in_dispatch_mode, *IN_MODES.values()], ids=["dispatch mode", *IN_MODES])
+@pytest.mark.parametrize("inside", [_seen_by_nobody, *IN_MODES.values()], ids=["dispatch mode", *IN_MODES])
 def test_figures_asked_for_inside_a_mode_same_bits_from_disk(
     make_store: MakeStore, inside: Callable[[Callable[[], object]], None]
 ) -> None:

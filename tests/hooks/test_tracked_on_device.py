@@ -149,15 +149,15 @@ def test_copied_from_the_stream_that_packed_and_kept_for_the_one_that_unpacked(
     store: TierStore, copies: SeenCopies
 ) -> None:
     graph = _Graph(store, 4, 4 * _NBYTES)
-    copies.now = "second"
+    copies.now = 1
     graph.check(retain_graph=True)
-    copies.now = "third"
+    copies.now = 2
     other = _Graph(store, 4, 4 * _NBYTES)
     store.flush()
-    assert copies.copied_from == {"first": 4}
+    assert copies.copied_from == {(0, 0): 4 * _NBYTES}
     copies.synchronize()
     store.stats()
-    assert {name for _, name in copies.shared} == {"first", "second", "third"}
+    assert {stream for _, stream in copies.shared} == {0, 1, 2}
     graph.check()
     del other
 

@@ -9,7 +9,6 @@ import torch
 
 from tests.moments import Moment, ctrl_c, moments, out_of_time
 from tests.processes import output_of
-from tests.store.test_interrupts import STRIDES
 from tierstore import TierStore
 from tierstore.base.ctrl_c import CTRL_C, CtrlC
 
@@ -21,24 +20,6 @@ def seen() -> Iterator[list[int]]:
     previous = signal.signal(signal.SIGINT, lambda number, _: seen.append(number))
     yield seen
     signal.signal(signal.SIGINT, previous)
-
-
-@STRIDES
-def test_ctrl_c_at_any_moment_of_put_and_get_comes_and_leaves_the_store_open(make_store: Any, stride: int) -> None:
-    store = make_store(host_bytes=0)
-    for call in (TierStore.put, TierStore.get):
-        for moment in moments(call, ctrl_c, stride=stride):
-            handle = store.put(torch.full((1000,), 1.0))
-            store.flush()
-            try:
-                with moment:
-                    call(store, handle if call is TierStore.get else torch.full((1000,), 2.0))  # type: ignore[operator]
-            except KeyboardInterrupt:
-                assert moment.has_come
-            else:
-                assert not moment.has_come
-            assert torch.equal(store.get(handle), torch.full((1000,), 1.0))
-            assert not CTRL_C.is_held
 
 
 def test_handler_of_the_program_runs_once_after_the_change_and_is_its_own_again(

@@ -354,6 +354,22 @@ async def test_small_records_of_a_full_drive_can_be_discarded(small_drive: Path,
         await disk.discard([key])
 
 
+async def test_drive_that_refuses_the_space_for_deletions_and_fails_refuses_none(
+    open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A discard may not fail: it would close the store. Such a drive is full, and was made read-only by an error."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr("tierstore.disk.reserve.reserve", refuse)
+    monkeypatch.setattr(os, "ftruncate", refuse)
+    disk = await open_disk()
+    await disk.write(1, memoryview(bytes(300)), PLAIN)
+    await disk.discard([1])
+    assert disk.is_empty
+
+
 async def test_record_that_the_index_refuses_is_no_record(
     open_disk: OpenDisk, store_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

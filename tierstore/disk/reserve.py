@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from .forking import inode_of, not_while_forking
@@ -41,9 +42,10 @@ class Reserve:
             self.let_go()
 
     def let_go(self) -> None:
-        """Give the space to whoever is first to need some."""
-        os.ftruncate(self._file.fileno(), 0)
-        self.is_kept = False
+        """Give the space to whoever is first to need some. A drive that fails keeps it: no deletion is to raise."""
+        with suppress(OSError):
+            os.ftruncate(self._file.fileno(), 0)
+            self.is_kept = False
 
     def close(self) -> None:
         self._file.close()
