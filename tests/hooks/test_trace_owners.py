@@ -8,12 +8,9 @@ import torch
 
 from tests.conftest import MakeStore
 from tierstore import TierStore, tiered_offload
-from tierstore.simulator import EndScope, LetGo, Pack
-from tierstore.simulator.from_trace import workload_of
 from tierstore.tracing.events import Ours, ScopeEnd, Unpack
 from tierstore.tracing.events import Pack as PackEvent
 from tierstore.tracing.reader import RecordedTrace, read_trace
-from tierstore.tracing.steps import steps_of
 
 SIDE = 64
 NBYTES = SIDE * SIDE * 4
@@ -84,14 +81,3 @@ def test_ours_of_views_is_told_when_the_last_of_them_is_let_go_of(store: TierSto
     assert len(views) == 4
     seen = times_of(trace, Ours)
     assert all(scope_end < seen[index] for index in views)
-
-
-def test_workload_of_recorded_step_lets_go_when_the_trace_says_so(store: TierStore, tmp_path: Path) -> None:
-    file = tmp_path / "step.jsonl"
-    trace = recorded(store, file, chain)
-    workload = workload_of(trace, steps_of(trace)[0])
-    assert [saved.is_shared for saved in workload.saved] == [True, False, False, False, False]
-    kinds = (Pack, LetGo, EndScope)
-    said = [(type(action), *action) for action in workload.actions if isinstance(action, kinds)]
-    assert said[:5] == [(Pack, 0), (Pack, 1), (Pack, 2), (LetGo, 1), (Pack, 3)]
-    assert said.index((LetGo, 2)) > said.index((EndScope,))

@@ -55,7 +55,7 @@ def graph_of_steps(
         events += _step(msgspec.structs.replace(scope, at_ns=began, scope=number), lasts, device)
     events.append(End(0, "ended"))
     (folder / f"{pid}-1.jsonl").write_bytes(b"".join(msgspec.json.encode(event) + b"\n" for event in events))
-    (folder / f"{pid}-1.json").write_bytes(msgspec.json.encode(TracedStore(pid, f"{pid}-1.jsonl", 2)))
+    (folder / f"{pid}-1.json").write_bytes(msgspec.json.encode(TracedStore(pid, f"{pid}-1.jsonl")))
 
 
 def _step(scope: Scope, lasts: int, device: str) -> list[Event]:

@@ -1,6 +1,6 @@
 """The log of a graph: its saved tensors in the order of packing, and what backward does with that order.
 
-The log of a real graph is `PackLog` (`hooks/order.py`); that of a simulated one is this class itself."""
+The log of a graph is a `PackLog` (`hooks/order.py`)."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class GraphLog(Generic[T, R]):
     change it on their thread; what other threads read as well changes only under the store's lock.
 
     Attributes:
-        store: the handles of its registered tensors, and this reference, keep it open; None: it is a simulated one.
+        store: the handles of its registered tensors, and this reference, keep it open.
         residency: the store's, by which its records are told from those of other stores.
         number: unique in this process.
         num_packs: how many tensors were packed. `packs`: the autograd node that saved each, and its storage's bytes.
