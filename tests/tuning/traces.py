@@ -15,7 +15,6 @@ from tierstore.tracing.events import (
     Gone,
     Header,
     Machine,
-    Ours,
     Pack,
     Release,
     Scope,
@@ -65,7 +64,7 @@ def _step(scope: Scope, lasts: int, device: str) -> list[Event]:
     for index in range(_NUM_TENSORS):
         at, key = began + (index + 1) * part, graph * _NUM_TENSORS + index
         view = (8 * 2**20, 1, "float32", device, (1,))
-        events += [Pack(at, at, 7, graph, graph, index, key, key, index, key, 0, *view), Ours(at, graph, index)]
+        events += [Pack(at, at, 7, graph, graph, index, key, key, index, key, 0, *view)]
     events.append(ScopeEnd(began + lasts // 2, 7, graph, False))
     for index in reversed(range(_NUM_TENSORS)):
         at = began + lasts - (index + 1) * part
