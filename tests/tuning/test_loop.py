@@ -10,7 +10,7 @@ import torch
 
 from tests.inspect_store import inspect_scope
 from tierstore import TierStore, tiered_offload
-from tierstore.errors import ConfigError, StoreFullError
+from tierstore.errors import ConfigError, StoreFullError, TierStoreWarning
 from tierstore.tuning import Tuned, tune_loop
 from tierstore.tuning.program import TrialFailedError
 
@@ -52,6 +52,11 @@ def test_loop_is_tuned_within_its_limit_and_the_outcome_opens_a_store(
     with TierStore.from_config(file) as store:
         _step(tiered_offload.from_config(store, file))
         assert store.host_bytes == tuned.chosen.settings.host_bytes
+
+
+def test_loop_is_told_that_it_needs_no_hardware(tune_step: Callable[..., Tuned]) -> None:
+    with pytest.warns(TierStoreWarning, match="hardware"), pytest.raises(ZeroDivisionError):
+        tune_step(lambda scope: 1 / 0, hardware="machine.json")
 
 
 def test_loop_that_saves_nothing_is_refused(tune_step: Callable[..., Tuned]) -> None:

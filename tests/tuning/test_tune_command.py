@@ -135,7 +135,7 @@ def test_tune_interrupted_twice_ends_the_program_and_leaves_nothing(
 
 def _complaint(done: Done, code: int) -> str:
     assert (done.returncode, done.stdout) == (code, ""), done.stderr
-    (complaint,) = [line for line in done.stderr.splitlines() if line.startswith("tierstore: ")]
+    *_, complaint = [line for line in done.stderr.splitlines() if line.startswith("tierstore: ")]
     assert "Traceback" not in done.stderr
     return complaint
 
@@ -143,7 +143,7 @@ def _complaint(done: Done, code: int) -> str:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--", "echo", "alas"), "echo entered no scope of tiered_offload before it ended"),
+        (("--hardware=x", "--", "echo", "alas"), "echo entered no scope of tiered_offload before it ended"),
         (("--", "sh", "-c", "echo alas; exit 3"), "sh ended with exit code 3"),
         (("sh", "-c", "echo alas", "--help"), "entered no scope"),  # options behind the command are its own
         (
@@ -158,6 +158,7 @@ def test_tune_program_that_fails_or_enters_no_scope_is_told_with_its_last_words(
     done = command(*arguments)
     assert words in _complaint(done, 1)
     assert "alas" in done.stderr
+    assert ("--hardware has no effect any more" in done.stderr) is ("--hardware=x" in arguments)
     assert list(working_directory.glob("*.toml")) == []
 
 

@@ -38,6 +38,9 @@ def tune(
     trial_seconds: Annotated[
         float, typer.Option(metavar="SECONDS", min=1, help="End a trial after this time.")
     ] = 300.0,
+    hardware: Annotated[
+        Path | None, typer.Option(metavar="FILE", hidden=True, help="Has no effect any more: no machine is measured.")
+    ] = None,
     as_json: Annotated[bool, JsonOption] = False,
 ) -> None:
     """Find the fastest settings for a program: `tierstore tune -- python train.py`.
@@ -57,6 +60,8 @@ def tune(
     from ..tuning.program import Program
     from ..tuning.recording import NUM_WARMUPS
 
+    if hardware is not None:
+        typer.echo("tierstore: --hardware has no effect any more: leave it out", err=True)
     limit_bytes = None if host_bytes is None else parse_size(host_bytes, "--host-bytes")
     program = Program(tuple(command), steps + NUM_WARMUPS, trial_seconds)
     limits = {"host_bytes": limit_bytes, "rounds": rounds, "num_found": candidates}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from os import PathLike
@@ -10,8 +11,9 @@ from typing import Any
 
 import torch
 
+from ..base.caller import stacklevel_of_user
 from ..base.config import SizeLike, check_directory, parse_size
-from ..errors import ConfigError, StoreFullError
+from ..errors import ConfigError, StoreFullError, TierStoreWarning
 from ..hooks import tiered_offload
 from ..store.tier_store import TierStore
 from ..store.trial import announce_trace
@@ -32,6 +34,7 @@ def tune_loop(
     min_bytes: SizeLike = "1MiB",
     steps: int = 5,
     rounds: int = 5,
+    hardware: object = None,
 ) -> Tuned:
     """Find settings for a training step. Blocks for minutes, while it runs the step a few hundred times.
 
@@ -54,6 +57,7 @@ def tune_loop(
         min_bytes, device_bytes: as `tiered_offload`'s; never varied.
         steps: measured in each trial, after two that are not.
         rounds: how often each candidate is measured at most.
+        hardware: has no effect any more, and warns.
 
     Raises:
         ConfigError: an argument cannot be used.
@@ -64,6 +68,9 @@ def tune_loop(
     for name, number, least in (("steps", steps, 1), ("rounds", rounds, LEAST_ROUNDS)):
         if number < least:
             raise ConfigError(name, number, f"give {least} or more")
+    if hardware is not None:
+        text = "tune_loop(hardware=...) has no effect any more: leave it out"
+        warnings.warn(text, TierStoreWarning, stacklevel=stacklevel_of_user())
     limit_bytes = None if host_bytes is None else parse_size(host_bytes, "host_bytes")
     if start is None and limit_bytes is not None:
         start = default_settings(limit_bytes)
