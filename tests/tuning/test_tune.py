@@ -84,6 +84,7 @@ def test_dozen_is_tried_once_each_and_the_fastest_are_measured_by_turns(tune_it:
     ], "the defaults were slower"
     assert len({rounds[0], rounds[4], rounds[7]}) == 3
     assert tuned.chosen is found[0]
+    assert len(found[0].step_seconds) == 3, "without the trial in which it was tried"
     assert tuned.as_dict()["tried"][num - 1]["first_seconds"] == pytest.approx(tuned.tried[-1].first_seconds)
 
 

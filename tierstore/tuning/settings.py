@@ -14,7 +14,7 @@ from ..errors import ConfigError
 USUAL_STAGING_BYTES = 112 * 2**20
 LEAST_STAGING_BYTES = 16 * 2**20
 USUAL_INLINE_BYTES = 128 * 2**10
-CODECS = ("auto", "none", "zstd:1", "shuffle-zstd:1")
+CODECS = ("auto", "none", "floats", "shuffle-zstd:1")
 WINDOWS = (USUAL_STAGING_BYTES // 4, USUAL_STAGING_BYTES // 2, USUAL_STAGING_BYTES, 2 * USUAL_STAGING_BYTES)
 _MOST_IO_DEPTH = 16
 _MOST_STAGING_SHARE = 0.75  # if little memory is allowed, tensors on their way need it more than those that stay
