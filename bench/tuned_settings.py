@@ -76,7 +76,7 @@ def measure(variant: str, scratch: Path) -> dict[str, float]:
         settings = tuned.chosen.settings
         figures = {
             "tuning_seconds": tuning_seconds,
-            "num_simulated": len(tuned.found.predicted),
+            "num_tried": len(tuned.tried),
             "host_bytes": settings.host_bytes,
             "staging_bytes": settings.staging_bytes,
             "io_depth": settings.io_depth,

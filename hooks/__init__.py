@@ -6,7 +6,7 @@
 * Backward: autograd calls `unpack` of `saved.py`; `order.py` has the store fetch it, and what is next.
 * Inside a compiled forward: `compiled.py` has the graphs changed (`division.py`; `inductor.py`) so that they call the
   two operators of `placeholders.py`, which pack and unpack through a scope.
-* If the scope is traced, `recorded.py` and `owners.py` stand before both. Compiled autograd goes through `traced.py`.
+* If the scope is traced, `recorded.py` stands before both. Compiled autograd goes through `traced.py`.
 """
 
 from .compiled import offload_backend

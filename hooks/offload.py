@@ -13,8 +13,6 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Literal, ParamSpec, Self, TypedDict, TypeVar, Unpack, get_args
 
-import torch
-
 from tierstore.base.config import SizeLike, parse_budget, parse_size
 from tierstore.base.config_file import ConfigSource, offload_options
 from tierstore.errors import ConfigError, ConfigTypeError
@@ -111,7 +109,7 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
             prefetch = self._trial.offload.get("prefetch", prefetch)
             device_bytes = self._trial.offload.get("device_bytes", device_bytes)
             lookahead_bytes = self._trial.offload.get("lookahead_bytes", lookahead_bytes)
-            trace = self._trial.trace_of(store, torch.get_num_threads())
+            trace = self._trial.trace_of(store)
         if select is not None and not callable(select):
             raise ConfigTypeError("select", select, "give a callable(tensor) -> bool, or None")
         if prefetch not in _PREFETCH_ORDERS:

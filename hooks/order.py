@@ -24,10 +24,10 @@ from tierstore.residency.residency import Residency
 from tierstore.residency.torch_names import name_of_node
 from tierstore.residency.tracked import TrackedLog
 from tierstore.store.tier_store import TierStore
+from tierstore.tracing.recorder import Recorder
 
 from .advice import large_nodes, warn_if_region
 from .living import enlist
-from .owners import OwnerWatch
 
 
 class LogOptions(NamedTuple):
@@ -53,7 +53,7 @@ class PackLog(TrackedLog):
     """
 
     residency: Residency
-    recording: OwnerWatch | None
+    recording: Recorder | None
     times: GraphTimes | None
 
     def __init__(self, store: TierStore, options: LogOptions) -> None:

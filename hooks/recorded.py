@@ -22,7 +22,6 @@ from tierstore.tracing.recordings import Recordings
 
 from .below import HOOKS_ARE_CALLED_BELOW, HeldTensor, is_below_autograd
 from .order import PackLog
-from .owners import OwnerWatch
 from .saved import SavedTensor
 from .scope import OffloadScope
 from .select import KEPT_CLASSES, Kept, KeptTensor
@@ -62,7 +61,6 @@ class RecordedScope:
         self._memory_use = memory_use
         self._thread = threading.get_ident()
         self._number = next(_numbers)
-        self._owners: OwnerWatch | None = None  # of the graph that was packed last
         traces.enter(recorder)
         recorder.append((Scope, _now(), self._thread, threading.current_thread().name, self._number, *options))
 
@@ -70,8 +68,6 @@ class RecordedScope:
     def pack(self, tensor: torch.Tensor) -> RecordedTensor | SavedTensor | KeptTensor | Kept | HeldTensor:
         if HOOKS_ARE_CALLED_BELOW and not tensor.requires_grad and is_below_autograd():
             return HeldTensor(self.pack, tensor)
-        if self._owners is not None:
-            self._owners.look()
         began = _now()
         saved = self._pack(tensor)
         if isinstance(saved, (*KEPT_CLASSES, HeldTensor)):
@@ -80,13 +76,10 @@ class RecordedScope:
         log, index, recorder = saved.log, saved.index, self._recorder
         record = None if saved.handle is None else saved.handle.record
         device = None if record is None else record.device
-        graph = log.recording
-        if graph is None or graph.recorder is not recorder:
-            graph = self._begin_graph(log, record)
+        if log.recording is not recorder:
+            self._begin_graph(log, record)
         if recorder.is_over():  # nobody would take its events away
             return saved
-        self._owners = graph
-        graph.add(saved)
         node, nbytes = log.packs[index]
         recorder.append(
             (
@@ -97,23 +90,20 @@ class RecordedScope:
             )
         )  # fmt: skip
         recorder.changed()
-        return RecordedTensor(saved, recorder, graph, log.number, index)
+        return RecordedTensor(saved, recorder, log.number, index)
 
-    def _begin_graph(self, log: PackLog, record: Record | None) -> OwnerWatch:
+    def _begin_graph(self, log: PackLog, record: Record | None) -> None:
         recorder = self._recorder
         log.gathers = False  # a trace has the record of each tensor
-        graph = log.recording = OwnerWatch(log.residency, recorder, log.number)
+        log.recording = recorder
         recorder.begin_graph(log.number, log)
         if recorder.is_paced and record is not None and record.device is not None:
             times = log.times if log.times is not None and log.times.is_marked else None
             recorder.time_graph(log.number, log, times or log.residency.time_graph(record.device))
-        return graph
 
     def settle(self, *, failed: bool) -> None:
         try:
             self.scope.settle(failed=failed)
-            if self._owners is not None:
-                self._owners.look_at_all()
         finally:
             self._recorder.append((ScopeEnd, _now(), self._thread, self._number, failed, *self._memory_use()))
             self._traces.leave(self._recorder)
@@ -124,11 +114,10 @@ class RecordedTensor:
 
     When a traced backward runs, a trace records only what the store does."""
 
-    __slots__ = ("_append", "_graph", "_index", "_owners", "_saved", "release")
+    __slots__ = ("_append", "_graph", "_index", "_saved", "release")
 
-    def __init__(self, saved: SavedTensor, recorder: Recorder, owners: OwnerWatch, graph: int, index: int) -> None:
+    def __init__(self, saved: SavedTensor, recorder: Recorder, graph: int, index: int) -> None:
         self._saved = saved
-        self._owners = owners
         self._append: Callable[[tuple[object, ...]], None] = recorder.append
         self._graph = graph
         self._index = index
@@ -141,7 +130,6 @@ class RecordedTensor:
 
     @uncompiled
     def unpack(self) -> torch.Tensor:
-        self._owners.look_before_unpack()
         began = _now()
         try:
             return self._saved.unpack()

@@ -21,9 +21,6 @@ from tests.command_line import record_two_steps
 from tests.daemon.conftest import END_SECONDS, READY_SECONDS, environment_of_tests
 from tests.docs.pages import ALL_PAGES, ROOT, Block, blocks_of, commands_of
 from tests.docs.test_snippets import SAVED, is_run_elsewhere, name_of
-from tests.tuning.conftest import HARDWARE
-from tierstore.base.json_text import json_text
-from tierstore.tuning.report import report_of
 
 ELSEWHERE = {
     "README.md": "tests/test_readme.py",
@@ -38,7 +35,7 @@ LONG = "*Run by `pytest -m many` alone:"
 
 SHORT = {
     "tierstore doctor": "--seconds 1",
-    "tierstore tune": "--steps 1 --rounds 3 --candidates 1 --hardware machine.json",
+    "tierstore tune": "--steps 1 --rounds 3 --candidates 1",
     "tierstore top": "--iterations 2",
 }
 
@@ -85,7 +82,6 @@ class Terminal:
             programs.joinpath(name).chmod(0o755)
         folder.joinpath("nvme").mkdir()
         folder.joinpath("train.py").write_text(self._placed(PROGRAM), encoding="utf-8")
-        folder.joinpath("machine.json").write_text(json_text(report_of(HARDWARE)), encoding="utf-8")
         (folder / "recorded").mkdir()
         record_two_steps(folder / "recorded").rename(folder / "step.jsonl")
         self._environment = environment_of_tests(

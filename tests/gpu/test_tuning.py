@@ -7,11 +7,8 @@ import torch
 from torch import nn
 
 from tests.gpu.device import DEVICE, NEEDS_DEVICE
-from tests.tuning.conftest import hardware_file
 from tierstore import TierStore, tiered_offload
 from tierstore.tuning import tune_loop
-
-__all__ = ["hardware_file"]
 
 pytestmark = NEEDS_DEVICE
 
@@ -20,9 +17,7 @@ SAVED_BYTES = LAYERS * ROWS * WIDTH * 4
 
 
 @pytest.mark.timeout(400)  # some thirty trials, each of which pins its slab
-def test_step_on_a_device_is_tuned_and_keeps_its_device_bytes(
-    tmp_path: Path, store_directory: Path, hardware_file: Path
-) -> None:
+def test_step_on_a_device_is_tuned_and_keeps_its_device_bytes(tmp_path: Path, store_directory: Path) -> None:
     torch.manual_seed(0)
     layers = [layer for _ in range(LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.Tanh())]
     model, batch = nn.Sequential(*layers).to(DEVICE), torch.randn(ROWS, WIDTH, device=DEVICE)
@@ -34,9 +29,7 @@ def test_step_on_a_device_is_tuned_and_keeps_its_device_bytes(
         loss.backward()
 
     kept_bytes = SAVED_BYTES // 2
-    tuned = tune_loop(
-        step, store_directory, host_bytes="512MiB", device_bytes=kept_bytes, steps=3, rounds=3, hardware=hardware_file
-    )
+    tuned = tune_loop(step, store_directory, host_bytes="512MiB", device_bytes=kept_bytes, steps=3, rounds=3)
     assert tuned.candidates[0].failure is None
     assert tuned.config["offload"]["device_bytes"] == kept_bytes
     file = tmp_path / "tierstore.toml"

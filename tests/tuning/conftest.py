@@ -1,4 +1,4 @@
-"""A process that is a trial; a machine that need not be measured."""
+"""A process that is a trial."""
 
 from __future__ import annotations
 
@@ -9,24 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.tuning.machines import drive_of_speed, machine
-from tierstore.base.json_text import json_text
 from tierstore.store.trial import VARIABLE, trial_of_process
-from tierstore.tuning.report import report_of
-
-HARDWARE = machine(
-    drive=drive_of_speed(2e10, 2e10) | {"write_latency_seconds": 1e-5, "read_latency_seconds": 1e-5},
-    processor={"num_allowed": 2},
-)
-"""A fast drive."""
-
-
-@pytest.fixture
-def hardware_file(tmp_path: Path) -> Path:
-    """As `tierstore doctor --json` prints it."""
-    file = tmp_path / "machine.json"
-    file.write_text(json_text(report_of(HARDWARE)))
-    return file
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ from typing import Any
 
 from msgspec import structs
 
-from tierstore.simulator import CodecSpeed
 from tierstore.tuning.measurements import (
     AcceleratorLink,
     AcceleratorState,
+    CodecSpeed,
     Daemon,
     Drive,
     Limits,

@@ -8,7 +8,6 @@ import msgspec
 import pytest
 
 from tierstore.errors import ConfigError
-from tierstore.simulator import Compute, Workload
 from tierstore.tracing.events import (
     FORMAT,
     VERSION,
@@ -21,8 +20,6 @@ from tierstore.tracing.events import (
     Release,
     Scope,
     ScopeEnd,
-    Spill,
-    Stall,
     StoreSettings,
     Unpack,
 )
@@ -74,43 +71,9 @@ def test_step_seconds_of_a_process(traces: list[RecordedTrace], seconds: float |
     assert step_seconds_of(traces) == (None if seconds is None else pytest.approx(seconds))
 
 
-def _workload(*graphs: list[Event]) -> Workload:
-    return ProgramRecording(_trace(*graphs), 3, 1, 1.0).workload()
-
-
-def test_workload_is_a_typical_step_of_the_largest_graph_and_what_is_between_steps() -> None:
-    graphs = [_graph(number, number * 4.0, number * 4.0 + lasts) for number, lasts in enumerate((3, 3, 1, 2, 3))]
-    small = [_graph(number, number * 4.0, number * 4.0 + 3, nbytes=10) for number in (5, 6, 7)]
-    workload = _workload(*graphs, *small)
-    assert workload.training_cores == 3
-    assert workload.saved[0].nbytes == 1000
-    last = workload.actions[-1]
-    assert isinstance(last, Compute)
-    assert last.seconds == pytest.approx(1.0)
-    assert workload.compute_seconds == pytest.approx(2.0 + 1.0, abs=0.01)
-
-
-def _spill(queued_ns: int) -> Spill:
-    return Spill(0, 1000, 1000, "none", "float32", 0, queued_ns, queued_ns + 1, queued_ns + 1, 0.0, 0.0, None)
-
-
-def test_workload_is_without_what_calls_took_for_the_records_that_they_moved() -> None:
-    graphs = [_graph(number, number * 4.0, number * 4.0 + 2) for number in range(5)]
-    quiet = _workload(*graphs).compute_seconds
-    moved = [_spill(4 * number * _SECOND + 1000 + offset) for number in range(5) for offset in range(100)]
-    assert _workload(*graphs, moved).compute_seconds == pytest.approx(quiet - 100 * 0.3e-3, rel=1e-6)
-    too_many = [_spill(4 * number * _SECOND + 1000 + offset) for number in range(5) for offset in range(9000)]
-    assert _workload(*graphs, too_many).compute_seconds == pytest.approx(2.0)  # what is between two steps
-
-
-def test_workload_without_a_whole_step_is_refused() -> None:
-    with pytest.raises(ConfigError, match="recorded whole"):
-        _workload(_graph(0, 0, 1), _graph(1, 1, 2))
-
-
 def _of_scope(io_depth: int | None = None, **changes: object) -> ProgramRecording:
     scope, *rest = _graph(0, 0, 1)
-    return ProgramRecording(_trace([msgspec.structs.replace(scope, **changes), *rest], io_depth=io_depth), 1, 1, 1.0)
+    return ProgramRecording(_trace([msgspec.structs.replace(scope, **changes), *rest], io_depth=io_depth), 1.0)
 
 
 def test_settings_are_those_of_the_trace_and_the_distance_of_the_default_is_none() -> None:
@@ -124,34 +87,18 @@ def test_settings_are_those_of_the_trace_and_the_distance_of_the_default_is_none
 
 def test_settings_of_a_daemon_s_store_or_a_trace_without_packs_are_refused() -> None:
     with pytest.raises(ConfigError, match="daemon"):
-        _ = ProgramRecording(_trace(_graph(0, 0, 1), codec=None), 1, 1, 1.0).settings
+        _ = ProgramRecording(_trace(_graph(0, 0, 1), codec=None), 1.0).settings
     with pytest.raises(ConfigError, match="no saved tensor"):
-        _ = ProgramRecording(_trace(_graph(0, 0, 1)[:1]), 1, 1, 1.0).settings
+        _ = ProgramRecording(_trace(_graph(0, 0, 1)[:1]), 1.0).settings
 
 
-def _on_device(number: int, *, told: float, **options: object) -> list[Event]:
-    """The host is through with it in 0.2 of a second; its accelerator is not, and says so then.
-
-    Forward takes 2 s there, of which copies hold it up for 0.5; backward 3 s, of which the host waits for 1.
-    """
-    graph = _graph(number, number * 6.0, number * 6.0 + 0.2, device="cuda:0", **options)  # type: ignore[arg-type]
-    unpacked_ns = next(event.began_ns for event in graph if isinstance(event, Unpack))
-    stall = Stall(unpacked_ns, unpacked_ns + _SECOND, 7, "unpack: bytes not there", 0)
-    return [*graph, stall, Computed(round(told * _SECOND), number, 2.0, 0.5, 900, 3.0, 0.0, 900)]
+def _on_device(number: int, *, told: float) -> list[Event]:
+    """The host is through with it in 0.2 of a second; its accelerator is not, and says so then."""
+    graph = _graph(number, number * 6.0, number * 6.0 + 0.2, device="cuda:0")
+    return [*graph, Computed(round(told * _SECOND), number, 2.0, 0.5, 900, 3.0, 0.0, 900)]
 
 
 def test_step_seconds_on_an_accelerator_are_by_what_that_is_through_with() -> None:
     graphs = [_on_device(number, told=number * 6.0 + 5.5 + (number == 2)) for number in range(5)]
     assert step_seconds_of([_trace(*graphs)]) == pytest.approx(6.0)
     assert step_seconds_of([_trace(*graphs[:3])]) == pytest.approx(7.0), "of the third alone"
-
-
-def test_workload_on_an_accelerator_takes_what_it_took_there_without_waits() -> None:
-    recording = ProgramRecording(
-        _trace(*(_on_device(number, told=number * 6.0 + 5.5) for number in range(5))), 3, 1, 6.0
-    )
-    workload = recording.workload()
-    assert workload.training_cores == 1.0
-    seconds = [action.seconds for action in workload.actions if isinstance(action, Compute)]
-    assert sum(seconds[:-1]) == pytest.approx(2.0 - 0.5)
-    assert seconds[-1] == pytest.approx(6.0 - 2.0 - 3.0)

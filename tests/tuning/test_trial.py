@@ -126,7 +126,6 @@ def test_trial_on_an_accelerator_waits_for_it_and_tells_what_its_graphs_took(
     assert [event.graph for event in computed] == [event.graph for event in gone]
     assert all(told.at_ns > went.at_ns for told, went in zip(computed, gone, strict=True))
     assert recording.scope.device_bytes == 4096
-    assert recording.workload().training_cores == 1.0
     for event in computed:
         assert event.forward_seconds > 0
         assert event.backward_seconds > 0

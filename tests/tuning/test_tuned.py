@@ -10,7 +10,6 @@ import pytest
 from tests.inspect_store import inspect_scope
 from tierstore import TierStore, tiered_offload
 from tierstore.tracing.reader import read_trace
-from tierstore.tuning.search import Found
 from tierstore.tuning.settings import TrialSettings
 from tierstore.tuning.tuned import Candidate, Tuned, choose
 
@@ -51,9 +50,8 @@ def test_choice_beside_a_reference_that_wavers_needs_a_larger_gain() -> None:
 
 def _tuned(place: str, settings: TrialSettings, device_bytes: int | str) -> Tuned:
     chosen = Candidate("found\n1", settings, None, (0.5, 0.6), failure=None)
-    found = Found({settings: 1.0})
     of_scope = {"min_bytes": MIB, "device_bytes": device_bytes}
-    return Tuned(place, of_scope, [REFERENCE, chosen], chosen, found, "it is\nfaster")
+    return Tuned(place, of_scope, [REFERENCE, chosen], chosen, [], "it is\nfaster")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from tierstore.tracing.events import (
     Gone,
     Header,
     Machine,
-    Ours,
     Pack,
     Release,
     Scope,
@@ -55,7 +54,7 @@ def graph_of_steps(
         events += _step(msgspec.structs.replace(scope, at_ns=began, scope=number), lasts, device)
     events.append(End(0, "ended"))
     (folder / f"{pid}-1.jsonl").write_bytes(b"".join(msgspec.json.encode(event) + b"\n" for event in events))
-    (folder / f"{pid}-1.json").write_bytes(msgspec.json.encode(TracedStore(pid, f"{pid}-1.jsonl", 2)))
+    (folder / f"{pid}-1.json").write_bytes(msgspec.json.encode(TracedStore(pid, f"{pid}-1.jsonl")))
 
 
 def _step(scope: Scope, lasts: int, device: str) -> list[Event]:
@@ -65,7 +64,7 @@ def _step(scope: Scope, lasts: int, device: str) -> list[Event]:
     for index in range(_NUM_TENSORS):
         at, key = began + (index + 1) * part, graph * _NUM_TENSORS + index
         view = (8 * 2**20, 1, "float32", device, (1,))
-        events += [Pack(at, at, 7, graph, graph, index, key, key, index, key, 0, *view), Ours(at, graph, index)]
+        events += [Pack(at, at, 7, graph, graph, index, key, key, index, key, 0, *view)]
     events.append(ScopeEnd(began + lasts // 2, 7, graph, False))
     for index in reversed(range(_NUM_TENSORS)):
         at = began + lasts - (index + 1) * part

@@ -1,4 +1,4 @@
-"""How many records are in flight by default. The store, the daemon and the simulator share these numbers."""
+"""How many records are in flight by default. The store and the daemon share these numbers."""
 
 from __future__ import annotations
 

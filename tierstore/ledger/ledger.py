@@ -47,7 +47,7 @@ class ForRoom(enum.Enum):
 
 
 class Ledger(Generic[R]):
-    """All decisions of one store. It owns both ways, and is what the residency and the simulator call.
+    """All decisions of one store. It owns both ways, and is what the residency calls.
 
     `unaccounted`: as long as all of these are empty, `drain` has nothing to do."""
 

@@ -1,6 +1,6 @@
 """The log of a graph: its saved tensors in the order of packing, and what backward does with that order.
 
-The log of a real graph is `PackLog` (`hooks/order.py`); that of a simulated one is this class itself."""
+The log of a graph is a `PackLog` (`hooks/order.py`)."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class GraphLog(Generic[T, R]):
     change it on their thread; what other threads read as well changes only under the store's lock.
 
     Attributes:
-        store: the handles of its registered tensors, and this reference, keep it open; None: it is a simulated one.
+        store: the handles of its registered tensors, and this reference, keep it open.
         residency: the store's, by which its records are told from those of other stores.
         number: unique in this process.
         num_packs: how many tensors were packed. `packs`: the autograd node that saved each, and its storage's bytes.
@@ -90,7 +90,7 @@ class GraphLog(Generic[T, R]):
         members: those tensors that are in groups, by index. Each has a `first_byte`, where its storage begins there.
         gathers: small tensors may become groups: NOTE [Groups] in `residency/groups.py`. `num_sorted`: how many packs
             there were when tensors were last sorted into groups.
-        recording: the recording of the trace that the graph is in, an `OwnerWatch` (`hooks/owners.py`); None: none.
+        recording: the `Recorder` (`tracing/recorder.py`) of the trace that the graph is in; None: none.
         keeps_layouts: tensors have a layout as soon as they are tracked. The same for all logs: see `hooks/living.py`.
     """
 
@@ -271,7 +271,7 @@ class GraphLog(Generic[T, R]):
             self.records[index] = record
         if self.recording is not None:
             for index in indices:
-                self.recording.booked(index, record.key)
+                self.recording.booked(self.number, index, record.key)
         if self.order.is_followed:
             self.order.come_in(indices, record)
 

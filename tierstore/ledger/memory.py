@@ -1,6 +1,6 @@
 """The seam of the rules: what they ask of the memory that holds the bytes.
 
-The store answers with tensors and slots, the simulator with numbers. No call waits."""
+The store answers with tensors and slots (`residency/memory.py`). No call waits."""
 
 from __future__ import annotations
 

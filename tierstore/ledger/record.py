@@ -1,4 +1,4 @@
-"""What the rules know of a record. The store's records are `handle.Record`, the simulator's `SimulatedRecord`."""
+"""What the rules know of a record. The store's records are `Record` (`residency/handle.py`)."""
 
 from __future__ import annotations
 

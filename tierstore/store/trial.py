@@ -47,11 +47,10 @@ class TrialPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class TracedStore(msgspec.Struct, frozen=True):
-    """The content of a file beside each trace; `num_threads`: how many torch computes with."""
+    """The content of a file beside each trace."""
 
     pid: int
     trace: str
-    num_threads: int
 
 
 class TrialEndedError(SystemExit):
@@ -70,13 +69,13 @@ class Trial:
         self._numbers = count(1)
         self._lock = threading.RLock()  # a finalizer may train where its thread holds it
 
-    def trace_of(self, store: object, num_threads: int) -> str:
+    def trace_of(self, store: object) -> str:
         """The path of this store's trace; the first call announces it (`announce_trace`). Raises OSError."""
         with self._lock:
             trace = self._traces.get(store)
             if trace is None:
                 number = next(self._numbers)
-                trace = self._traces[store] = announce_trace(Path(self._plan.folder), number, num_threads)
+                trace = self._traces[store] = announce_trace(Path(self._plan.folder), number)
             return trace
 
     def enter(self, recording: Recorder) -> None:
@@ -88,10 +87,10 @@ class Trial:
             raise TrialEndedError(0)
 
 
-def announce_trace(folder: Path, number: int, num_threads: int) -> str:
+def announce_trace(folder: Path, number: int) -> str:
     """Write a `TracedStore` for store `number` of this process; returns the path for its trace. Raises OSError."""
     name = f"{os.getpid()}-{number}"
-    about = TracedStore(os.getpid(), f"{name}.jsonl", num_threads)
+    about = TracedStore(os.getpid(), f"{name}.jsonl")
     (folder / f"{name}.json").write_bytes(msgspec.json.encode(about))
     return str(folder / about.trace)
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import msgspec
 
 FORMAT = "tierstore trace"
-VERSION = 2
+VERSION = 3
 
 
 class Machine(msgspec.Struct, frozen=True):
@@ -123,10 +123,6 @@ class Booked(_OfTensor, frozen=True):
     """A saved tensor that had no record now has one, perhaps together with other saved tensors."""
 
     record: int
-
-
-class Ours(_OfTensor, frozen=True):
-    """Only the store still holds the storage of a saved tensor. Never recorded if others hold it throughout."""
 
 
 class Unpack(_Event, frozen=True):
@@ -253,6 +249,6 @@ class End(_Event, frozen=True):
 
 
 Event = (
-    Header | Scope | ScopeEnd | Pack | Booked | Ours | Unpack | Release | Gone | Computed | Stall | Spill | Cancelled
+    Header | Scope | ScopeEnd | Pack | Booked | Unpack | Release | Gone | Computed | Stall | Spill | Cancelled
     | Freed | Restore | Offload | Reload | Levels | Lost | End
 )  # fmt: skip

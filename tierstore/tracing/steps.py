@@ -16,7 +16,6 @@ from .events import (
     Gone,
     Levels,
     Offload,
-    Ours,
     Pack,
     Release,
     Reload,
@@ -58,8 +57,6 @@ class Step:
     scope: Scope | None
     packs: Sequence[Pack]
     unpacks: Sequence[Unpack]
-    releases: Sequence[Release]
-    ours: Sequence[Ours]
     waits: Sequence[Stall]
     spills: Sequence[Spill]
     restores: Sequence[Restore]
@@ -178,8 +175,6 @@ def _step(number: int, first: Pack, events: _Events) -> Step:
         scope=scopes[0] if scopes else None,
         packs=packs,
         unpacks=unpacks,
-        releases=events.of_graph(Release, graph),
-        ours=events.of_graph(Ours, graph),
         waits=_waits(events.lasting(Stall, began_ns, ended_ns)),
         spills=events.lasting(Spill, began_ns, ended_ns),
         restores=events.lasting(Restore, began_ns, ended_ns),

@@ -15,7 +15,7 @@ from ..disk.codec.choice import Sample
 from ..disk.codec.codec import Codec
 from ..disk.codec.probing import probe
 from ..disk.scratch import Scratch
-from ..simulator import CodecSpeed
+from .measurements import CodecSpeed
 
 _SAMPLE_BYTES = 2 * 2**20
 _FEATURES = 256  # of a generated layer; each has its own scale, as in trained layers
@@ -46,25 +46,6 @@ SAMPLES: Mapping[str, tuple[int, Callable[[_Generator], _Array]]] = {
     "zeros": (4, lambda source: numpy.zeros(_SAMPLE_BYTES, numpy.uint8)),
 }
 """By name: bytes of an element, and what generates the sample."""
-
-_DATA_OF_DTYPES = {
-    "float16": "activations, bfloat16",
-    "bfloat16": "activations, bfloat16",
-    "float32": "activations, float32",
-    "float64": "activations, float32",
-    "bool": "masks",
-    "uint8": "masks",
-}
-
-
-def sample_data_of_kind(kind: str) -> str:
-    """The sample that stands for a kind of content as traces name it ("float32, many zeros"). Unknown kinds are noise,
-    which no codec shrinks."""
-    name, _, content = kind.partition(", ")
-    data = _DATA_OF_DTYPES.get(name.partition(" ")[0], "noise")
-    if content == "all zeros":
-        return "zeros"
-    return "relu outputs" if content == "many zeros" and data != "masks" else data
 
 
 def measure_codecs(seconds: float) -> tuple[CodecSpeed, ...]:

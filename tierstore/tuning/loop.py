@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from os import PathLike
@@ -10,14 +11,14 @@ from typing import Any
 
 import torch
 
+from ..base.caller import stacklevel_of_user
 from ..base.config import SizeLike, check_directory, parse_size
-from ..errors import ConfigError, StoreFullError
+from ..errors import ConfigError, StoreFullError, TierStoreWarning
 from ..hooks import tiered_offload
 from ..store.tier_store import TierStore
 from ..store.trial import announce_trace
 from .program import TrialFailedError
 from .recording import NUM_WARMUPS
-from .report import read_report
 from .settings import TrialSettings, default_settings
 from .tune import tune
 from .tuned import LEAST_ROUNDS, Tuned
@@ -33,7 +34,7 @@ def tune_loop(
     min_bytes: SizeLike = "1MiB",
     steps: int = 5,
     rounds: int = 5,
-    hardware: str | PathLike[str] | None = None,
+    hardware: object = None,
 ) -> Tuned:
     """Find settings for a training step. Blocks for minutes, while it runs the step a few hundred times.
 
@@ -53,10 +54,10 @@ def tune_loop(
         path: as `TierStore`'s.
         host_bytes: the most that `host_bytes` and `staging_bytes` may be together; None: as in `start`.
         start: the present settings, which others must beat; None: the defaults.
-        min_bytes, device_bytes: as `tiered_offload`'s; not searched.
+        min_bytes, device_bytes: as `tiered_offload`'s; never varied.
         steps: measured in each trial, after two that are not.
-        rounds: how often each candidate is measured.
-        hardware: what `tierstore doctor --json` printed; None: the machine is measured, in about ten seconds.
+        rounds: how often each candidate is measured at most.
+        hardware: has no effect any more, and warns.
 
     Raises:
         ConfigError: an argument cannot be used.
@@ -67,13 +68,15 @@ def tune_loop(
     for name, number, least in (("steps", steps, 1), ("rounds", rounds, LEAST_ROUNDS)):
         if number < least:
             raise ConfigError(name, number, f"give {least} or more")
+    if hardware is not None:
+        text = "tune_loop(hardware=...) has no effect any more: leave it out"
+        warnings.warn(text, TierStoreWarning, stacklevel=stacklevel_of_user())
     limit_bytes = None if host_bytes is None else parse_size(host_bytes, "host_bytes")
     if start is None and limit_bytes is not None:
         start = default_settings(limit_bytes)
-    machine = None if hardware is None else read_report(Path(hardware)).measurements
     scope = {"min_bytes": parse_size(min_bytes, "min_bytes"), "device_bytes": device_bytes}
     loop = _Loop(step, steps + NUM_WARMUPS, check_directory(path), start, scope)
-    return tune(loop.run, machine, lambda line: None, host_bytes=limit_bytes, rounds=rounds)
+    return tune(loop.run, lambda line: None, host_bytes=limit_bytes, rounds=rounds)
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,7 @@ class _Loop:
     def run(self, settings: TrialSettings | None, folder: Path) -> None:
         used = self.start if settings is None else settings
         store_options, options = ({}, {}) if used is None else (used.store, used.offload)
-        trace = announce_trace(folder, 1, torch.get_num_threads())
+        trace = announce_trace(folder, 1)
         try:
             with TierStore(self.directory, **store_options) as store:
                 scope = tiered_offload(store, trace=trace, **self.scope, **options)

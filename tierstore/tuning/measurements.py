@@ -5,12 +5,24 @@ more fields that have a default, is a change of `REPORT_VERSION`."""
 
 from __future__ import annotations
 
-from msgspec import Struct
+from typing import Annotated
 
-from ..simulator import CodecSpeed
-from ..simulator.hardware import Rate
+from msgspec import Meta, Struct
+
+Rate = Annotated[float, Meta(gt=0)]
+"""Bytes per second."""
 
 _BUSY_SHARE, _BUSY_LOAD = 0.2, 1.5  # the load for each core; a doctor that has just ended leaves one of its own
+
+
+class CodecSpeed(Struct, frozen=True, kw_only=True):
+    """Ratio (after over before) and speed, in unencoded bytes, of a codec on one kind of sample data, on one core."""
+
+    data: str
+    codec: str
+    ratio: float
+    encode_bytes_per_second: Rate
+    decode_bytes_per_second: Rate
 
 
 class Transfer(Struct, frozen=True, kw_only=True):

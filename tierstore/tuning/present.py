@@ -16,16 +16,14 @@ from ..base.json_text import json_text
 from ..base.new_file import check_new_file, make_file
 from ..plain_text import plain
 from .program import Program
-from .report import read_report
 from .tune import tune
 from .tuned import Tuned
 
 
-def present(program: Program, *, config: Path, hardware: Path | None, as_json: bool, **limits: Any) -> None:
+def present(program: Program, *, config: Path, as_json: bool, **limits: Any) -> None:
     """Tune, print, and make the file `config`. Blocks for minutes.
 
-    `hardware`: a report of the doctor; None: the machine is measured. `as_json`: print the outcome as JSON, and nothing
-    else, on standard output. `limits`: see `tune`.
+    `as_json`: print the outcome as JSON, and nothing else, on standard output. `limits`: see `tune`.
 
     Raises:
         ConfigError: an argument cannot be used, or a file is there already or cannot be made.
@@ -34,14 +32,13 @@ def present(program: Program, *, config: Path, hardware: Path | None, as_json: b
     Main thread only. SIGTERM ends it, and the running trial, as Ctrl-C does."""
     check_new_file("--config", config)
     program.check()
-    machine = None if hardware is None else read_report(hardware).measurements
     messages = Console(stderr=True, highlight=False)
 
     def say(line: str) -> None:
         messages.print(plain(line), markup=False, soft_wrap=not messages.is_terminal)  # a terminal would break words
 
     with ended_by_signals():
-        tuned = tune(program.run, machine, say, **limits)
+        tuned = tune(program.run, say, **limits)
     if as_json:
         print(json_text(tuned.as_dict()))
     else:
@@ -53,8 +50,8 @@ def present(program: Program, *, config: Path, hardware: Path | None, as_json: b
 
 def tuned_view(tuned: Tuned) -> Group:
     """The candidates in a table, best in bold, and the file of the best. The settings of all are in the JSON."""
-    notes = [f"{len(tuned.found.predicted)} settings were simulated."]
-    for each in tuned.candidates:
+    notes = [f"{len(tuned.tried)} other settings were tried once, and the fastest measured by turns."]
+    for each in (*tuned.candidates, *tuned.tried):
         if not each.is_allowed:
             notes.append(f"{each.label}: more memory than the limit; shown for comparison.")
         if each.failure is not None:
@@ -65,10 +62,10 @@ def tuned_view(tuned: Tuned) -> Group:
 def _steps(tuned: Tuned) -> Table:
     rounds = max(len(each.step_seconds) for each in tuned.candidates)
     reference = next(each for each in tuned.candidates if each.is_allowed)
-    title = f"Step time in seconds (measured: median of {rounds} rounds)"
+    title = f"Step time in seconds (measured: median of {rounds} rounds at most)"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 0, 0, 2), pad_edge=False)
     table.add_column("", no_wrap=True)
-    for name in ("predicted", "measured", "least to most", f"relative to\n{reference.label}"):
+    for name in ("first trial", "measured", "least to most", f"relative to\n{reference.label}"):
         table.add_column(name, justify="right", no_wrap=True)
     for each in tuned.candidates:
         seconds, ratios = each.step_seconds, each.ratios_to(reference)
@@ -76,7 +73,7 @@ def _steps(tuned: Tuned) -> Table:
         spread = f"{min(seconds):.4f} to {max(seconds):.4f}" if seconds else "-"
         relative = f"{statistics.median(ratios):.2f}" if ratios else "-"
         style = "bold" if each is tuned.chosen else ""
-        table.add_row(each.label, _figure(each.predicted_seconds), measured, spread, relative, style=style)
+        table.add_row(each.label, _figure(each.first_seconds), measured, spread, relative, style=style)
     return table
 
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
-import msgspec
 from msgspec import Struct
 
 from ..base.config import format_bytes
 from ..base.toml_file import toml_value
-from ..errors import ConfigError
 from ..plain_text import plain
 from .findings import Finding, findings_of, unfit_because
 from .measurements import Measurements
@@ -54,21 +51,6 @@ def report_of(machine: Measurements) -> Report:
         measurements=machine,
         is_busy=machine.processor.is_busy,
     )
-
-
-def read_report(file: Path) -> Report:
-    """Read what `tierstore doctor --json` printed. Blocks. Raises ConfigError: the file cannot be read, or is none."""
-    try:
-        report = msgspec.json.decode(file.read_bytes(), type=Report)
-    except OSError as error:
-        raise ConfigError("hardware", str(file), f"cannot be read: {error.strerror}") from error
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError("hardware", str(file), f"give what tierstore doctor --json printed: {error}") from error
-    if report.version != REPORT_VERSION:
-        raise ConfigError(
-            "hardware", str(file), f"it is of version {report.version}, not {REPORT_VERSION}: measure again"
-        )
-    return report
 
 
 # --- recommended settings ---------------------------------------------------------------------------------------------

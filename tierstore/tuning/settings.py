@@ -1,20 +1,22 @@
-"""The settings of a trial, and the limit that they keep to. Pure."""
+"""The settings of a trial, the limit that they keep to, and which are tried. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ..base.config import format_bytes
 from ..base.defaults import NUM_AT_ONCE
 from ..disk.scratch import SCRATCH_BYTES
 from ..errors import ConfigError
-from ..simulator import Settings
 
 USUAL_STAGING_BYTES = 112 * 2**20
 LEAST_STAGING_BYTES = 16 * 2**20
 USUAL_INLINE_BYTES = 128 * 2**10
+CODECS = ("auto", "none", "floats", "shuffle-zstd:1")
+WINDOWS = (USUAL_STAGING_BYTES // 4, USUAL_STAGING_BYTES // 2, USUAL_STAGING_BYTES, 2 * USUAL_STAGING_BYTES)
+_MOST_IO_DEPTH = 16
 _MOST_STAGING_SHARE = 0.75  # if little memory is allowed, tensors on their way need it more than those that stay
 _OF_SCOPE = ("prefetch", "lookahead_bytes")
 
@@ -44,10 +46,6 @@ class TrialSettings:
     def offload(self) -> Mapping[str, Any]:
         return {name: getattr(self, name) for name in _OF_SCOPE}
 
-    @property
-    def simulated(self) -> Settings:
-        return Settings(**{name: value for name, value in asdict(self).items() if name != "inline_bytes"})
-
 
 def working_bytes(io_depth: int) -> int:
     """Memory that I/O jobs work in at that depth, both ways, more than at the usual depth; negative below that depth. A
@@ -63,3 +61,24 @@ def default_settings(memory_bytes: int) -> TrialSettings:
         raise ConfigError("host_bytes", memory_bytes, what)
     staging_bytes = min(USUAL_STAGING_BYTES, max(LEAST_STAGING_BYTES, int(memory_bytes * _MOST_STAGING_SHARE)))
     return TrialSettings(memory_bytes - staging_bytes, staging_bytes)
+
+
+def settings_to_try(start: TrialSettings, memory_bytes: int) -> list[TrialSettings]:
+    """About a dozen settings that fill the limit of memory, each near `start`, with the order of backward learned.
+
+    Only what was ever measured to be faster is varied: how memory is divided, the codec, and a deeper queue. The codecs
+    and the queue are tried with the staging of `start` and with little, since each has gained most with little. Other
+    orders, a fixed distance, shallower queues and other limits of LMDB were never faster
+    (docs/project/internals/measurements.md)."""
+    start = replace(start, prefetch="learned", lookahead_bytes=None)
+    windows = dict.fromkeys((start.staging_bytes, WINDOWS[0]))
+    deep = max(start.io_depth, min(2 * start.io_depth, _MOST_IO_DEPTH))
+    varied = [replace(start, staging_bytes=window, codec=codec) for codec in CODECS for window in windows]
+    varied += [replace(start, staging_bytes=window, io_depth=deep) for window in windows]
+    varied += [replace(start, staging_bytes=window) for window in WINDOWS]
+    tried: dict[TrialSettings, None] = {}
+    for each in varied:
+        host_bytes = memory_bytes - each.staging_bytes - working_bytes(each.io_depth)
+        if host_bytes >= 0:
+            tried[replace(each, host_bytes=host_bytes)] = None
+    return list(tried)

@@ -10,7 +10,6 @@ from typing import Any
 
 from ..base.toml_file import toml_text
 from ..plain_text import plain
-from .search import Found
 from .settings import TrialSettings
 
 AS_IT_IS = "as it is"
@@ -27,16 +26,16 @@ class Candidate:
 
     Attributes:
         name: "as it is", "defaults", "found 1", ...
-        predicted_seconds: of a step; None: the simulator could not say, or was not asked.
-        step_seconds: by round, up to a failure.
+        first_seconds: of a step in the one trial before the rounds; None: there was none, or it failed.
+        step_seconds: by round, up to a failure or the first round that was slower than the reference's.
         is_allowed: it keeps to the limit.
         failure: why it failed, or None.
     """
 
     name: str
     settings: TrialSettings
-    predicted_seconds: float | None
-    step_seconds: Sequence[float]
+    first_seconds: float | None = None
+    step_seconds: Sequence[float] = ()
     is_allowed: bool = True
     failure: str | None = None
 
@@ -47,6 +46,10 @@ class Candidate:
     @property
     def median_seconds(self) -> float | None:
         return statistics.median(self.step_seconds) if self.step_seconds and self.failure is None else None
+
+    def is_ahead_of(self, other: Candidate) -> bool:
+        """In the last round of both."""
+        return self.failure is None and self.step_seconds[-1] < other.step_seconds[-1]
 
     def ratios_to(self, other: Candidate) -> list[float]:
         """By round; empty if it failed, or had too few rounds to prove anything."""
@@ -63,17 +66,17 @@ class Tuned:
     """The outcome.
 
     Attributes:
-        place, of_scope: the store's directory, and arguments of the scope, as the program has them: not searched.
-        candidates: what was measured; the first one that `is_allowed` is the reference.
+        place, of_scope: the store's directory, and arguments of the scope, as the program has them: never varied.
+        candidates: what was measured by turns; the first one that `is_allowed` is the reference.
         chosen, reason: the one of them to use, and why, in a sentence.
-        found: the result of the search in the simulator.
+        tried: all other settings, each with the one trial in which it was tried.
     """
 
     place: str
     of_scope: Mapping[str, Any]
     candidates: Sequence[Candidate]
     chosen: Candidate
-    found: Found
+    tried: Sequence[Candidate]
     reason: str
 
     @property
@@ -102,7 +105,7 @@ class Tuned:
             "reason": self.reason,
             "config": self.config,
             "candidates": [each.as_dict() for each in self.candidates],
-            "num_simulated": len(self.found.predicted),
+            "tried": [each.as_dict() for each in self.tried],
         }
 
 

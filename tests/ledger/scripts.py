@@ -1,9 +1,4 @@
-"""Which actions a store is taken through, which transfers end when, and what it decided: real or simulated.
-
-`stepped_store.py` takes a real store through a script, `stepped_simulation.py` a simulated one, with the same
-completions in the same order. Both run the same rules; what is compared is how each registers, waits, and takes the
-order of a graph.
-"""
+"""Which transfers of a store end when, and what it decided. `stepped_store.py` takes a store through a script."""
 
 from __future__ import annotations
 
@@ -14,11 +9,11 @@ from itertools import count
 from math import inf
 from typing import Any, NamedTuple, Protocol
 
+from tests.ledger.steps import Settings
 from tierstore.base.defaults import NUM_IN_FLIGHT
 from tierstore.disk.tier import Loaded, Stored
 from tierstore.ledger.device_window import FLIGHT_BYTES, RELOAD_BYTES
 from tierstore.ledger.observer import Observer
-from tierstore.simulator import Settings
 
 NUM_LANES = {"spill": NUM_IN_FLIGHT, "restore": NUM_IN_FLIGHT}
 
@@ -30,10 +25,6 @@ class Decision(NamedTuple):
     record: int
 
 
-FULL = Decision("StoreFullError", -1)
-"""The last one: training is told."""
-
-
 class Job(NamedTuple):
     """A transfer that has only to be said to be done. `number`: of a copy, for a record may be copied back again."""
 
@@ -43,7 +34,7 @@ class Job(NamedTuple):
 
 
 class Device(NamedTuple):
-    """The accelerator of a real store: which tensors are saved there, and how much may stay there and be on its way."""
+    """The accelerator of a store: which tensors are saved there, and how much may stay there and be on its way."""
 
     saved: frozenset[int] = frozenset()
     device_bytes: int = 0

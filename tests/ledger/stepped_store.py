@@ -1,8 +1,7 @@
-"""A real store that is taken through a script, step by step.
+"""A store that is taken through a script, step by step.
 
 The real disk tier writes and reads, and the copy engine of a made-up accelerator copies, but they say so only when they
-are told to. Neither training nor the engine moves while the other does, so a run depends on nothing but its script, and
-every decision can be compared with the simulation's.
+are told to. Neither training nor the engine moves while the other does, so a run depends on nothing but its script.
 """
 
 from __future__ import annotations
@@ -19,8 +18,7 @@ from unittest.mock import patch
 import torch
 
 from tests.inspect_store import inspect, inspect_engine
-from tests.simulator.scripts import (
-    FULL,
+from tests.ledger.scripts import (
     Decision,
     Decisions,
     Device,
@@ -32,13 +30,13 @@ from tests.simulator.scripts import (
     finish_transfer,
     is_copy,
 )
+from tests.ledger.steps import Action, EndScope, LetGo, Pack, Release, Settings, Unpack, Workload
 from tierstore import TierStore, tiered_offload
 from tierstore.disk.tier import DiskTier, DiskUsage, Kind, Loaded, Stored
 from tierstore.errors import StoreFullError
 from tierstore.hooks import scope
 from tierstore.ledger.counters import Counters
 from tierstore.residency.copies import Marker
-from tierstore.simulator import Action, EndScope, LetGo, Pack, Release, Settings, Unpack, Workload
 from tierstore.store.options import StoreOptions
 
 _WAIT_SECONDS = 20.0
@@ -319,8 +317,8 @@ class _Save(torch.autograd.Function):
         raise NotImplementedError
 
 
-class _RealStep:
-    """One step of a workload, on the real store."""
+class _Step:
+    """One step of a workload."""
 
     def __init__(self, store: TierStore, workload: Workload, settings: Settings, device: Device) -> None:
         self._workload, self._on_device = workload, device.saved
@@ -377,7 +375,7 @@ class _RealStep:
         return index if root is None else root
 
 
-def real_decisions(
+def decisions_of(
     place: Path,
     workload: Workload,
     settings: Settings,
@@ -385,7 +383,8 @@ def real_decisions(
     num_steps: int,
     device: Device = Device(),  # noqa: B008 - immutable
 ) -> tuple[list[Decision], Counters]:
-    """What a real store in that directory decides."""
+    """What a store in that directory decides. Checks that all bytes come back, and that nothing is left. Where
+    the disk becomes full, the run ends."""
     followed = FollowedScript(script)
     with _SteppedStore(
         place, host_bytes=settings.host_bytes, staging_bytes=settings.staging_bytes, codec="none"
@@ -396,7 +395,7 @@ def real_decisions(
         )
         try:
             for _ in range(num_steps):
-                step = _RealStep(store, workload, settings, device)
+                step = _Step(store, workload, settings, device)
                 try:
                     _take(step, workload, store.stepper, followed)
                 finally:
@@ -407,23 +406,20 @@ def real_decisions(
             while decisions.running or decisions.waiting:
                 store.stepper.finish_one()
             inspect(store).residency.tidy()
+            assert (inspect(store).records, inspect(store).used_bytes) == ([], (0, 0)), "nothing is left in host memory"
             window = inspect(store).device_window
             used_bytes = [each.used_bytes for each in (window.resident, window.in_flight, window.reloaded)]
             assert used_bytes == [0, 0, 0], "nothing is left on the device"
         except StoreFullError:
-            del decisions.seen[decisions.seen.index(FULL) + 1 :]  # what follows, nobody simulates
+            pass
         finally:
             store.stepper.release()
         return decisions.seen, inspect(store).counters
 
 
-def _take(step: _RealStep, workload: Workload, stepper: Stepper, followed: FollowedScript) -> None:
+def _take(step: _Step, workload: Workload, stepper: Stepper, followed: FollowedScript) -> None:
     for number, action in enumerate(workload.actions):
-        try:
-            step.act(number, action)
-        except StoreFullError:
-            stepper.decisions.seen.append(FULL)
-            raise
+        step.act(number, action)
         stepper.settle()
         for _ in range(followed.num_after_action()):
             stepper.finish_one()

@@ -1,9 +1,8 @@
-"""A training step as the store sees it: its calls, and how long it computes between them. Pure."""
+"""A training step as the store sees it: its calls. And the options of the store that takes it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 
@@ -14,21 +13,13 @@ class Saved(NamedTuple):
         nbytes: size of its storage.
         node: number of the autograd node that saves it; later nodes have higher numbers.
         record: the index of the first saved tensor of the same storage; None: this is the first.
-        kind: kind of its content, for the codec.
         is_shared: others hold its storage as long as the graph lives, so it never leaves memory.
     """
 
     nbytes: int
     node: int
     record: int | None = None
-    kind: str = ""
     is_shared: bool = False
-
-
-class Compute(NamedTuple):
-    """Training computes for `seconds` without calling the store."""
-
-    seconds: float
 
 
 class Pack(NamedTuple):
@@ -59,22 +50,24 @@ class Release(NamedTuple):
     saved: int
 
 
-Action = Compute | Pack | LetGo | EndScope | Unpack | Release
+Action = Pack | LetGo | EndScope | Unpack | Release
 
 
-@dataclass(frozen=True)
-class Workload:
-    """One step of one rank: the actions of its training thread, in order. Each tensor is packed once, in the order of
-    the indices, and asked for and released only after that. `training_cores`: that compute keeps busy."""
+class Workload(NamedTuple):
+    """One step: the actions of its training thread, in order. Each tensor is packed once, in the order of the indices,
+    and asked for and released only after that."""
 
     saved: Sequence[Saved]
     actions: Sequence[Action]
-    training_cores: float = 1.0
 
-    @property
-    def saved_bytes(self) -> int:
-        return sum(saved.nbytes for saved in self.saved if saved.record is None)
 
-    @property
-    def compute_seconds(self) -> float:
-        return sum(action.seconds for action in self.actions if isinstance(action, Compute))
+class Settings(NamedTuple):
+    """Options of the store and of the scope. `disk_bytes`: None: no limit. `staging_grows`: behave as a store whose
+    `staging_bytes` is None."""
+
+    host_bytes: int
+    staging_bytes: int
+    disk_bytes: int | None = None
+    prefetch: str = "learned"
+    lookahead_bytes: int | None = None
+    staging_grows: bool = False

@@ -1,8 +1,5 @@
-"""The simulator registers, waits and takes the order of a graph as the store does: their decisions are the same.
-
-The rules are one class, so what is compared is all around them: which tensors are registered and when, who holds a
-storage, when a thread waits, what is asked for and in which order, and what a graph is known by. The last tests are of
-the rules themselves, on a real store whose jobs end when they are told to.
+"""Steps of a store whose jobs end when they are told to, in any order: bytes come back, nothing is left, and some rules
+of what is decided.
 """
 
 from __future__ import annotations
@@ -13,25 +10,24 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, example, given, note, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from tests.hooks.programs import one_thread_per_operation
-from tests.simulator.scripts import Decision, Device, Script
-from tests.simulator.stepped_simulation import simulated_decisions
-from tests.simulator.stepped_store import real_decisions
+from tests.ledger.scripts import Decision, Device, Script
+from tests.ledger.stepped_store import decisions_of
+from tests.ledger.steps import Action, EndScope, LetGo, Pack, Release, Saved, Settings, Unpack, Workload
 from tierstore.ledger import windows as host
-from tierstore.simulator import Action, EndScope, LetGo, Pack, Release, Saved, Settings, Unpack, Workload
 
 _UNIT = 64 * 2**10
 _NUM_STEPS = 3
-_COUNTED = ("packed_tensors", "prefetch_hits", "prefetch_late", "prefetch_misses")
-"""What the decisions do not tell."""
+_NO_DEVICE = Device()
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _one_thread_for_torch() -> Iterator[None]:
-    with one_thread_per_operation():
+def _validated_on_one_thread_for_torch() -> Iterator[None]:
+    with one_thread_per_operation(), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TIERSTORE_VALIDATE", "1")
         yield
 
 
@@ -76,9 +72,7 @@ _OPTIONS: dict[str, st.SearchStrategy[Any]] = {
     "staging_grows": st.booleans(),
 }
 options = st.builds(Settings, **_OPTIONS)
-_FOR_SMALL = {"host_bytes": _units(0, 2) | _OPTIONS["host_bytes"], "disk_bytes": st.none()}
-small_options = st.builds(Settings, **(_OPTIONS | _FOR_SMALL))
-"""No disk is full: then the simulator tries refused writes of small tensors again in another order than the store."""
+small_options = st.builds(Settings, **(_OPTIONS | {"host_bytes": _units(0, 2) | _OPTIONS["host_bytes"]}))
 devices = st.builds(
     Device,
     saved=st.frozensets(st.integers(0, 23), min_size=16),
@@ -102,17 +96,9 @@ scripts = st.builds(
 )
 
 
-def _check(workload: Workload, how: Settings, script: Script) -> None:
+def _check(workload: Workload, how: Settings, script: Script, device: Device = _NO_DEVICE) -> None:
     with TemporaryDirectory() as place:
-        real, counters = real_decisions(Path(place), workload, how, script, _NUM_STEPS)
-    simulated, simulated_counters = simulated_decisions(workload, how, script, _NUM_STEPS)
-    for number, (theirs, ours) in enumerate(zip(real, simulated, strict=False)):
-        if theirs != ours:
-            note(f"decision {number}: real {real[: number + 3]}, simulated {simulated[number : number + 3]}")
-    assert simulated == real
-    assert {name: getattr(simulated_counters, name) for name in _COUNTED} == {
-        name: getattr(counters, name) for name in _COUNTED
-    }
+        decisions_of(Path(place), workload, how, script, _NUM_STEPS, device)
 
 
 def _chain(*units: int, first: Sequence[int] = ()) -> Workload:
@@ -162,7 +148,7 @@ _ASKED_AGAIN_AFTER_IT_WAS_DROPPED = Workload(
 )
 
 
-# A run is two stores and three steps: what Hypothesis finds is printed as it is, and not made smaller.
+# A run is three steps: what Hypothesis finds is printed as it is, and not made smaller.
 _random_steps = settings(
     deadline=None, suppress_health_check=[HealthCheck.too_slow], phases=[Phase.explicit, Phase.generate]
 )
@@ -179,14 +165,14 @@ _random_steps = settings(
 @example(_GIVEN_BACK_LETS_OTHERS_GO_ON, Settings(5 * _UNIT, 5 * _UNIT), Script([], [5]))
 @example(*_READS_TAKE_LONG)
 @example(_TRACKED_VIEW_HOLDS_STORAGE, Settings(2 * _UNIT, 12 * _UNIT), Script([], [0]))
-def test_decisions_random_steps_are_those_of_the_store(workload: Workload, how: Settings, script: Script) -> None:
+def test_random_steps_end_with_their_bytes_and_leave_nothing(workload: Workload, how: Settings, script: Script) -> None:
     _check(workload, how, script)
 
 
 @settings(_random_steps, max_examples=10, derandomize=True)
 @given(workloads(), small_options, scripts)
 @example(_STAYS_TRACKED, Settings(0, 16 * _UNIT), Script([], [0]))
-def test_decisions_random_steps_of_small_tensors_are_those_of_the_store(
+def test_random_steps_of_small_tensors_end_with_their_bytes_and_leave_nothing(
     workload: Workload, how: Settings, script: Script
 ) -> None:
     """See NOTE [Small tensors] in `tierstore/ledger/windows.py`."""
@@ -199,7 +185,9 @@ def test_decisions_random_steps_of_small_tensors_are_those_of_the_store(
 @pytest.mark.timeout(600)
 @settings(_random_steps, max_examples=150)
 @given(workloads(), options, scripts)
-def test_decisions_many_random_steps_are_those_of_the_store(workload: Workload, how: Settings, script: Script) -> None:
+def test_many_random_steps_end_with_their_bytes_and_leave_nothing(
+    workload: Workload, how: Settings, script: Script
+) -> None:
     _check(workload, how, script)
 
 
@@ -215,35 +203,33 @@ _ROOMY = Device(frozenset(range(24)), 0, 8 * _UNIT, 8 * _UNIT)
     Script([1] * 40, [0]),
     _ROOMY,
 )
-def test_random_steps_on_an_accelerator_end_with_their_bytes_and_leave_nothing_there(
+def test_random_steps_on_an_accelerator_end_with_their_bytes_and_leave_nothing(
     workload: Workload, how: Settings, script: Script, device: Device
 ) -> None:
-    """What is decided there, nobody simulates."""
-    with TemporaryDirectory() as place:
-        real_decisions(Path(place), workload, how, script, _NUM_STEPS, device)
+    _check(workload, how, script, device)
 
 
 @settings(_random_steps, max_examples=20, derandomize=True)
 @given(workloads(), group_options, scripts, group_devices)
-def test_random_steps_of_groups_on_an_accelerator_end_with_their_bytes_and_leave_nothing_there(
+def test_random_steps_of_groups_on_an_accelerator_end_with_their_bytes_and_leave_nothing(
     workload: Workload, how: Settings, script: Script, device: Device
 ) -> None:
     """See NOTE [Groups] in `tierstore/residency/groups.py`."""
-    with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as place:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(host, "SMALL_BYTES", 2 * _UNIT)
-        real_decisions(Path(place), workload, how, script, _NUM_STEPS, device)
+        _check(workload, how, script, device)
 
 
 def test_restores_record_without_room_in_backward_are_not_repeated(tmp_path: Path) -> None:
     """The last record is blocked when backward begins; 60 jobs may end while backward computes with it."""
     workload, how = _chain(64, 1, 1, 64), Settings(0, 59 * _UNIT)
     script = Script([2, 2, 2, 0, 0, 60], [0])
-    real, _ = real_decisions(tmp_path, workload, how, script, num_steps=1)
+    real, _ = decisions_of(tmp_path, workload, how, script, num_steps=1)
     assert sum(1 for decision in real if decision.what == "restored") <= len(workload.saved)
 
 
 def test_spills_that_backward_cancelled_are_not_queued_again(tmp_path: Path) -> None:
-    decisions, _ = real_decisions(tmp_path, *_RECORD_WITHOUT_ROOM_IN_BACKWARD, num_steps=1)
+    decisions, _ = decisions_of(tmp_path, *_RECORD_WITHOUT_ROOM_IN_BACKWARD, num_steps=1)
     cancelled: set[int] = set()
     for decision in decisions:
         if decision.what == "spill cancelled":
@@ -266,7 +252,7 @@ def _copies_back(decisions: Sequence[Decision]) -> list[tuple[str, int]]:
 def test_device_is_left_by_all_that_has_to_as_room_is_freed(tmp_path: Path) -> None:
     """All four are saved by one node, staging has room for one, and nobody packs after them."""
     workload = _on_a_device(4, nodes=(0, 0, 0, 0))
-    real, _ = real_decisions(tmp_path, workload, Settings(0, _UNIT), Script([*[0] * 4, 20], [0]), 1, _ROOMY)
+    real, _ = decisions_of(tmp_path, workload, Settings(0, _UNIT), Script([*[0] * 4, 20], [0]), 1, _ROOMY)
     assert [each.record for each in real if each.what == "offload queued"] == [0, 1, 2, 3]
 
 
@@ -274,7 +260,7 @@ def test_copies_back_ahead_begin_while_the_copy_out_still_runs(tmp_path: Path) -
     """No copy ends at all; the window of copies out makes computing wait for the first three."""
     workload = _on_a_device(4, *map(Unpack, (3, 2, 1, 0)))
     device = _ROOMY._replace(flight_bytes=_UNIT)
-    real, _ = real_decisions(tmp_path, workload, Settings(8 * _UNIT, _UNIT), Script([], [0]), 1, device)
+    real, _ = decisions_of(tmp_path, workload, Settings(8 * _UNIT, _UNIT), Script([], [0]), 1, device)
     ahead = [("copied", 2), ("copied", 1), ("copied", 0)]
     assert _copies_back(real) == [*ahead, ("asked for", 2), ("asked for", 1), ("asked for", 0)]
 
@@ -282,7 +268,7 @@ def test_copies_back_ahead_begin_while_the_copy_out_still_runs(tmp_path: Path) -
 def test_copies_back_ahead_pass_over_what_the_graph_has_let_go_of(tmp_path: Path) -> None:
     workload = _on_a_device(4, Release(2), *map(Unpack, (3, 1, 0)))
     device = _ROOMY
-    real, _ = real_decisions(tmp_path, workload, Settings(8 * _UNIT, _UNIT), Script([9] * 6, [0]), 1, device)
+    real, _ = decisions_of(tmp_path, workload, Settings(8 * _UNIT, _UNIT), Script([9] * 6, [0]), 1, device)
     ahead = [("copied", 3), ("asked for", 3), ("copied", 1), ("copied", 0)]
     assert _copies_back(real) == [*ahead, ("asked for", 1), ("asked for", 0)]
 
@@ -292,7 +278,7 @@ def test_copies_back_ahead_go_on_from_what_was_asked_for(tmp_path: Path) -> None
     actions = [act for index in (7, 2, 6, 5, 4, 3, 1, 0) for act in (Unpack(index), Release(index))]
     device = _ROOMY._replace(reload_bytes=3 * _UNIT)
     how = Settings(8 * _UNIT, _UNIT)
-    real, _ = real_decisions(tmp_path, _on_a_device(8, *actions), how, Script([9] * 10, [0]), 1, device)
+    real, _ = decisions_of(tmp_path, _on_a_device(8, *actions), how, Script([9] * 10, [0]), 1, device)
     copies_back = _copies_back(real)
     assert copies_back[copies_back.index(("asked for", 6)) + 1] == ("copied", 1)
 
@@ -300,7 +286,7 @@ def test_copies_back_ahead_go_on_from_what_was_asked_for(tmp_path: Path) -> None
 def test_what_is_asked_for_is_read_before_what_lies_ahead_of_it(tmp_path: Path) -> None:
     """Everything is on disk when backward begins."""
     how = Settings(0, 4 * _UNIT, prefetch="reverse", lookahead_bytes=_UNIT)
-    real, counters = real_decisions(tmp_path, _chain(*[1] * 8), how, Script([8] * 40, [0]), num_steps=1)
+    real, counters = decisions_of(tmp_path, _chain(*[1] * 8), how, Script([8] * 40, [0]), num_steps=1)
     reads = [decision for decision in real if decision.what in ("demand queued", "prefetch queued")]
     assert reads[:2] == [Decision("demand queued", 7), Decision("prefetch queued", 6)]
     num_demanded = sum(1 for decision in reads if decision.what == "demand queued")
