@@ -43,6 +43,11 @@ def test_read_what_was_written_is_the_same_without_a_line_that_was_not_written_w
     assert (len(trace.events), trace.is_complete) == (2, False)
 
 
+def test_read_event_that_is_no_longer_recorded_is_taken(file: Path) -> None:
+    file.write_bytes(lines_of(HEADER) + b'{"event":"ours","at_ns":5,"graph":0,"index":1}\n' + lines_of(EVENTS[-1]))
+    assert read_trace(file).events[0] == events.Ours(5, 0, 1)
+
+
 @pytest.mark.parametrize(
     "damaged",
     [

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import msgspec
 
 FORMAT = "tierstore trace"
-VERSION = 3
+VERSION = 2
 
 
 class Machine(msgspec.Struct, frozen=True):
@@ -123,6 +123,10 @@ class Booked(_OfTensor, frozen=True):
     """A saved tensor that had no record now has one, perhaps together with other saved tensors."""
 
     record: int
+
+
+class Ours(_OfTensor, frozen=True):
+    """Only the store still holds the storage of a saved tensor. Recorded by tierstore 0.5 and before."""
 
 
 class Unpack(_Event, frozen=True):
@@ -249,6 +253,6 @@ class End(_Event, frozen=True):
 
 
 Event = (
-    Header | Scope | ScopeEnd | Pack | Booked | Unpack | Release | Gone | Computed | Stall | Spill | Cancelled
+    Header | Scope | ScopeEnd | Pack | Booked | Ours | Unpack | Release | Gone | Computed | Stall | Spill | Cancelled
     | Freed | Restore | Offload | Reload | Levels | Lost | End
 )  # fmt: skip
