@@ -1,6 +1,6 @@
 # The sidecar daemon, without torch. How to run it: docs/how_to/daemon.md. Build it in the folder of the source:
 #
-#     docker build --tag tierstore:0.5.1 .
+#     docker build --tag tierstore:0.6.0 .
 
 ARG PYTHON=3.11
 

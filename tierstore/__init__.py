@@ -73,7 +73,7 @@ __all__ = [
     "tiered_offload",
 ]
 
-__version__ = "0.5.1"
+__version__ = "0.6.0"
 
 _HOMES = {
     "Handle": ".residency.handle",
