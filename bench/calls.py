@@ -272,14 +272,14 @@ def calls_within(scope: Any, saves: str = "its input", copies: _AtOnce | None = 
 
 
 def steps_of_decoder(scope: Any) -> dict[str, float]:
-    """Of a step: all calls of this thread, in the last of some, and for each saved tensor the least CPU time. The scope
+    """Of a step: all calls of this thread, in the tenth, and for each saved tensor the least CPU time of some. The scope
     is entered for each."""
     profile, model = cProfile.Profile(), Decoder(DECODER_SHAPE)
     tokens, times = torch.arange(DECODER_SHAPE.tokens).unsqueeze(0), []
     for step in range(_NUM_STEPS_OF_THE_DECODER):
         model.zero_grad()
         began = time.thread_time_ns()
-        with profiled(profile, step == _NUM_STEPS_OF_THE_DECODER - 1):
+        with profiled(profile, step == NUM_STEPS - 1):
             with scope:
                 loss = model(tokens, tokens)
             loss.backward()
