@@ -150,7 +150,6 @@ class Down(Generic[R]):
     def _try_admit(self, record: R, *, takes_from_backward: bool = True) -> bool:
         """Find room in host memory; to make it, other records begin to move out. False: there is none yet."""
         order = self._eviction
-        next_to_spill = order.next_dirty if takes_from_backward else order.next_unasked
         next_to_drop = order.next_clean if takes_from_backward else order.next_used
         nbytes, host, staging = record.nbytes, self._windows.host, self._windows.staging
         if host.used_bytes + nbytes > host.limit_bytes:
@@ -159,12 +158,12 @@ class Down(Generic[R]):
         window = staging if goes_at_once or nbytes > host.limit_bytes else host
         while not goes_at_once:
             if window is host:
-                has_room = host.fits(nbytes)
+                has_room = host.used_bytes + nbytes <= host.limit_bytes  # as `host.fits`, without its calls
             else:
                 has_room = not self._books.disk_is_full and self._windows.admits_move(nbytes)
             if has_room:
                 break
-            if not (self._spill(next_to_spill()) or self.drop(next_to_drop())):
+            if not (self._spill(order.next_dirty(may_be_asked=takes_from_backward)) or self.drop(next_to_drop())):
                 return False
         if record.device is None:
             record.move(State.HOST)
@@ -179,12 +178,15 @@ class Down(Generic[R]):
 
     def _goes_at_once(self, record: R) -> bool:
         """Whether the plan sends it to disk, or host memory is full and it is needed later than anything there."""
-        if self._books.disk_is_full or not self._windows.admits_move(record.nbytes):
-            return False
+        host = self._windows.host
         if record.planned is PlannedTier.DISK:
-            return self._eviction.next_leaving() is None
-        victim = None if self._windows.host.fits(record.nbytes) else self._eviction.next_dirty()
-        return victim is not None and record.priority < victim.priority
+            goes_first = self._eviction.next_leaving() is None
+        elif host.used_bytes + record.nbytes <= host.limit_bytes:
+            goes_first = False
+        else:
+            victim = self._eviction.next_dirty()
+            goes_first = victim is not None and record.priority < victim.priority
+        return goes_first and not self._books.disk_is_full and self._windows.admits_move(record.nbytes)
 
     def _offload(self, record: R, window: Window) -> bool:
         """False: the record has just died, and will be released."""

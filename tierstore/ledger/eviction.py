@@ -98,15 +98,12 @@ class EvictionOrder(Generic[R]):
     def next_clean(self) -> R | None:
         return self.next_used() or next(iter(self._clean.values()), None)
 
-    def next_dirty(self) -> R | None:
-        return self.next_unasked() or next(iter(self._asked.values()), None)
-
-    def next_unasked(self) -> R | None:
+    def next_dirty(self, *, may_be_asked: bool = True) -> R | None:
         while self._ranks:
             if (record := self._dirty.get(self._ranks[0] & _KEY_MASK)) is not None:
                 return record
             heappop(self._ranks)
-        return None
+        return next(iter(self._asked.values()), None) if may_be_asked else None
 
     def next_leaving(self) -> R | None:
         while self.leaving:

@@ -116,9 +116,17 @@ class Ledger(Generic[R]):
         Accounts for what has died before, and uses its room after: the read comes first, and what lies ahead is looked
         for once."""
         has_changed = any(self.unaccounted) and self.drain()
-        self._count_request(record)
-        if record.state is State.DISK:
+        counters, state = self.books.counters, record.state
+        if state is State.DISK:
+            counters.prefetch_misses += 1
             self.up.start_restore(record, demanded=True)
+        elif state is State.READING:
+            counters.prefetch_late += not record.demanded
+        elif state is State.CLEAN and record.fetched:
+            counters.prefetch_hits += 1
+            record.fetched = False
+        elif state in (State.QUEUED, State.WRITING):
+            counters.forwarded_bytes += record.nbytes // record.num_members
         if ahead is not None:
             knows_dropped, self.books.ahead = self.books.ahead is ahead, ahead  # as `_follow`, without its call
             ahead.asked_for(index, record.nbytes // record.num_members, knows_dropped=knows_dropped)
@@ -135,18 +143,6 @@ class Ledger(Generic[R]):
         is dropped."""
         before, self.books.ahead = self.books.ahead, ahead
         return before is ahead
-
-    def _count_request(self, record: R) -> None:
-        counters = self.books.counters
-        if record.state is State.DISK:
-            counters.prefetch_misses += 1
-        elif record.state is State.READING:
-            counters.prefetch_late += not record.demanded
-        elif record.state is State.CLEAN and record.fetched:
-            counters.prefetch_hits += 1
-            record.fetched = False
-        elif record.state in (State.QUEUED, State.WRITING):
-            counters.forwarded_bytes += record.nbytes // record.num_members
 
     def next_member(self, record: R, ahead: Lookahead[R], index: int) -> bool:
         """A thread asks for pack `index`, a member of a group of which others were asked for. False: `ask_for` it.
