@@ -9,15 +9,17 @@ simulated one that copies at once, so what the driver's own calls cost is not in
 copy is known to be over before the step is, as where the host is far ahead of its device. "Asked" is how often one is
 asked for that, in the whole step, for each tensor. "Round trip" is all functions of
 tierstore, on all threads, for a tensor that goes to the drive and back, and "training thread" those on that thread;
-backward rests between its tensors, so that it waits for none. "Steps" are all calls on the training thread in
-a step of a decoder that saves 525 tensors, 427 of them on an accelerator where they stay: 66 are of its buffers. "A
-tensor in a decoder" is the CPU time of such a step, the least of some, for each of them.
+backward rests between its tensors, so that it waits for none, and no codec shortens their random bits. "Steps" are
+all calls on the training thread in a step of a decoder that saves 525 tensors, 427 of them on an accelerator where they
+stay: 66 are of its buffers. "A tensor in a decoder" is the CPU time of such a step, the least of some, for each of
+them.
 """
 
 from __future__ import annotations
 
 import cProfile
 import gc
+import os
 import sys
 import threading
 import time
@@ -272,8 +274,8 @@ def calls_within(scope: Any, saves: str = "its input", copies: _AtOnce | None = 
 
 
 def steps_of_decoder(scope: Any) -> dict[str, float]:
-    """Of a step: all calls of this thread, in the tenth, and for each saved tensor the least CPU time of some. The scope
-    is entered for each."""
+    """Of a step: all calls of this thread, in the tenth, and for each saved tensor the least CPU time of some. The
+    scope is entered for each."""
     profile, model = cProfile.Profile(), Decoder(DECODER_SHAPE)
     tokens, times = torch.arange(DECODER_SHAPE.tokens).unsqueeze(0), []
     for step in range(_NUM_STEPS_OF_THE_DECODER):
@@ -333,7 +335,7 @@ def round_trip(scratch: Path, nbytes: int, num_tensors: int, rest_seconds: float
     try:
         with TierStore(scratch, host_bytes=HOST_BYTES_OF_DRIVE) as store:
             for step in range(3):
-                leaf = torch.ones(nbytes // 4, requires_grad=True)
+                leaf = torch.frombuffer(bytearray(os.urandom(nbytes)), dtype=torch.float32).requires_grad_()
                 num_calls = 0
                 sys.setprofile(count_own if step == 2 else None)
                 _step(leaf, num_tensors, store, rest_seconds)
