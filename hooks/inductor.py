@@ -3,9 +3,11 @@
 NOTE [Packed buffers]
 To Inductor, `pack` changes its argument in place. So it runs after everything that reads the buffer. Then the buffer
 is empty, and Inductor may not give its memory to another one (`never_reuse_buffers`, as for its own
-`resize_storage_bytes_`). A graph packs at its end, so that all is computed as without a store: what reads a buffer that
-is changed earlier is computed before that, and perhaps not fused with what follows. After fusion each pack is moved up,
-to behind the last node that it depends on. Inductor's own ordering for the peak of memory comes after that.
+`resize_storage_bytes_`). A graph packs at its end, so that all is computed as without a store: what reads a buffer
+that is changed earlier is computed before that, and perhaps not fused with what follows. While Inductor fuses, it is
+not told of the change (`_hide_changes`): it never fuses what fills a buffer that is changed with what reads it, and
+only what is fused reads bfloat16 before it is rounded. After fusion each pack is moved up, to behind the last node
+that it depends on. Inductor's own ordering for the peak of memory comes after that.
 
 Where a buffer is not what the division saw (an input, since Inductor left out an operator, or a part of another one),
 what is packed is a copy."""
@@ -39,7 +41,8 @@ def compile_with_inductor(
     settings = {} if mode is None else names.list_mode_options(mode)
     settings |= options or {}
     settings["custom_partitioner_fn"] = _partitioner(rules)
-    settings["_post_fusion_custom_pass"] = _mover()
+    settings["_pre_fusion_custom_pass"] = _scheduler_pass(_hide_changes)
+    settings["_post_fusion_custom_pass"] = _scheduler_pass(_moved_up)
     compiled: Callable[..., Any] = names.compile_fx(module, inputs, config_patches=settings)
     return compiled
 
@@ -62,26 +65,50 @@ def _partitioner(rules: Rules) -> Any:
     return Partitioner()
 
 
-def _mover() -> Any:
+def _scheduler_pass(function: Callable[[list[Any]], list[Any]]) -> Any:
     names = compiler_names(inductor=True)
 
-    class Mover(names.CustomSchedulerPass):  # type: ignore[misc,name-defined]
+    class Pass(names.CustomSchedulerPass):  # type: ignore[misc,name-defined]
         def __call__(self, nodes: list[Any]) -> list[Any]:
-            return _moved_up(nodes)
+            return function(nodes)
 
         def uuid(self) -> object:
             return _hash_of_sources()
 
         def __reduce__(self) -> Any:
-            return _mover, ()
+            return _scheduler_pass, (function,)
 
-    return Mover()
+    return Pass()
+
+
+def _hide_changes(nodes: list[Any]) -> list[Any]:
+    """Forget that buffers have other names once they are packed, until `_moved_up` tells it again."""
+    for renames, old, new in _changes(nodes):
+        if list(renames.values()).count(new) == 1:  # nothing else changes that buffer
+            del renames[old]
+    return nodes
+
+
+def _changes(nodes: list[Any]) -> list[tuple[dict[str, str], str, str]]:
+    """What packs change: Inductor's table of new names, and a buffer's old name and its new one."""
+    return [
+        (pack.scheduler.mutation_renames, old, each.get_name())
+        for pack in _packs(nodes)
+        for each in pack.get_outputs()
+        for old in each.get_mutations()
+    ]
+
+
+def _packs(nodes: list[Any]) -> list[Any]:
+    return [node for node in nodes if getattr(node.node, "op_overload", None) is pack_operator]
 
 
 def _moved_up(nodes: list[Any]) -> list[Any]:
     """The nodes of a schedule, with each one that packs behind the last one that it depends on."""
     names = compiler_names(inductor=True)
-    packs = [node for node in nodes if getattr(node.node, "op_overload", None) is pack_operator]
+    packs = _packs(nodes)
+    for renames, old, new in _changes(nodes):
+        renames[old] = new
     changed = {each.get_name() for node in packs for each in node.get_outputs() if each.get_mutations()}
     for node in nodes:
         if any(each.name in changed and not isinstance(each, names.WeakDep) for each in node.unmet_dependencies):

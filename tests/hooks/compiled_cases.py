@@ -120,6 +120,7 @@ CASES |= {
     "attention with a mask": lambda x, w, b: _attention(x, w, attn_mask=torch.zeros(4, 4)),
     "checkpointed part": lambda x, w, b: checkpoint(lambda h: (h @ w).exp().sin(), x @ w, use_reentrant=False) @ w,
     "autocast": lambda x, w, b: _autocast(x, w),
+    "bfloat16, read where it is computed": lambda x, w, b: _read_before_it_is_rounded(x.bfloat16(), w.bfloat16()),
 }  # fmt: skip
 
 
@@ -165,3 +166,9 @@ def _attention(x: Tensor, w: Tensor, **options: Any) -> Tensor:
 def _autocast(x: Tensor, w: Tensor) -> Tensor:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         return F.gelu(x @ w) @ w
+
+
+def _read_before_it_is_rounded(x: Tensor, w: Tensor) -> Tensor:
+    saved = F.softplus(x) + F.elu(x)
+    difference = x - saved
+    return difference / (x.abs() + 1) * torch.addmm(difference, saved, w)

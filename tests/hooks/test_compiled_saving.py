@@ -69,6 +69,7 @@ _ALSO_WITH_INDUCTOR = {
     "gradient that is a saved tensor",
     "convolution, channels last",
     "attention",
+    "bfloat16, read where it is computed",
 }
 """The others are slow: each compiles some C++."""
 

@@ -27,6 +27,7 @@ _OF_INDUCTOR = {
     "list_mode_options": "torch._inductor:list_mode_options",
     "config": "torch._inductor:config",
     "custom_partitioner": "torch._inductor.config:custom_partitioner_fn",
+    "pre_fusion_pass": "torch._inductor.config:_pre_fusion_custom_pass",
     "post_fusion_pass": "torch._inductor.config:_post_fusion_custom_pass",
     "CustomPartitioner": "torch._inductor.custom_graph_pass:CustomPartitionerFn",
     "CustomSchedulerPass": "torch._inductor.custom_graph_pass:CustomSchedulerPass",
