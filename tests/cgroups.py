@@ -7,7 +7,12 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["made_cgroup"]
+__all__ = ["entering", "made_cgroup"]
+
+
+def entering(group: Path) -> tuple[str, ...]:
+    """The words in front of a command that is to run in the group."""
+    return ("sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(group))
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import typer.main
 
-from tests.daemon.conftest import environment_of_tests
+from tests.processes import python
 from tierstore import cli
 
 _APP = typer.main.get_command(cli.app)
@@ -80,9 +80,7 @@ def test_every_command_whose_output_a_program_may_read_has_json() -> None:
 
 def _tierstore(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     program = "import sys; sys.argv[0] = 'tierstore'; from tierstore.cli import main; main()"
-    environment = environment_of_tests(**variables)
-    line = [sys.executable, "-c", program, *arguments]
-    return subprocess.run(line, capture_output=True, text=True, env=environment, timeout=60, check=False)
+    return python("-c", program, *arguments, **variables)
 
 
 def test_completion_script_for_bash_is_one_that_bash_takes() -> None:

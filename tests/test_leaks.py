@@ -1,11 +1,9 @@
 """The checks after each test see what an async test leaves behind, and a time limit ends one that hangs."""
 
-import subprocess
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
-from tests.daemon.conftest import environment_of_tests
+from tests.processes import python
 
 ROOT = Path(__file__).parents[1]
 SUITE = """
@@ -56,8 +54,7 @@ def test_what_an_async_test_leaves_behind_is_an_error_and_a_time_limit_ends_it(t
     (tmp_path / "test_suite.py").write_text(SUITE)
     report = tmp_path / "report.xml"
     options = ("-p", "tests.conftest", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml"), "--rootdir=.")
-    command = [sys.executable, "-m", "pytest", *options, f"--junitxml={report}", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=90, cwd=ROOT, env=environment_of_tests())
+    done = python("-m", "pytest", *options, f"--junitxml={report}", tmp_path, cwd=ROOT)
     assert "1 failed, 6 passed, 5 errors" in done.stdout, done.stdout + done.stderr
     found: dict[str, list[str]] = {}
     for case in ElementTree.parse(report).iter("testcase"):

@@ -6,8 +6,6 @@ import random
 import resource
 import stat
 import struct
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -18,6 +16,7 @@ from tests.daemon import wire
 from tests.daemon.clients import LONG_SECONDS, RawClient
 from tests.daemon.conftest import DaemonProcess, StartDaemon
 from tests.descriptors import descriptors_of
+from tests.processes import python
 from tierstore.daemon.acceptor import listen
 from tierstore.errors import ConfigError
 from tierstore.sidecar.window import SharedSlab
@@ -249,8 +248,7 @@ def test_user_who_is_not_listed_is_refused(daemon: DaemonProcess) -> None:
         "import os, socket, sys; os.setuid(65534); s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); "
         "print(s.recv(9999))"
     )
-    command = [sys.executable, "-c", program, str(daemon.socket)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LONG_SECONDS, check=False)
+    done = python("-c", program, daemon.socket)
     assert "user 65534 may not use this daemon" in done.stdout, done
     daemon.socket.parent.chmod(0o700)
     daemon.socket.chmod(0o600)

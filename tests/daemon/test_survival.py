@@ -84,22 +84,6 @@ def start_trainer(daemon: DaemonProcess, seed: int, then: str = "") -> subproces
     )
 
 
-def test_killed_client_is_cleaned_up_after_the_grace_period(start_daemon: StartDaemon) -> None:
-    daemon = start_daemon(grace_seconds=0.5)
-    with TierStore.connect(daemon.socket, host_bytes=0, name="neighbour") as neighbour:
-        handle = neighbour.put(torch.arange(1 << 18))
-        neighbour.flush()
-        victim = start_trainer(daemon, 0, "hang")
-        assert victim.stdout is not None
-        victim.stdout.readline()
-        assert victim.stdout.readline() == "stored\n"
-        assert sessions_of(daemon).keys() == {"neighbour", "trainer 0"}
-        victim.kill()
-        victim.communicate()
-        until(lambda: sessions_of(daemon).keys() == {"neighbour"})  # the lease ends by the daemon's own clock
-        assert torch.equal(neighbour.get(handle), torch.arange(1 << 18))
-
-
 @pytest.mark.parametrize("is_restarted", [False, True], ids=["the daemon stays", "the daemon is killed meanwhile"])
 def test_client_stopped_for_longer_than_the_grace_period_goes_on_or_is_told(
     start_daemon: StartDaemon, is_restarted: bool

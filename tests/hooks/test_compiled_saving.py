@@ -319,33 +319,30 @@ def test_forward_without_gradients_packs_nothing(store: TierStore) -> None:
 
 
 def test_resident_call_packs_nothing_and_has_the_same_gradient(store: TierStore) -> None:
-    expected = _expected()
     values, weights = _given()
     with keep_resident():
         loss = _compiled(store)(values, weights).sum()
     loss.backward()
-    assert torch.equal(weights.grad, expected)  # type: ignore[arg-type]
+    assert torch.equal(weights.grad, _expected())  # type: ignore[arg-type]
     assert store.stats().packed_tensors == 0
 
 
 @pytest.mark.parametrize("use_reentrant", [True, False])
 def test_checkpointed_call_stores_nothing_and_has_the_same_gradient(store: TierStore, use_reentrant: bool) -> None:
-    expected = _expected()
     values, weights = _given()
     compiled = _compiled(store)
     checkpoint(compiled, values.requires_grad_(), weights, use_reentrant=use_reentrant).sum().backward()
-    assert torch.equal(weights.grad, expected)  # type: ignore[arg-type]
+    assert torch.equal(weights.grad, _expected())  # type: ignore[arg-type]
     assert store.stats().packed_tensors == 0
 
 
 def test_call_inside_a_scope_stores_in_both(store: TierStore) -> None:
-    expected = _expected()
     values, weights = _given()
     compiled = _compiled(store)
     with tiered_offload(store, min_bytes=1):
         loss = (compiled(values * 1, weights) * 2).sum() / 2
     loss.backward()
-    assert torch.equal(weights.grad, expected)  # type: ignore[arg-type]
+    assert torch.equal(weights.grad, _expected())  # type: ignore[arg-type]
     assert store.stats().live_handles == 0
 
 
@@ -358,10 +355,9 @@ def test_hooks_that_copy_a_placeholder_are_told_of(store: TierStore) -> None:
 
 
 def test_selected_out_tensors_stay(store: TierStore) -> None:
-    expected = _expected()
     values, weights = _given()
     _compiled(store, select=lambda tensor: False)(values, weights).sum().backward()
-    assert torch.equal(weights.grad, expected)  # type: ignore[arg-type]
+    assert torch.equal(weights.grad, _expected())  # type: ignore[arg-type]
     stats = store.stats()
     assert stats.packed_tensors == 0
     assert stats.kept_bytes["selected out"] == 3 * 64 * 32 * 4  # the fourth is the output
@@ -417,12 +413,11 @@ def _with_views(values: Tensor, weights: Tensor) -> Tensor:
 
 
 def test_compiled_autograd_gets_copies(store: TierStore) -> None:
-    expected = _expected()
     values, weights = _given()
     loss = _compiled(store)(values, weights).sum()
     with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
         loss.backward()
-    assert torch.equal(weights.grad, expected)  # type: ignore[arg-type]
+    assert torch.equal(weights.grad, _expected())  # type: ignore[arg-type]
 
 
 def test_gradient_of_a_gradient_is_refused_as_without_a_store(store: TierStore) -> None:

@@ -44,6 +44,11 @@ class Graphs:
         with torch._dynamo.compiled_autograd._enable(torch.compile(backend=compiler, fullgraph=True)):
             yield
 
+    def run(self, loss: torch.Tensor, *, retain_graph: bool = False) -> None:
+        """Its backward, compiled."""
+        with self.backward():
+            loss.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
+
     def check(self, most: int = 2) -> None:
         """At most that many, none of them a part: the first is for one step, the second for all others."""
         assert not torch._dynamo.utils.counters["graph_break"]
@@ -99,11 +104,9 @@ def test_one_graph_and_the_same_bits(make_store: MakeStore, forward: str, where:
         with tiered_offload(store, min_bytes=0):
             loss = loss_of(step)
             if where == "inside the scope":
-                with graphs.backward():
-                    loss.backward()  # type: ignore[no-untyped-call]
+                graphs.run(loss)
         if where == "after it":
-            with graphs.backward():
-                loss.backward()  # type: ignore[no-untyped-call]
+            graphs.run(loss)
         _assert_plain(loss_of, step, leaves)
     graphs.check()
     del loss
@@ -118,8 +121,7 @@ def test_not_traced_again_where_other_tensors_have_left_memory(make_store: MakeS
     for step, host_bytes in enumerate([0, "64MiB", "96KiB", "160KiB", 0]):
         with tiered_offload(make_store(host_bytes=host_bytes, staging_bytes="64KiB"), min_bytes=0):
             loss = _chain(_batch(step), weights)
-        with graphs.backward():
-            loss.backward()  # type: ignore[no-untyped-call]
+        graphs.run(loss)
         _assert_plain(lambda step: _chain(_batch(step), weights), step, weights)
     graphs.check()
 
@@ -131,8 +133,7 @@ def test_not_traced_again_where_kept_tensors_have_other_versions(make_store: Mak
     for step in range(5):
         with tiered_offload(store, min_bytes=min_bytes):
             loss = _chain(_batch(step), weights)
-        with graphs.backward():
-            loss.backward()  # type: ignore[no-untyped-call]
+        graphs.run(loss)
         _assert_plain(lambda step: _chain(_batch(step), weights), step, weights)
         with torch.no_grad():
             for weight in weights:
@@ -147,8 +148,7 @@ def test_graph_that_uses_memory_again_is_given_copies(store: TierStore) -> None:
     for step in range(3):
         with tiered_offload(store, min_bytes=0):
             loss = _chain(_batch(step), weights)
-        with graphs.backward():
-            loss.backward()  # type: ignore[no-untyped-call]
+        graphs.run(loss)
         with Graphs("inductor").backward():
             _assert_plain(lambda step: _chain(_batch(step), weights), step, weights)
 
@@ -160,8 +160,7 @@ def test_not_traced_again_for_graphs_from_before_the_first_trace(make_store: Mak
         with tiered_offload(store, min_bytes=0):
             losses.append(_chain(_batch(step), weights))
     for step, loss in enumerate(losses):
-        with graphs.backward():
-            loss.backward()  # type: ignore[no-untyped-call]
+        graphs.run(loss)
         _assert_plain(lambda step: _chain(_batch(step), weights), step, weights)
     graphs.check(most=3)  # gradients that are there, or not, are conditions too
 
@@ -192,8 +191,7 @@ def test_one_graph_with_lazy_bits_and_views(
     for step in range(2):
         with tiered_offload(store, min_bytes=0):
             loss = function(leaf)
-        with graphs.backward():
-            loss.backward()  # type: ignore[no-untyped-call]
+        graphs.run(loss)
         with Graphs().backward():  # compiled too: that rounds complex products otherwise
             _assert_plain(lambda _: function(leaf), step, [leaf])
     graphs.check(most=3)
@@ -214,8 +212,7 @@ def test_one_graph_in_a_traced_scope_an_offloaded_module_and_a_retained_graph(st
     for step in range(2):
         loss = loss_of(step)
         for retain_graph in (True, False):
-            with graphs.backward():
-                loss.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
+            graphs.run(loss, retain_graph=retain_graph)
             found = _taken(leaves)
             for leaf, gradient in zip(leaves, found, strict=True):
                 leaf.grad = gradient
@@ -257,12 +254,11 @@ def test_changes_in_place_are_found(make_store: MakeStore, kind: str, host_bytes
     for is_changed in (True, False, True):
         loss, saved = _case(kind, store)
         if not is_changed:
-            with graphs.backward():
-                loss.backward()  # type: ignore[no-untyped-call]
+            graphs.run(loss)
             continue
         _changed(saved)
-        with pytest.raises(ModifiedInPlaceError, match="modified by an inplace operation"), graphs.backward():
-            loss.backward()  # type: ignore[no-untyped-call]
+        with pytest.raises(ModifiedInPlaceError, match="modified by an inplace operation"):
+            graphs.run(loss)
     graphs.check()
 
 
@@ -271,5 +267,5 @@ def test_closed_store_is_the_error(make_store: MakeStore) -> None:
     with tiered_offload(store, min_bytes=0):
         loss = _chain(_batch(0), weights)
     store.close()
-    with pytest.raises(StoreClosedError), Graphs().backward():
-        loss.backward()  # type: ignore[no-untyped-call]
+    with pytest.raises(StoreClosedError):
+        Graphs().run(loss)

@@ -1,7 +1,5 @@
 """`offload_trainer` with the real `transformers.Trainer`: the same bits, the numbers in its log, and nothing left."""
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from tests.hooks.programs import all_bits
 from tests.hooks.virtual_accelerator import VirtualAccelerator, narrow_windows
 from tests.integrations.language import Tokens, tiny_model
 from tests.integrations.left import directory, what_is_left
+from tests.processes import python
 from tierstore import ConfigError, StoreClosedError, TierStore
 from tierstore.hooks.in_place import around_calls_of
 from tierstore.integrations.training import missing_state_bytes
@@ -259,7 +258,7 @@ def test_optional_libraries_are_imported_only_when_asked_for() -> None:
         "found = {'transformers', 'trl', 'lightning', 'pytorch_lightning', 'accelerate'} & set(sys.modules)\n"
         "sys.exit(f'imported: {found}' if found else 0)"
     )
-    assert subprocess.run([sys.executable, "-c", program], check=False, stderr=subprocess.PIPE).stderr == b""
+    assert python("-c", program).stderr == ""
 
 
 def test_limit_makes_a_plan_that_is_printed_and_logged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

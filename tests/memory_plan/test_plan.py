@@ -13,7 +13,7 @@ import torch
 from msgspec.structs import replace
 from torch import nn
 
-from tests.cgroups import made_cgroup
+from tests.cgroups import entering, made_cgroup
 from tests.conftest import MakeStore
 from tests.hooks.programs import all_bits, assert_same_bits, forget_after_error, grads
 from tests.memory_plan.blocks import Mlp as SmallMlp
@@ -121,8 +121,7 @@ with TierStore(directory, codec="none") as store:
 def test_kernel_does_not_end_planning_that_cannot_fit(tmp_path: Path) -> None:
     """What is joined in front of the last pair takes 36 MiB, its gradient as much, and convolutions copy both."""
     with made_cgroup("memory") as group:
-        enter = ("sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(group))
-        assert "it cannot fit: the least is" in output_of(VOLUMES, tmp_path, group, before=enter)
+        assert "it cannot fit: the least is" in output_of(VOLUMES, tmp_path, group, before=entering(group))
 
 
 def test_block_too_large_to_be_computed_again_within_the_limit_is_not(store: TierStore) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.processes import python
+
 PRINTED = """\
 refused: True
 refused: True
@@ -28,14 +26,6 @@ def test_sharded_blocks_have_the_same_bits_and_are_not_planned_where_ranks_excha
 
 
 def printed_by(store_directory: Path, *arguments: str) -> str:
-    ended = subprocess.run(
-        [sys.executable, "-m", "tests.memory_plan.sharded", store_directory, *arguments],
-        cwd=ROOT,
-        env={"OMP_NUM_THREADS": "1"} | os.environ,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    ended = python("-m", "tests.memory_plan.sharded", store_directory, *arguments, OMP_NUM_THREADS="1")
     assert ended.returncode == 0, ended.stderr
     return ended.stdout

@@ -31,7 +31,7 @@ MUTATIONS = {
             "Core._store_died", '("returner", "traces")', '("traces",)'
         ),
     },
-    "test_killed_client_is_cleaned_up_after_the_grace_period": {
+    "test_client_killed_at_each_state_is_forgotten_after_the_grace_period": {
         "what a lost client has stored is freed when its lease ends": replace(
             "Registry._start_grace", "seconds", "1e6", inside="loop.call_later(...)"
         ),

@@ -1,10 +1,8 @@
 """How a process that uses a store ends, pickles it, and makes workers: both kinds of store."""
 
-import json
 import pickle
-import subprocess
-import sys
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 import torch
@@ -12,8 +10,8 @@ import torch
 from tests.daemon.clients import sessions_of
 from tests.daemon.conftest import StartDaemon, environment_of_tests
 from tests.descriptors import descriptors_of
+from tests.forked import forking
 from tests.reliability.conftest import end_well
-from tests.reliability.endings import ENDINGS
 from tests.waiting import until
 from tierstore import TierStore, tiered_offload
 from tierstore.hooks.saved import SavedTensor
@@ -21,15 +19,102 @@ from tierstore.hooks.saved import SavedTensor
 WAIT_SECONDS = 60.0
 
 
-def outcomes(kind: str, address: Path) -> dict[str, tuple[int, str]]:
-    command = [sys.executable, "-W", "error", "-X", "faulthandler", "-m", "tests.reliability.endings", kind]
-    env = environment_of_tests(OMP_NUM_THREADS="1")
-    done = subprocess.run(
-        [*command, str(address)], input="\n".join(ENDINGS) + "\n", capture_output=True, text=True, env=env
-    )
-    assert done.returncode == 0, done.stderr
-    found = [json.loads(line) for line in done.stdout.splitlines()]
-    return {name: (code, said) for name, (code, said) in zip(ENDINGS, found, strict=True)}
+PREAMBLE = """
+import sys, torch
+from tests.reliability.trainers import open_store
+from tierstore import StoreClosedError, tiered_offload
+torch.set_num_threads(1)
+"""
+BEGINNING = """
+store = open_store(kind, address, 0)
+weight = torch.randn(600, 600, requires_grad=True)
+def graph():
+    with tiered_offload(store, min_bytes=0):
+        return (weight.exp() * weight.sin()).cos().sum()
+"""
+ENDINGS: dict[str, tuple[int, str]] = {
+    "a graph alive, on disk": (
+        0,
+        """
+        loss = graph()
+        store.flush()
+        """,
+    ),
+    "graphs and results in cycles": (
+        0,
+        """
+        for _ in range(4):
+            cycle = [graph()]
+            cycle.append(cycle)
+        handles = [store.put(torch.randn(50_000)) for _ in range(8)]
+        results = [store.get(handle) for handle in handles]
+        """,
+    ),
+    "a backward under way on a daemon thread": (
+        0,
+        """
+        import threading
+        begun = threading.Event()
+        def work():
+            try:
+                while True:
+                    graph().backward()
+                    begun.set()
+            except StoreClosedError:
+                pass
+        threading.Thread(target=work, daemon=True).start()
+        begun.wait(60)
+        """,
+    ),
+    "sys.exit in a thread with a live graph": (
+        0,
+        """
+        import threading
+        losses = []
+        def work():
+            losses.append(graph())
+            sys.exit(3)
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join(60)
+        """,
+    ),
+    "sys.exit in a hook of backward": (
+        7,
+        """
+        import sys
+        loss = graph()
+        store.flush()
+        weight.register_hook(lambda _: sys.exit(7))
+        loss.backward()
+        """,
+    ),
+    "writes in flight": (
+        0,
+        """
+        handles = [store.put(torch.randn(50_000)) for _ in range(40)]
+        """,
+    ),
+    "a store without references": (
+        0,
+        """
+        handles = [store.put(torch.randn(50_000)) for _ in range(10)]
+        del handles, store
+        """,
+    ),
+}
+"""What programs do that end with a store in use, and their exit codes."""
+
+
+def outcomes(kind: str, address: Path, folder: Path) -> dict[str, tuple[int, str]]:
+    """The exit codes, and all that was said."""
+    options, env = ("-W", "error", "-X", "faulthandler"), environment_of_tests(OMP_NUM_THREADS="1")
+    found = {}
+    with forking(PREAMBLE, folder, *options, environment=env) as run:
+        for name, (_, ending) in ENDINGS.items():
+            done = run(BEGINNING + dedent(ending), kind=kind, address=str(address))
+            found[name] = done.returncode, done.stdout + done.stderr
+    return found
 
 
 EXPECTED = {name: (code, "") for name, (code, _) in ENDINGS.items()}
@@ -39,15 +124,17 @@ EXPECTED = {name: (code, "") for name, (code, _) in ENDINGS.items()}
 @pytest.mark.parametrize(
     "directories", ["one drive", pytest.param("two drives", marks=pytest.mark.many)], indirect=True
 )
-def test_exit_with_an_embedded_store_in_use_is_quiet_and_leaves_nothing(directories: Path) -> None:
+def test_exit_with_an_embedded_store_in_use_is_quiet_and_leaves_nothing(directories: Path, tmp_path: Path) -> None:
     """The fixture looks at the directories."""
-    assert outcomes("embedded", directories) == EXPECTED
+    assert outcomes("embedded", directories, tmp_path) == EXPECTED
 
 
 @pytest.mark.slow
-def test_exit_with_a_daemon_s_store_in_use_is_quiet_and_ends_the_session(start_daemon: StartDaemon) -> None:
+def test_exit_with_a_daemon_s_store_in_use_is_quiet_and_ends_the_session(
+    start_daemon: StartDaemon, tmp_path: Path
+) -> None:
     daemon = start_daemon(codec="none", disk_bytes="64MiB", grace_seconds=0.1)
-    assert outcomes("sidecar", daemon.socket) == EXPECTED
+    assert outcomes("sidecar", daemon.socket, tmp_path) == EXPECTED
     until(lambda: not sessions_of(daemon))  # one that could not say that it closes has a lease
     end_well(daemon)
     assert list(daemon.path.iterdir()) == []

@@ -2,7 +2,6 @@
 
 import os
 import re
-import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -11,11 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.cgroups import made_cgroup
+from tests import processes
+from tests.cgroups import entering, made_cgroup
+from tests.daemon.conftest import environment_of_tests
 from tests.forked import forking
+from tests.processes import python
 from tierstore.returning import caching
 
-ROOT = Path(__file__).parents[2]
 LIBRARY = caching.library_for(torch.__version__)
 pytestmark = pytest.mark.skipif(isinstance(LIBRARY, str), reason=f"the caching allocator is not there: {LIBRARY}")
 MIB = 2**20
@@ -42,7 +43,9 @@ OutputOf = Callable[[str], str]
 @pytest.fixture(scope="module")
 def forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OutputOf]:
     """As `output_of`, in a forked child."""
-    with forking("import torch", tmp_path_factory.mktemp("forked"), environment=environment()) as run:
+    with forking(
+        "import torch", tmp_path_factory.mktemp("forked"), environment=environment_of_tests(LD_PRELOAD="")
+    ) as run:
 
         def output_of_forked(program: str) -> str:
             done = run(BEGIN + textwrap.dedent(program))
@@ -52,24 +55,10 @@ def forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OutputOf]:
         yield output_of_forked
 
 
-def environment(**changes: str) -> dict[str, str]:
-    clean = {name: value for name, value in os.environ.items() if name not in ("LD_PRELOAD", caching.SWITCH)}
-    return clean | {"PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))} | changes
-
-
-def run(
-    program: str, *words: str, cgroup: Path | None = None, begin: str = BEGIN, **changes: str
-) -> subprocess.CompletedProcess[str]:
-    command = [*words, sys.executable, "-c", begin + textwrap.dedent(program)]
-    if cgroup is not None:
-        command = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(cgroup / "cgroup.procs"), *command]
-    return subprocess.run(command, env=environment(**changes), capture_output=True, text=True, check=False)
-
-
-def output_of(program: str, *words: str, cgroup: Path | None = None, begin: str = BEGIN, **changes: str) -> str:
-    done = run(program, *words, cgroup=cgroup, begin=begin, **changes)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+def output_of(program: str, *before: str, begin: str = BEGIN, **variables: str) -> str:
+    """In a process of its own."""
+    program = begin + textwrap.dedent(program)
+    return processes.output_of(program, before=before, LD_PRELOAD="", **variables).strip()
 
 
 def test_freed_blocks_are_used_again_and_small_ones_are_left_to_others(forked: OutputOf) -> None:
@@ -135,7 +124,7 @@ def test_threads_get_blocks_of_their_own(forked: OutputOf) -> None:
 
 def test_threads_within_a_limit_get_blocks_of_their_own() -> None:
     with made_cgroup("memory", memory__limit_in_bytes=700 * MIB) as cgroup:
-        assert output_of(THREADS, cgroup=cgroup) == "0"
+        assert output_of(THREADS, *entering(cgroup)) == "0"
 
 
 def test_everything_that_takes_hold_of_a_tensor_s_memory_works(tmp_path: Path, forked: OutputOf) -> None:
@@ -181,11 +170,7 @@ def test_workers_of_a_loader_send_whole_batches(tmp_path: Path, method: str) -> 
         f"    loader = torch.utils.data.DataLoader(Data(), 2, num_workers=2, multiprocessing_context={method!r})\n"
         "    print([float(batch.double().mean()) for batch in loader], bool((kept == 1).all()))\n"
     )
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
-    env.pop(caching.SWITCH, None)
-    done = subprocess.run(
-        [sys.executable, tmp_path / "program.py"], env=env, capture_output=True, text=True, check=False
-    )
+    done = python(tmp_path / "program.py")
     assert done.stdout.strip() == "[0.5, 2.5, 4.5, 6.5] True", done.stderr
 
 
@@ -221,15 +206,10 @@ def test_memray_sees_a_whole_run(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(
         BEGIN + "\nfor _ in range(50):\n    make(2**22).fill_(1)\nprint(mib('used_bytes'))\n"
     )
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
-    env.pop(caching.SWITCH, None)
-    command = [sys.executable, "-m", "memray", "run", "--native", "-o", tmp_path / "run.bin", tmp_path / "program.py"]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    done = python("-m", "memray", "run", "--native", "-o", tmp_path / "run.bin", tmp_path / "program.py")
     assert done.returncode == 0, done.stderr
     assert "\n0\n" in done.stdout
-    told = subprocess.run(
-        [sys.executable, "-m", "memray", "stats", tmp_path / "run.bin"], capture_output=True, text=True, check=False
-    )
+    told = python("-m", "memray", "stats", tmp_path / "run.bin")
     assert "Total allocations" in told.stdout, told.stderr
 
 
@@ -346,7 +326,7 @@ def test_room_that_others_need_is_given_to_them() -> None:
         print(len(others))
     """
     with made_cgroup("memory", memory__limit_in_bytes=600 * MIB) as cgroup:
-        assert output_of(program, cgroup=cgroup) == "25"
+        assert output_of(program, *entering(cgroup)) == "25"
 
 
 def test_another_torch_than_it_was_built_for_is_refused() -> None:
@@ -426,13 +406,12 @@ def test_run_serves_a_process_without_a_store_within_its_cgroup() -> None:
     """
     runner = Path(sys.executable).with_name("tierstore")
     with made_cgroup("memory", memory__limit_in_bytes=600 * MIB) as cgroup:
-        assert output_of(program, str(runner), "run", cgroup=cgroup, begin="") == "25 0 True"
+        assert output_of(program, *entering(cgroup), str(runner), "run", begin="") == "25 0 True"
 
 
 def test_run_leaves_a_program_its_signals() -> None:
     """Python ignores SIGPIPE, and programs that it starts would, too: `yes` would end with an error, if ever."""
-    command = [sys.executable, "-m", "tierstore", "run", "sh", "-c", "yes | head -n 1"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    done = python("-m", "tierstore", "run", "sh", "-c", "yes | head -n 1")
     assert (done.returncode, done.stdout, done.stderr) == (0, "y\n", "")
 
 
@@ -444,8 +423,7 @@ def test_run_refuses_a_library_that_the_loader_cannot_be_told_of(tmp_path: Path,
     folder.mkdir()
     (folder / library.name).symlink_to(library)
     program = f"import sys; sys.path.insert(0, {str(folder)!r}); from tierstore.cli import main; main()"
-    command = [sys.executable, "-c", program, "run", "true"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    done = python("-c", program, "run", "true")
     assert done.returncode == 2
     assert "the loader ends a path at a space or a colon" in " ".join(done.stderr.split())
 
@@ -458,7 +436,6 @@ def test_run_refuses_a_library_that_the_loader_cannot_be_told_of(tmp_path: Path,
     ],
 )
 def test_run_refuses_what_cannot_be(words: list[str], environment: dict[str, str], message: str) -> None:
-    command = [sys.executable, "-m", "tierstore", "run", *words]
-    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=False, cwd=ROOT)
+    done = python("-m", "tierstore", "run", *words, **environment)
     assert done.returncode == 2
     assert re.search(message, done.stderr)

@@ -1,10 +1,10 @@
 """Code that rests leaves resident memory, runs again when it is called, and stays where somebody has changed it."""
 
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+
+from tests.processes import python
 
 PROGRAM = """
 import ctypes, mmap, re, torch
@@ -36,7 +36,6 @@ print(ctypes.string_at(place, 1).hex())
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the pages of a process are looked up in /proc")
 def test_code_that_rests_is_let_go_of_and_runs_again_and_what_somebody_has_changed_stays() -> None:
-    command = [sys.executable, "-c", PROGRAM]
-    result = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
+    result = python("-c", PROGRAM)
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout == "3.0\nTrue 3.0\nc3\n"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.cgroups import made_cgroup
+from tests.cgroups import entering, made_cgroup
 from tests.returning.compiling import SANITIZED, compiled
 
 HERE = Path(__file__).parent
@@ -30,9 +30,9 @@ def sanitized_replay(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def replayed(program: Path, name: str, *arguments: object, cgroup: Path | None = None) -> list[dict[str, Any]]:
-    command = [str(program), *map(str, arguments)]
+    command = [program, *map(str, arguments)]
     if cgroup is not None:
-        command = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(cgroup / "cgroup.procs"), *command, str(cgroup)]
+        command = [*entering(cgroup), *command, cgroup]
     done = subprocess.run(command, input=TRACES[name], capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
     return [json.loads(line) for line in done.stdout.splitlines()]

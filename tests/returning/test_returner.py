@@ -5,8 +5,6 @@ import gc
 import mmap
 import os
 import resource
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +17,7 @@ import torch
 from tests.conftest import MakeStore
 from tests.existing import set_existing
 from tests.inspect_store import inspect
+from tests.processes import python
 from tierstore import TierStore, tiered_offload
 from tierstore.base.config import Mode
 from tierstore.returning.allocator import Allocator
@@ -328,9 +327,6 @@ print(store.stats().memory_return)  # and the process ends with an open store
 
 
 def test_forked_child_has_no_such_thread_and_its_own_store_returns_memory(store_directory: Path) -> None:
-    result = subprocess.run(
-        [sys.executable, "-W", "error", "-c", PROGRAM, str(store_directory)],
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+    result = python("-W", "error", "-c", PROGRAM, store_directory)
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout == "0\n0\nalways\n"

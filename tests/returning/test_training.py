@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.cgroups import made_cgroup
+from tests.cgroups import entering, made_cgroup
 
 ROOT = Path(__file__).parents[2]
 MIB = 2**20
@@ -32,7 +32,7 @@ def start(
     clean["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     command = [sys.executable, str(ROOT / "tests/returning/fragmenting.py"), *arguments]
     if cgroup is not None:
-        command = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(cgroup / "cgroup.procs"), *command]
+        command = [*entering(cgroup), *command]
     return subprocess.run(command, env=clean | variables, capture_output=True, text=True, check=False)
 
 

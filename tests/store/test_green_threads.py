@@ -1,12 +1,10 @@
 """gevent and its like put greenlets in the place of threads: a store says that it cannot work so, and never hangs."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.daemon.conftest import environment_of_tests
+from tests.processes import python
 
 pytest.importorskip("gevent", reason="gevent is not installed")
 
@@ -69,14 +67,8 @@ _REFUSED = "a store needs the system's own threads; exclude them from monkey pat
 _SERVE = "from gevent import monkey; monkey.patch_all(); from tierstore.cli import main; main()"
 
 
-def _run(*command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", *command], capture_output=True, text=True, timeout=120, env=environment_of_tests()
-    )
-
-
 def test_stores_with_greenlets_for_threads_are_refused_and_those_with_threads_work(tmp_path: Path) -> None:
-    done = _run(_PROGRAM, str(tmp_path))
+    done = python("-c", _PROGRAM, tmp_path)
     words = dict(line.split(": ", 1) for line in done.stdout.splitlines())
     assert words.pop("all but threads and queues", None) == "works", done.stderr
     assert "queue='gevent" in words["queues alone"]
@@ -89,7 +81,7 @@ def test_stores_with_greenlets_for_threads_are_refused_and_those_with_threads_wo
 
 def test_daemon_with_greenlets_for_threads_is_refused(tmp_path: Path) -> None:
     (tmp_path / "drive").mkdir()
-    served = _run(_SERVE, "serve", "--path", str(tmp_path / "drive"), "--socket", str(tmp_path / "socket"))
+    served = python("-c", _SERVE, "serve", "--path", tmp_path / "drive", "--socket", tmp_path / "socket")
     assert served.returncode == 2
     assert _REFUSED in " ".join(served.stderr.split())
     assert not (tmp_path / "socket").exists()

@@ -3,8 +3,6 @@
 import gc
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -14,9 +12,9 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from tests.daemon.conftest import environment_of_tests
 from tests.inspect_store import inspect
 from tests.moments import ctrl_c, interrupt, moments, out_of_time
+from tests.processes import python
 from tierstore import StorageIOError, StoreBusyError, StoreClosedError, TierStore, tiered_offload
 from tierstore.base.ctrl_c import CTRL_C
 from tierstore.base.free_runs import FreeRuns
@@ -318,9 +316,8 @@ def test_uses_the_store(store):
 def test_time_limits_of_a_suite_leave_a_store_of_the_session_open(tmp_path: Path) -> None:
     """pytest-timeout raises in a handler of SIGALRM. Where that comes in the midst of a change, the store is closed."""
     (tmp_path / "test_suite.py").write_text(SUITE)
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--timeout=1", "--timeout-method=signal", "-q"]
-    env = environment_of_tests(OMP_NUM_THREADS="1")
-    done = subprocess.run([*command, "."], capture_output=True, text=True, timeout=120, cwd=tmp_path, env=env)
+    options = ("-p", "no:cacheprovider", "--timeout=1", "--timeout-method=signal", "-q")
+    done = python("-m", "pytest", *options, ".", cwd=tmp_path, OMP_NUM_THREADS="1")
     assert "2 failed, 1 passed" in done.stdout, done.stdout + done.stderr
     assert done.stdout.count("Failed: Timeout") >= 2, done.stdout
 

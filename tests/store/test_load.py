@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cgroups import made_cgroup
+from tests.cgroups import entering, made_cgroup
 from tests.processes import output_of
 from tierstore.base import config
 from tierstore.base.config import available_cores
@@ -124,15 +124,11 @@ def test_available_cores_are_at_most_the_quota(
 
 def test_available_cores_in_a_nested_group_with_a_quota_are_no_more() -> None:
     """As a service's or a job's, which is no container: its group is not the root."""
-    program = (
-        "import os, sys; from pathlib import Path; from tierstore.base.config import available_cores\n"
-        "Path(sys.argv[1], 'cgroup.procs').write_text(str(os.getpid()))\n"
-        "print(available_cores())"
-    )
+    program = "from tierstore.base.config import available_cores; print(available_cores())"
     with made_cgroup("cpu", cpu__cfs_quota_us=150_000, cpu__cfs_period_us=100_000) as group:
         (group / "within").mkdir()
         try:
             for place in (group, group / "within"):
-                assert float(output_of(program, place)) == min(1.5, len(os.sched_getaffinity(0)))
+                assert float(output_of(program, before=entering(place))) == min(1.5, len(os.sched_getaffinity(0)))
         finally:
             (group / "within").rmdir()

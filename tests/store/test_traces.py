@@ -2,7 +2,6 @@
 
 import gc
 import subprocess
-import sys
 import textwrap
 import threading
 from collections import Counter
@@ -11,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.daemon.conftest import environment_of_tests
 from tests.inspect_store import inspect
+from tests.processes import python
 from tierstore import ConfigError, TierStore, tiered_offload
 from tierstore.tracing import recorder as recording
 from tierstore.tracing.events import Cancelled, End, Lost, Pack, Release, Unpack
@@ -110,14 +109,7 @@ def run_program(program: str, file: Path, drive: Path) -> subprocess.CompletedPr
                 return torch.randn({ELEMENTS}, requires_grad=True).exp().sum()
     """
     source = textwrap.dedent(begin) + textwrap.dedent(program)
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-c", source],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-        env=environment_of_tests(),
-    )
+    return python("-W", "error", "-c", source)
 
 
 def test_interpreter_exit_with_a_living_graph_writes_the_trace_to_its_end(store_directory: Path, file: Path) -> None:

@@ -1,7 +1,5 @@
 """A store that is used otherwise than it was meant says so, once; one that is only looked at does not."""
 
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +10,7 @@ import torch
 from torch import nn
 
 from tests.conftest import MakeStore
+from tests.processes import python
 from tierstore import TierStore, TierStoreWarning, tiered_offload
 
 PUT_INSIDE = "put forward and the loss inside"
@@ -86,15 +85,8 @@ with contextlib.suppress(ZeroDivisionError), store:
 def test_forgotten_scope_of_a_store_that_lives_until_the_program_ends_is_told_once(
     store_directory: Path, more: str, times: int
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", FORGOTTEN + more],
-        cwd=store_directory,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
-    assert done.stderr.count("it has no scope") == times, done.stderr
+    done = python("-c", FORGOTTEN + more, cwd=store_directory)
+    assert (done.returncode, done.stderr.count("it has no scope")) == (0, times), done.stderr
 
 
 def looked_at(store: TierStore) -> None:

@@ -6,14 +6,13 @@ import errno
 import os
 import signal
 import statistics
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.processes import output_of
 from tierstore import ConfigError
 from tierstore.testing import Bandwidth, Fails, FaultPlan, Faults, Late, Latency, Rule, Short, Signal, Torn
 from tierstore.testing.faults import Drawn
@@ -104,4 +103,4 @@ def test_bandwidth_is_shared_by_the_operations_of_a_rule_and_kept_over_time() ->
 def test_import_without_torch() -> None:
     program = "import sys, tierstore.testing.faulty_daemon, tierstore.testing as t; t.Rule, t.FaultyDisk, t.Faults\n"
     program += "assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60, env=os.environ)
+    output_of(program)
