@@ -129,7 +129,10 @@ def _begun(torch_version: str, make_tensor: MakeTensor) -> CachingAllocator | st
         preloaded = CachingAllocator(process, "the whole process")
         if preloaded.serves(make_tensor):
             return preloaded  # else torch has an allocator of its own: its wheels for aarch64 have mimalloc inside
-    path = library_for(torch_version)
+    try:
+        path = library_for(torch_version)
+    except OSError as problem:  # Python's search raises most of those of the folders that it lists
+        return f"it cannot be looked for ({words_of(problem)})"
     if isinstance(path, str):
         return path
     try:
