@@ -26,7 +26,7 @@ from .disk_throughput import LOOKAHEAD, check, mover_of, random_tensors
 from .goals import Goal
 from .harness import Benchmark
 from .parties import Figures, lap_of
-from .raw_device import private_buffers, raw_device
+from .raw_device import first_segment, private_buffers, raw_device
 
 MEMORY_BACKED = Path("/dev/shm")
 PASS_BYTES = 2**29
@@ -73,7 +73,7 @@ def measure(variant: str, scratch: Path) -> Figures:
         checked, ours = mover_of(store, tensors, compare), mover_of(store, tensors, check)
         checked.spill()
         checked.restore()
-        segment = store._core.engine.disk._space.descriptor(0)  # long enough for all of them, and empty between passes
+        segment = first_segment(store)  # long enough for all of them, and empty between passes
         sources = [_whole_pages(memoryview(tensor.numpy())) for tensor in tensors]
         buffers = private_buffers(record_bytes, LOOKAHEAD)
         options = {"file": segment, "sources": sources, "has_checksums": True}

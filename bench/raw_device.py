@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tierstore.base.defaults import NUM_AT_ONCE
 from tierstore.disk.location import record_checksum
@@ -23,6 +23,11 @@ class Mover(NamedTuple):
     spill: Callable[[], None]
     restore: Callable[[], None]
     file: int | None = None
+
+
+def first_segment(store: Any) -> int:
+    """The descriptor of the file that all records lie in of a `TierStore` with one drive, as long as they fit there."""
+    return int(store._core.engine.disk._space.segments[0].file.fileno())
 
 
 @contextmanager
