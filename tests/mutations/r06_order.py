@@ -52,7 +52,7 @@ MUTATIONS = {
     },
     "test_what_is_asked_for_is_read_before_what_lies_ahead_of_it": {
         "what is asked for is read before what lies ahead of it": drop(
-            "Ledger.ask_for", "if record.state is State.DISK: ..."
+            "Ledger.ask_for", "self.up.start_restore(record, demanded=True)"
         ),
     },
     "test_read_ahead_that_has_failed_is_not_told_to_get": {

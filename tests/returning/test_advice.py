@@ -77,7 +77,7 @@ def test_training_whose_buffers_take_what_it_gains_is_told_once(store_directory:
     with TierStore(store_directory, host_bytes=0) as store, warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         steps_after, steps = 0, 0
-        while steps_after < 3 and steps < 30:  # how much the store takes for its reads is for the drive to say
+        while steps_after < 3 and steps < 100:  # how much the store takes for its reads is for the drive to say
             with tiered_offload(store):
                 result = value
                 for _ in range(512):  # 128 MiB; as records some 95
