@@ -53,7 +53,12 @@ class CtrlC:
         handler = _signal.getsignal(_SIGINT)
         if handler != self._note:
             self._handler = handler
-        self.is_held = self._take_over()
+        try:
+            _signal.signal(_SIGINT, self._note)
+            self.is_held = True
+        except (OSError, ValueError):
+            if not self._is_refused():
+                raise
 
     def let_through(self) -> bool:
         """Raise what was held back. Returns whether it was, until this call. Does nothing on other threads."""
@@ -80,7 +85,11 @@ class CtrlC:
         if not callable(handler):  # it is none of Python's
             return b""
         self._handler = handler  # for `_note`
-        if not self._take_over():
+        try:
+            _signal.signal(_SIGINT, self._note)
+        except (OSError, ValueError):
+            if not self._is_refused():
+                raise
             return b""
         self._sigaction(_SIGINT, None, self._address)
         action = self._action.raw
@@ -89,16 +98,10 @@ class CtrlC:
         self._sigaction(_SIGINT, before, None)
         return self._of_python
 
-    def _take_over(self) -> bool:
-        """False: a filter of system calls forbids it, or `threading` was first imported on another thread than Python's
-        main one."""
-        try:
-            _signal.signal(_SIGINT, self._note)
-        except (OSError, ValueError):
-            if _signal.getsignal(_SIGINT) == self._note:  # another signal's handler has raised it
-                raise
-            return False
-        return True
+    def _is_refused(self) -> bool:
+        """Whether the handler was not set: a filter of system calls forbids it, or `threading` was first imported on
+        another thread than Python's main one. Else another signal's handler has raised the error."""
+        return bool(_signal.getsignal(_SIGINT) != self._note)
 
     def _begin_again(self) -> None:
         """In a forked child, whose main thread is the one that forked."""

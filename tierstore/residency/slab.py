@@ -132,7 +132,7 @@ class Slot:
         self.start = start
         self.size_bytes = size_bytes
         self.nbytes = nbytes
-        self.address = _address_of(region) + offset
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(region)) + offset  # no calls: each read has a slot
         self.memory = memory_at(self.address, nbytes, writable=True)
         self.outstanding = False
         self.returned = False

@@ -113,10 +113,11 @@ class Engine:
         if not self._awake:
             try:
                 self._awake = True
-                self._call_on_loop(self._woken)
-            except BaseException:  # an interrupt, or the stack is exhausted: the next call has to wake it
-                self._awake = False
-                raise
+                self._loop.call_soon_threadsafe(self._woken)
+            except BaseException as error:  # an interrupt, or the stack is exhausted: the next call has to wake it
+                if not _is_of_closed_loop(error):
+                    self._awake = False
+                    raise
 
     def confirms(self, key: int, memory: memoryview) -> bool:
         return self.disk.confirms(key, memory)
@@ -152,10 +153,9 @@ class Engine:
     def _call_on_loop(self, call: Callable[[], None]) -> None:
         try:
             self._loop.call_soon_threadsafe(call)
-        except RecursionError:  # it says nothing of the loop
-            raise
-        except RuntimeError:
-            pass  # the loop is closed: the engine has stopped, and `engine_ended` has ended every wait
+        except RuntimeError as error:
+            if not _is_of_closed_loop(error):
+                raise
 
     # --- the loop's thread ------------------------------------------------------------------------------------
 
@@ -217,3 +217,8 @@ class Engine:
         self._awake = False
         if self._worker is not None:
             self._worker.take_turn()
+
+
+def _is_of_closed_loop(error: BaseException) -> bool:
+    """Whether the engine has stopped: then `engine_ended` has ended every wait. A full stack says nothing of the loop."""
+    return isinstance(error, RuntimeError) and not isinstance(error, RecursionError)
