@@ -3,7 +3,8 @@
 Records lie on a memory-backed file system (tmpfs in /dev/shm) that is opened with O_DIRECT, so that a transfer is one
 copy. The floor is bare threads, as many as the store has transfers at the device: the same system calls in the same
 file, from and into the same memory, and one checksum pass over each record and way. Passes of store and floor
-alternate, and the ratio of each pair counts, but for the first.
+alternate, and the ratio of each pair counts, but for the first. Waits are voluntary switches of all threads, for each
+record.
 
 A variant that is called native uses the package `tierstore-native`; the others do not, as where it is not installed.
 """
@@ -49,7 +50,8 @@ BENCHMARK = Benchmark(
             Goal(f"{way}, of the bare threads' throughput", f"{way}_to_floor", variant, at_least=least),
             Goal(f"CPU of a {way} beyond theirs", f"{way}_beyond_floor_cpu_microseconds", variant, at_most=150),
         )
-    ),
+    )
+    + tuple(Goal("waits of threads in a get", "get_waits", f"1 MiB{way}", at_most=6) for way in ("", NATIVE)),
     plotted=("put_to_floor", "get_to_floor", "put_beyond_floor_cpu_microseconds", "get_beyond_floor_cpu_microseconds"),
 )
 
@@ -104,4 +106,5 @@ def _figures_of(way: str, pairs: list[tuple[Figures, Figures]], num_records: int
         f"{way}_to_floor_least": min(ratios),
         f"{way}_to_floor_most": max(ratios),
         f"{way}_beyond_floor_cpu_microseconds": statistics.median(beyond),
+        f"{way}_waits": statistics.median(store["waits"] for store, _ in pairs) / num_records,
     }

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
 
 from .child import command, conversation
 
@@ -56,10 +57,12 @@ def turns(parties: Sequence[Party], what: str, num_turns: int) -> list[dict[str,
 
 
 def lap_of(move: Callable[[], object]) -> Figures:
-    """Seconds of the clock, and those of all cores in this process."""
+    """Seconds of the clock, those of all cores in this process, and how often a thread of it has begun to wait."""
+    waits_before = getrusage(RUSAGE_SELF).ru_nvcsw
     started, cpu_started = time.perf_counter(), time.process_time()
     move()
-    return {"seconds": time.perf_counter() - started, "cpu_seconds": time.process_time() - cpu_started}
+    seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
+    return {"seconds": seconds, "cpu_seconds": cpu_seconds, "waits": getrusage(RUSAGE_SELF).ru_nvcsw - waits_before}
 
 
 class Daemon:

@@ -220,5 +220,5 @@ class Engine:
 
 
 def _is_of_closed_loop(error: BaseException) -> bool:
-    """Whether the engine has stopped: then `engine_ended` has ended every wait. A full stack says nothing of the loop."""
+    """Whether the engine has stopped, so that `engine_ended` has ended every wait. A full stack says nothing of it."""
     return isinstance(error, RuntimeError) and not isinstance(error, RecursionError)
