@@ -121,7 +121,7 @@ MUTATIONS = {
     },
     "test_pinning_pages_are_neither_given_back_nor_moved_meanwhile": {
         "pages of which the driver is being told stay where they are": drop(
-            "Slab.begin_to_pin", "self._pinned_for = device"
+            "Slab.begin_to_pin", "self.pinned_for = device"
         ),
     },
     "test_device_full_nothing_is_copied_ahead_for_the_rest_of_that_backward": {

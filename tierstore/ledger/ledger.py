@@ -159,17 +159,15 @@ class Ledger(Generic[R]):
         return True
 
     def hand_over(self, record: R, reload_ahead: Lookahead[R] | None, index: int) -> bool:
-        """False: its device has no room for a whole group."""
-        if record.device is not None:
-            if not self.up.reload_demanded(record, reload_ahead):
-                self.up.used(record)
-                return False
+        """Of a record on an accelerator. False: its device has no room for a whole group."""
+        has_room = self.up.reload_demanded(record, reload_ahead)
+        if has_room:
             self.device.hand_over(record)
             if reload_ahead is not None:
                 reload_ahead.asked_for(index)
                 self.up.reload_ahead(reload_ahead)
         self.up.used(record)
-        return True
+        return has_room
 
     def pass_by(self, ahead: Lookahead[R], reload_ahead: Lookahead[R], index: int) -> None:
         """Backward has asked for pack `index`, which is tracked: bring back what comes next."""

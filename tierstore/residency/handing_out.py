@@ -186,7 +186,9 @@ class HandingOut:
         index: int,
         member: Member | None,
     ) -> torch.Tensor:
-        if not self._ledger.hand_over(record, reload_ahead, index):
+        if record.device is None:
+            self._up.used(record)
+        elif not self._ledger.hand_over(record, reload_ahead, index):
             return self._member_alone(record, layout, member)
         self._guard.is_changing = False  # a new view that is not kept does no harm
         of: Layout | int = layout

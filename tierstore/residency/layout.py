@@ -158,7 +158,7 @@ def span_of(layouts: Iterable[Layout], storage_bytes: int) -> tuple[int, int]:
 
 def _end_of(layout: Layout) -> int:
     """The byte of the storage at which a tensor with elements ends."""
-    reach = sum(map(operator.mul, layout.size, layout.stride)) - sum(layout.stride)
+    reach: int = sum(map(operator.mul, layout.size, layout.stride)) - sum(layout.stride)
     return (layout.offset + reach + 1) * layout.dtype.itemsize
 
 

@@ -71,11 +71,13 @@ class StoreMemory:
 
     def has_room_for_read(self, record: Record) -> bool:
         """Where it has none, copies that are over give theirs back: NOTE [Asked seldom] in `ledger/device.py`."""
-        has_room = self._slots.slab.has_room
-        if has_room(record.nbytes, record.phase):
+        slab = self._slots.slab
+        if slab.pinned_for is None:  # a mapping of its own is as good as a slot in the region
+            return True
+        if slab.has_room(record.nbytes, record.phase):
             return True
         self._devices.poll()
-        return has_room(record.nbytes, record.phase)
+        return slab.has_room(record.nbytes, record.phase)
 
     def prepare_read(self, record: Record) -> None:
         record.slot = self.pages.allocate(record.nbytes, record.phase)

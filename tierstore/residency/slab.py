@@ -162,11 +162,11 @@ class Slab:
         pools: a slot is memory of torch's allocator, which uses it again for others, unless the slab is pinned.
         size_bytes: size of the region. It is reserved when the first slot is asked for; pages are touched with slots.
         spare_bytes: more addresses behind it, for the room that phases and gaps between slots cost. They take no
-        memory.
-            Without them, seven slots of 16 MiB would not fit into 112 MiB. A pinned slab has none.
+            memory. Without them, seven slots of 16 MiB would not fit into 112 MiB. A pinned slab has none.
 
     Attributes:
         cached_bytes: bytes of pages that are kept without a slot in them.
+        pinned_for: the accelerator that the region is pinned for, or is being; None: it is not pinned.
     """
 
     def __init__(self, size_bytes: int, spare_bytes: int = 0, *, pools: bool = False) -> None:
@@ -185,7 +185,7 @@ class Slab:
         self._can_give_back = True
         self._is_in_pieces: bool | None = None  # each slot is a mapping of its own; None: not known before the first
         self._description = "pageable"
-        self._pinned_for: torch.device | None = None  # set from the beginning of pinning on
+        self.pinned_for: torch.device | None = None  # set from the beginning of pinning on
         self._pinning: Pinning | None = None
 
     def allocate(self, nbytes: int, phase: int = 0) -> Slot:
@@ -195,7 +195,7 @@ class Slab:
             OSError: the system gives the process no more memory, or addresses; no slot is taken.
         """
         size = -(-(nbytes + phase) // _PAGE_BYTES) * _PAGE_BYTES
-        if self._pools and self._pinned_for is None:
+        if self._pools and self.pinned_for is None:
             memory, first = pooled(size)
             return Slot(memory, None, first + phase, nbytes, size)
         if self._is_in_pieces is None:
@@ -218,9 +218,7 @@ class Slab:
         return Slot(region, start, self._first + start + phase, nbytes, size)
 
     def has_room(self, nbytes: int, phase: int = 0) -> bool:
-        """Whether a slot would lie in the region, if that is pinned. Else a mapping of its own is as good."""
-        if self._pinned_for is None:
-            return True
+        """Whether a slot would lie in the region."""
         size = round_up(nbytes + phase)
         return self._warm.longest_bytes >= size or self._cold.longest_bytes >= round_up(size, _CHUNK_BYTES)
 
@@ -240,7 +238,7 @@ class Slab:
     @property
     def mapped_bytes(self) -> int:
         """Bytes of the region in chunks that have or had pages: about its resident size."""
-        if self._pinned_for is not None:
+        if self.pinned_for is not None:
             return self.size_bytes
         return (len(self._num_slots_in) + len(self._cached)) * _CHUNK_BYTES
 
@@ -248,7 +246,7 @@ class Slab:
         """Give pages without slots back to the kernel until no more than `allowance_bytes` of them are held.
 
         If the process has locked its memory and the kernel is older than 5.18, all pages stay: it takes none back."""
-        while self._pinned_for is None and self._can_give_back and self.cached_bytes > allowance_bytes:
+        while self.pinned_for is None and self._can_give_back and self.cached_bytes > allowance_bytes:
             chunk = next(reversed(self._cached))
             self._give_back(chunk * _CHUNK_BYTES)
 
@@ -309,7 +307,7 @@ class Slab:
         except OSError as error:  # a limit on addresses, as in `allocate`
             self._description = f"pageable ({error.strerror})"
             return
-        self._pinned_for = device
+        self.pinned_for = device
         self._description = "pageable (being pinned)"
         address = _address_of(region) + self._first
         self._pinning = Pinning(address, self.size_bytes, device, partial(_register, device=device))
@@ -324,7 +322,7 @@ class Slab:
             self._description = f"pageable beyond {pinning.pinned_bytes / 2**30:.1f} GiB ({pinning.failure})"
         else:
             self._mapped().madvise(mmap.MADV_DOFORK, self._first, self.size_bytes)
-            self._pinned_for = self._pinning = None
+            self.pinned_for = self._pinning = None
             self._description = f"pageable ({pinning.failure})"
 
     def unpin(self) -> None:
@@ -333,7 +331,7 @@ class Slab:
             self._pinning.end()
             self._note_pinned()
         pinning, self._pinning = self._pinning, None
-        device, self._pinned_for = self._pinned_for, None
+        device, self.pinned_for = self.pinned_for, None
         if device is not None and pinning is not None:
             with torch.cuda.device(device), beside_captures(device):
                 for address in pinning.registered:
@@ -350,7 +348,7 @@ class Slab:
     def _warm_up(self, size: int) -> bool:
         """Make cold chunks warm, so that `size` bytes in a row are free in warm ones; False: there is no such place."""
         whole = round_up(size, _CHUNK_BYTES)
-        if self._cold.longest_bytes < whole and self._spare_bytes >= whole and self._pinned_for is None:
+        if self._cold.longest_bytes < whole and self._spare_bytes >= whole and self.pinned_for is None:
             self._cold.free(self.size_bytes + _CHUNK_BYTES, self._spare_bytes)  # no slot may cross the registered end
             self._spare_bytes = 0
         if self._cold.longest_bytes < whole:
@@ -371,7 +369,7 @@ class Slab:
 
         The other chunks get fresh pages. If a move fails, returns its target, a chunk that nobody may use any more;
         there is one at most. Else None."""
-        if self._pinned_for is not None or not self._can_move:
+        if self.pinned_for is not None or not self._can_move:
             return None
         kept = self._chunks(start - before, before + num_bytes)
         donors = [chunk for chunk in reversed(self._cached) if chunk not in kept]
