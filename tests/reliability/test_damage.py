@@ -14,6 +14,7 @@ from tests.daemon.conftest import END_SECONDS, DaemonProcess, StartDaemon
 from tests.daemon.training import gradients, make_model, nothing
 from tests.reliability.conftest import end_well
 from tests.reliability.supervised import SupervisedDaemon
+from tests.waiting import until
 from tierstore import (
     CorruptDataError,
     DaemonUnavailableError,
@@ -163,8 +164,8 @@ def check_daemon(start_daemon: StartDaemon, drive: Path, seed: int, when: str, c
         assert all(-code in LMDB_DEATHS or code in (KILLED, SAID_DAMAGE) for code in daemon.codes), daemon.log()
         told = daemon.log().count(f"failed at the index under {drive}:")
         assert daemon.codes.count(SAID_DAMAGE) <= told, daemon.log()
-        newest = daemon.wait_for_start(len(daemon.logs))  # the damage may just have ended the one before
-        assert re.search(r'found="?(\S+: )?(nothing|taken up|cleared)', newest.log), newest.log
+        # The damage may just have ended the one before; the newest listens before it tells what it has found.
+        until(lambda: re.search(r'found="?(\S+: )?(nothing|taken up|cleared)', daemon.current.log))
 
 
 def serve_a_new_client(daemon: SupervisedDaemon, suite: str, census: Census) -> None:
