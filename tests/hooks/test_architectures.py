@@ -220,6 +220,8 @@ def assert_same_training(
     return after.packed_bytes - before.packed_bytes
 
 
+# An evaluation goes through the checkpoint of a block of ResNet, too.
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True")
 @pytest.mark.parametrize("name", ARCHITECTURES)
 @pytest.mark.parametrize("turn", [0, *(pytest.param(turn, marks=pytest.mark.slow) for turn in range(1, len(STEPS)))])
 def test_architecture_trained_same_bits(store: TierStore, census: Census, name: str, turn: int) -> None:

@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 import time
+import traceback
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -258,6 +259,7 @@ class Guard:
         room, and would call the store full."""
         closed = StoreClosedError(self.name, f"its engine failed ({error!r})")
         closed.__cause__ = error
+        traceback.clear_frames(error.__traceback__)  # they refer to tensors, and the store keeps the error
         self.end(closed)
 
     def tell(self) -> None:
