@@ -50,8 +50,7 @@ BENCHMARK = Benchmark(
             Goal(f"{way}, of the bare threads' throughput", f"{way}_to_floor", variant, at_least=least),
             Goal(f"CPU of a {way} beyond theirs", f"{way}_beyond_floor_cpu_microseconds", variant, at_most=150),
         )
-    )
-    + tuple(Goal("waits of threads in a get", "get_waits", f"1 MiB{way}", at_most=6) for way in ("", NATIVE)),
+    ),
     plotted=("put_to_floor", "get_to_floor", "put_beyond_floor_cpu_microseconds", "get_beyond_floor_cpu_microseconds"),
 )
 
