@@ -48,19 +48,20 @@ def done(change: Callable[[], object], undo: Callable[[], object]) -> Iterator[N
     undo()
 
 
-def notices(inside: InsideStore, words: str) -> pytest.ExceptionInfo[InvalidBooksError]:
-    with pytest.raises(InvalidBooksError, match=words) as raised, inside.lock:
+def notices(inside: InsideStore, broken: AbstractContextManager[object], words: str) -> pytest.ExceptionInfo[Any]:
+    """In a block of this thread. The worker would notice it, too, so it must not have the lock meanwhile."""
+    lock: Any = inside.lock
+    with lock:
+        pass
+    lock.acquire()  # unlike a block, this validates nothing
+    try:
+        with broken, pytest.raises(InvalidBooksError, match=words) as raised, lock:
+            pass
+    finally:
+        lock.release()
+    with lock:
         pass
     return raised
-
-
-def assert_noticed(inside: InsideStore, broken: AbstractContextManager[object], words: str) -> None:
-    with inside.lock:
-        pass
-    with broken:
-        notices(inside, words)
-    with inside.lock:
-        pass
 
 
 def _put(store: TierStore, number: int) -> Handle:
@@ -179,7 +180,7 @@ def _charge_tracked(windows: Any, nbytes: int) -> None:
 @pytest.mark.parametrize("name", RECORDS)
 def test_broken_rule_of_a_record_is_noticed(books: Any, name: str) -> None:
     broken, words = RECORDS[name]
-    assert_noticed(books.inside, broken(books), words)
+    notices(books.inside, broken(books), words)
 
 
 def _log_of(inside: InsideStore) -> Any:
@@ -209,7 +210,7 @@ def test_broken_rule_of_a_log_is_noticed(make_store: MakeStore, name: str) -> No
         loss = sine_chain(half_leaf(), 9)
     inside = inspect(store)
     broken, words = TRACKED[name]
-    assert_noticed(inside, broken(_log_of(inside)), words)
+    notices(inside, broken(_log_of(inside)), words)
     loss.backward()
 
 
@@ -220,7 +221,7 @@ def test_lost_member_of_a_group_is_noticed(make_store: MakeStore) -> None:
     store.flush()
     inside = inspect(store)
     (group,) = (record for record in inside.records if record.num_members > 1)
-    assert_noticed(inside, more(group, "num_members"), f"has {group.num_members} members")
+    notices(inside, more(group, "num_members"), f"has {group.num_members} members")
     loss.backward()
 
 
@@ -258,13 +259,13 @@ def test_broken_rule_of_a_device_is_noticed(make_store: MakeStore, name: str) ->
     store.stats()
     inside = inspect(store)
     broken, words = DEVICE[name]
-    assert_noticed(inside, broken(inside), words)
+    notices(inside, broken(inside), words)
     loss.backward()
 
 
 def test_error_names_the_record_and_tells_its_story(books: Any) -> None:
-    with changed(books.disk, "slot", object()):
-        told = str(notices(books.inside, f"handle {books.disk.key} .DISK, {NBYTES} bytes, no window").value)
+    words = f"handle {books.disk.key} .DISK, {NBYTES} bytes, no window"
+    told = str(notices(books.inside, changed(books.disk, "slot", object()), words).value)
     moves = ["PENDING → HOST", "HOST → QUEUED", "QUEUED → WRITING", "WRITING → CLEAN", "CLEAN → DISK"]
     lines = told.splitlines()[2:]
     assert [line.strip().split(" by ")[0] for line in lines] == moves
@@ -284,8 +285,10 @@ def test_long_story_is_told_from_its_latest_moves(books: Any) -> None:
 
 
 def test_thread_that_waits_finds_them_broken_first(books: Any) -> None:
+    go_on = books.inside.stall()
     with more(books.windows.host, "used_bytes"), pytest.raises(InvalidBooksError, match="bytes charged to host"):
         books.inside.wait_for_room()
+    go_on.set()
 
 
 def test_broken_by_the_worker_the_store_is_closed_and_says_why(make_store: MakeStore) -> None:
@@ -306,8 +309,7 @@ def test_books_of_a_closed_store_are_whole_and_empty(books: Any) -> None:
     books.store.close()
     with books.inside.lock:
         pass
-    with more(books.windows.host, "used_bytes"):
-        notices(books.inside, "bytes charged to host: 1, but it should be 0")
+    notices(books.inside, more(books.windows.host, "used_bytes"), "bytes charged to host: 1, but it should be 0")
 
 
 @pytest.mark.parametrize("value", ["", "0"])
