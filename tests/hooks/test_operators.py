@@ -47,9 +47,7 @@ ABSENT_BEFORE = {"nn.functional.linear_cross_entropy.chunked_none": (2, 13)}
 """Of the entries above, those that older versions of torch have not got, and the version that has."""
 
 KEPT = {
-    "istft": "alive elsewhere",  # forward checks its window, and drops the graph of that while it holds the window
     "linalg.svd": "alive elsewhere",  # forward drops the graph of a factor that it has used
-    "max_pool2d_with_indices_backward": "alive elsewhere",  # likewise of the pooling, whose input it holds
     "sparse.mm.reduce": "unsupported",
     "sparse.sampled_addmm": "unsupported",
     "svd": "alive elsewhere",  # as "linalg.svd"
