@@ -4,7 +4,8 @@ Three compute-light models, each with saved tensors of some hundred MiB, and the
 store has 32 MiB of host memory and a window of 32 MiB. Trainings take turns, as in `memory_limit.py`, but for two:
 plain training alone tells how much it adds to the loaded model, and the limited ones get a cgroup that leaves `SHARES`
 of that. Memory is anonymous and shared memory that is resident, beyond that of the loaded model
-(`tierstore.demo.memory`).
+(`tierstore.demo.memory`). It is watched in steps that are not timed: a thread that looks 500 times a second takes cores
+from the step, and those of trainings that wait for their turn did so, too.
 
 Plain training has the allocator of PyTorch, glibc's. One beside it has the caching allocator of `native/`, as the
 stores have it, where that is built. The floor of the limited store trains plainly with it too, while bare threads move
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tierstore import TierStore, tiered_offload
-from tierstore.demo.memory import PeakHostMemory
+from tierstore.demo.memory import PeakHostMemory, resident_bytes
 from tierstore.demo.model import ByteTransformer, ModelShape
 
 from .child import command, serve
@@ -37,6 +38,7 @@ MIB = 2**20
 HOST_BYTES = WINDOW_BYTES = 32 * MIB
 SHARES = {"transformer": 0.55, "CNN": 0.55, "GRU": 0.6}  # living blocks of the GRU and the window take 0.54
 WARM_UP_STEPS, TURNS = 2, 5
+WATCHED, WATCHED_TURNS = "watched", 2
 
 PLAIN, CACHED, MOVER = "plain", "plain, caching allocator", "bare threads"
 NEVER, AUTO, ALWAYS, LIMITED = "never", "auto", "always", "auto, limited"
@@ -82,7 +84,9 @@ BENCHMARK = Benchmark(
 
 def measure(model: str, scratch: Path) -> dict[str, Figures]:
     with started(model, PLAIN, scratch, 0) as alone:
-        added_bytes = [alone.step()["added_bytes"] for _ in range(WARM_UP_STEPS + TURNS)][-1]
+        for _ in range(WARM_UP_STEPS + TURNS):
+            alone.step()
+        added_bytes = max(alone.step(WATCHED)["added_bytes"] for _ in range(WATCHED_TURNS))
     with ExitStack() as stack:
         left_bytes = int(SHARES.get(model, 1) * added_bytes)
         moved = moved_bytes(model, scratch, left_bytes) if MOVER in MODELS[model] else (0, 0)
@@ -90,7 +94,8 @@ def measure(model: str, scratch: Path) -> dict[str, Figures]:
             each: stack.enter_context(started(model, each, scratch, left_bytes, *moved)) for each in MODELS[model]
         }
         turns = turns_of(trainings, WARM_UP_STEPS + TURNS)[WARM_UP_STEPS:]
-        return {of(model, variant): figures_of(variant, each, turns) for variant, each in trainings.items()}
+        watched = turns_of(trainings, WATCHED_TURNS, lambda each: each.step(WATCHED))
+        return {of(model, variant): figures_of(variant, each, turns, watched) for variant, each in trainings.items()}
 
 
 def moved_bytes(model: str, scratch: Path, left_bytes: int) -> tuple[int, int]:
@@ -116,12 +121,14 @@ def started(
         yield training
 
 
-def figures_of(variant: str, training: Training, turns: list[dict[str, Figures]]) -> Figures:
+def figures_of(
+    variant: str, training: Training, turns: list[dict[str, Figures]], watched: list[dict[str, Figures]]
+) -> Figures:
     steps = [turn[variant] for turn in turns]
     figures: Figures = {"out_of_memory_kills": training.cgroup.num_oom_kills}
-    if not all(steps):
+    if not all(turn[variant] for turn in (*turns, *watched)):
         return figures
-    plain, added = turns[-1][PLAIN]["added_bytes"], steps[-1]["added_bytes"]
+    plain, added = (max(turn[each]["added_bytes"] for turn in watched) for each in (PLAIN, variant))
     for other in (PLAIN, CACHED, MOVER, NEVER):
         if other in turns[0]:
             figures[f"step_of_{other.replace(',', '').replace(' ', '_')}"] = statistics.median(
@@ -150,14 +157,15 @@ def cpu_of(step: Figures) -> float:
 
 
 def train(model: str, variant: str, scratch: Path, written_bytes: int, read_bytes: int) -> None:
-    """An empty line when the model is loaded, then a line of figures for each step."""
+    """An empty line when the model is loaded, then a line of figures for each step; of memory if it is watched."""
     torch.manual_seed(0)
     name, _, half = model.partition(", ")
     module, loss_of = {"transformer": transformer, "CNN": cnn, "GRU": gru}[name](2 if half else 1)
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
     is_loaded = False
     run = Run()
-    with PeakHostMemory() as memory, ExitStack() as stack:
+    loaded_bytes = resident_bytes()
+    with ExitStack() as stack:
         if variant in (CACHED, MOVER):
             use_caching_allocator()
         if variant == MOVER:
@@ -168,12 +176,17 @@ def train(model: str, variant: str, scratch: Path, written_bytes: int, read_byte
                 stack.enter_context(TierStore(scratch, **options, return_memory=variant.partition(",")[0]))
             )
 
-        def step(_: str) -> Figures:
+        def step(how: str) -> Figures:
             nonlocal is_loaded
             if not is_loaded:
                 is_loaded = True
                 return {}
-            return timed_step(loss_of, optimizer, run) | {"added_bytes": memory.added_bytes} | run.figures()
+            if how != WATCHED:
+                return timed_step(loss_of, optimizer, run) | run.figures()
+            begun_bytes = resident_bytes()
+            with PeakHostMemory() as memory:
+                figures = timed_step(loss_of, optimizer, run)
+            return figures | {"added_bytes": begun_bytes - loaded_bytes + memory.added_bytes}
 
         serve(step)
 

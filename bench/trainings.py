@@ -98,13 +98,13 @@ class Training:
         self.cgroup = cgroup
         self._process = process
 
-    def step(self) -> Figures:
-        """Have it take one step; returns that step's figures, none if the kernel ended it for want of memory. Raises
-        RuntimeError: it ended in any other way."""
+    def step(self, how: str = "step") -> Figures:
+        """Have it take one step, in the way that the command knows as `how`; returns that step's figures, none if the
+        kernel ended it for want of memory. Raises RuntimeError: it ended in any other way."""
         if not self.is_running:
             return {}
         try:
-            print("step", file=self._process.stdin, flush=True)
+            print(how, file=self._process.stdin, flush=True)
             line = self._process.stdout.readline()
         except BrokenPipeError:
             line = ""
