@@ -11,7 +11,7 @@ from tierstore.disk.native import is_native
 MOST = {
     "host": (11, 4, 3),
     "stays on the device": (15, 5, 3),
-    "buffer on the device": (15, 5, 4),
+    "buffer on the device": (15, 5, 3),
     "leaves the device": (18, 24, 8),
     "leaves in batches": (60, 40, 3),
     "leaves the device, late": (20, 25, 8),

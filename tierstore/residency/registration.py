@@ -176,13 +176,15 @@ class Registration(RegistrationRules[TrackedTensor, Record]):
                 self.tracked.on_device.charge(log, storage_id)
 
     def _count_joins(self, aliases: Iterable[tuple[TrackedTensor, torch.Tensor | None]]) -> None:
-        seen = set()
+        seen, counters = set(), self._counters
         for tracked, alias in aliases:
             view_of = id(tracked.root), tracked.version  # the group keeps the weak references, so no id is used twice
             if view_of not in seen:
                 seen.add(view_of)
-            elif alias is not None and not tracked.joined:
-                self._count_join(tracked, alias)
+            elif alias is not None and not tracked.joined:  # as `_count_join`, without its call: there may be many
+                tracked.joined = True
+                counters.packed_bytes -= tracked.log.packs[tracked.index][1]
+                counters.deduplicated_bytes += alias.nbytes
 
     def _count_join(self, tracked: TrackedTensor, alias: torch.Tensor) -> None:
         if not tracked.joined:
