@@ -99,21 +99,29 @@ def test_page_of_goals_tells_outcomes_and_what_ran_on_which_machine(toy_results:
     assert [verdict.outcome for verdict in verdicts_of(TOY, None)] == ["not measured"] * 3
 
 
+NEWER = {"data_plane": {"get_waits"}}
+"""Figures that the results in `bench/results` itself have not yet; those of `amd_epyc` have."""
+
+
 @pytest.mark.parametrize("name", command.NAMES)
 def test_every_benchmark_names_its_own_variants_and_figures(name: str) -> None:
-    """A figure may be newer than the last run on one of the machines."""
     module = import_module(f"bench.{name}")
-    benchmark, runs = module.BENCHMARK, [read_results(name, folder) for folder in (RESULTS, RESULTS / "amd_epyc")]
+    benchmark, results = module.BENCHMARK, read_results(name)
     assert benchmark.name == name
     assert callable(module.measure)
     assert processes_of(benchmark)
     assert {variant for shared in benchmark.processes.values() for variant in shared} <= set(benchmark.variants)
     for goal in benchmark.goals:
         assert set(goal.variants) <= set(benchmark.variants), goal.what
-    records = [record for run in runs if run is not None for record in run.records]
-    if {record.variant for record in records} >= set(benchmark.variants):
-        given = {figure for record in records for figure in record.figures or {}}
-        assert {goal.figure for goal in benchmark.goals} | set(benchmark.plotted or ()) <= given
+    if results is not None and {record.variant for record in results.records} == set(benchmark.variants):
+        newer = NEWER.get(name, set())
+        assert {goal.figure for goal in benchmark.goals} | set(benchmark.plotted or ()) <= _given(results) | newer
+        assert not newer & _given(results), "they are not newer any more"
+        assert newer <= _given(read_results(name, RESULTS / "amd_epyc"))
+
+
+def _given(results: Results | None) -> set[str]:
+    return {figure for record in results.records for figure in record.figures or {}} if results else set()
 
 
 def test_recorded_results_tables_page_and_plots_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
