@@ -69,7 +69,9 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
             graph are at most `host_bytes` together (32 MiB, where that is less); then only those below 64 KiB.
         device_bytes: how much of what was saved last stays on the accelerator; has no effect without one. "auto": as
             much as cannot be copied out and back while the graph computes, as far as the device has memory to spare.
-            That is found within some steps, for graphs that come one after another; until then nothing stays.
+            That is found within some steps, for graphs that come one after another; until then nothing stays. Once all
+            of a graph has stayed for eight steps, and there is room for half as much again, the hooks are taken off the
+            thread after 32 packs; a graph that only begins like it stays too, the first time.
         select: called with each saved tensor that could be stored; False keeps it where it is.
         prefetch: "learned": in the order in which backward asked when it last went through such a graph, otherwise as
             "reverse"; "reverse": in reverse topological order; "none": nothing before it is asked for.
@@ -187,10 +189,15 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        scopes: list[_Entry] = self._entered.scopes
         try:
-            pop_hooks()
+            hooks_off = scopes[-1].hooks_off
+            if hooks_off is None or not hooks_off.removed:
+                pop_hooks()
+            else:
+                hooks_off.leave(error)
         finally:  # where an interrupt comes in between, too
-            self._entered.scopes.pop().settle(failed=kind is not None)
+            scopes.pop().settle(failed=kind is not None)
         if error is not None:
             advise(error)
         elif kind is None:

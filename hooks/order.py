@@ -17,6 +17,7 @@ from tierstore.ledger.ledger import NUM_PASSED
 from tierstore.ledger.lookahead import LearnedOrders
 from tierstore.ledger.plan import Plan
 from tierstore.ledger.state import State
+from tierstore.ledger.whole_graphs import WholeGraph
 from tierstore.residency.graph_times import GraphTimes
 from tierstore.residency.handle import Record
 from tierstore.residency.layout import Layout, alias_of, describe
@@ -48,6 +49,8 @@ class PackLog(TrackedLog):
     """The log of one graph: what one thread packed between two backwards, in one scope or in several.
 
     Attributes:
+        ended_with: how it was when the only scope that packed into it had ended; None: it is not one whose scope may do
+            without hooks. See NOTE [Hooks off] in `ledger/whole_graphs.py`.
         large_nodes: bytes of the nodes that one region may not ask for unnoticed, once backward has begun.
         small_bytes: how much has stayed in its place for being small, counted once for each tensor.
     """
@@ -67,9 +70,11 @@ class PackLog(TrackedLog):
         )
         super().__init__(residency, order, residency.begin_log)
         self.store = store
+        self._whole_graphs = store._core.whole_graphs
         enlist(self)
         store._core.use.note_graph(self)
         self.small_bytes = 0
+        self.ended_with: WholeGraph | None = None
         self._coverage = orders.coverage if orders is not None and options.device_bytes is None else None
         self.tracks_on_device = options.device_bytes != 0
         self._num_passed = 0  # tracked tensors that backward has asked for
@@ -140,6 +145,9 @@ class PackLog(TrackedLog):
         return self.fetch(index, layout) if tracked is None else alias_of(tracked.unpack(), tracked.layout)
 
     def start(self, index: int) -> None:
+        ended_with = self.ended_with
+        if ended_with is not None and ended_with.num_packs == self.num_packs and self.is_on_device():
+            self._whole_graphs.saw(self.packs, ended_with)
         super().start(index)
         packs = self.copied_packs()
         self.large_nodes = large_nodes(zip(packs.nodes, packs.storages, packs.sizes, strict=True), self._region_bytes)

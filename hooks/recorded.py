@@ -25,6 +25,7 @@ from .order import PackLog
 from .saved import SavedTensor
 from .scope import OffloadScope
 from .select import KEPT_CLASSES, Kept, KeptTensor
+from .thread_hooks import owner_of_hooks
 
 _now = time.perf_counter_ns
 _numbers = itertools.count(1)
@@ -55,6 +56,7 @@ class RecordedScope:
         self.scope = scope
         scope.tracks_on_device = False  # a trace has the record of each tensor on an accelerator, and its times
         scope.takes_grants = False  # it has the index of each tensor
+        self.hooks_off = scope.hooks_off = None
         self._pack = scope.pack
         self._traces = traces
         self._recorder = recorder
@@ -138,3 +140,11 @@ class RecordedTensor:
 
     def traced(self) -> torch.Tensor:
         return self._saved.traced()
+
+
+def enclosing_scope() -> OffloadScope | None:
+    """The scope whose hooks are the innermost on this thread; None: there are no hooks, or they are not a scope's."""
+    scope = owner_of_hooks()
+    if isinstance(scope, RecordedScope):
+        return scope.scope
+    return scope if isinstance(scope, OffloadScope) else None

@@ -13,9 +13,10 @@ from tierstore.residency.torch_names import pop_hooks, push_hooks, top_hooks
 from tierstore.residency.uncompiled import is_compiled_call, uncompiled, uncompiled_itself
 
 from .advice import warn_of_compiled_caller
+from .recorded import enclosing_scope
 from .saved import unpack
 from .select import Kept, KeptTensor, keep
-from .thread_hooks import RemovedHooks, enclosing_scope, put_back, take_off_all
+from .thread_hooks import RemovedHooks, put_back, take_off_all
 
 
 class keep_resident:  # noqa: N801 - a context manager, named like those of torch

@@ -32,6 +32,7 @@ import torch
 from torch.nn import Parameter
 
 from tierstore.ledger.on_device import DeviceReference
+from tierstore.ledger.whole_graphs import NUM_COMPARED
 from tierstore.residency.capture import is_capturing
 from tierstore.residency.handle import Handle, Record
 from tierstore.residency.layout import ACCELERATORS, Layout, detached, is_foreign, layout_of
@@ -44,6 +45,7 @@ from tierstore.store.tier_store import TierStore
 
 from .advice import warn_if_replayed
 from .below import HOOKS_ARE_CALLED_BELOW, HeldTensor, is_below_autograd
+from .hooks_off import HooksOff
 from .order import LogOptions, PackLog, open_log
 from .saved import RejoinedTensor, SavedTensor
 from .select import Kept, KeptTensor, SmallLimits, attributes_of, bytes_of, keep
@@ -56,8 +58,11 @@ _MOST_UNCOUNTED = 4096
 class OffloadScope:
     """One entry of `tiered_offload`. Only the thread that has entered calls it.
 
-    `tracks_on_device`: whether tensors on accelerators may be tracked. `takes_grants`: whether packs may do without the
-    lock."""
+    Attributes:
+        tracks_on_device: whether tensors on accelerators may be tracked. `takes_grants`: whether packs may do without
+            the lock.
+        hooks_off: whether its hooks are off the thread; None: they stay on.
+    """
 
     def __init__(self, store: TierStore, limits: SmallLimits, select: Select | None, options: LogOptions) -> None:
         self._store = store
@@ -85,6 +90,10 @@ class OffloadScope:
         self._count_parameter = self._newly_kept.adder("parameter")
         self._count_small = self._newly_kept.adder("small")
         self._num_uncounted = 0
+        self.hooks_off: HooksOff | None = None
+        if select is None and options.device_bytes != 0 and not (self._log.num_packs or self._log.is_behind):
+            self.hooks_off = HooksOff(store, is_automatic=options.device_bytes is None)
+            self._log.is_compared = store._core.whole_graphs.has_any()
 
     @uncompiled
     def pack(self, tensor: torch.Tensor, *, is_selected: bool = False) -> SavedTensor | KeptTensor | Kept | HeldTensor:
@@ -174,6 +183,8 @@ class OffloadScope:
             self._saving.catch_up(log)
             if log.plan is not None:
                 log.follow_entered()
+            if self.hooks_off is not None and device is not None and log.num_packs >= NUM_COMPARED:
+                self.hooks_off.take_off(self, log, device)
         # Then the plan is asked before the tensor is packed.
         is_foreseen = (
             grant is None
@@ -263,11 +274,14 @@ class OffloadScope:
         self._saving.settle()
 
     def settle(self, *, failed: bool) -> None:
-        """The scope ends, so every kernel has run. `failed`: by an exception, which only a trace tells."""
+        """The scope ends, so every kernel has run. `failed`: by an exception."""
+        next_node = sequence_nr()
         self._settle_fresh()
         for log in (*self._unsettled_logs, self._log):
             log.settle()
             self._saving.scan_owners(log)
+        if self.hooks_off is not None and not self._unsettled_logs:
+            self.hooks_off.end(self._log, next_node, failed=failed)
 
     def _settle_fresh(self) -> None:
         self._saving.settle(self._fresh)

@@ -26,7 +26,7 @@ from tierstore.residency.layout import storage_of
 from tierstore.residency.torch_names import TorchDispatchMode, top_hooks, tree_leaves, tree_map_only
 
 from .below import HeldTensor, Packed, version_counter_of
-from .thread_hooks import enclosing_scope
+from .recorded import enclosing_scope
 
 Policy = Callable[..., CheckpointPolicy | bool]
 Pack = Callable[[torch.Tensor], Packed]

@@ -14,9 +14,6 @@ from typing import Any
 from tierstore.residency.torch_names import pop_hooks, push_hooks, top_hooks
 from tierstore.residency.uncompiled import uncompiled
 
-from .recorded import RecordedScope
-from .scope import OffloadScope
-
 RemovedHooks = list[tuple[Any, Any]]
 """Hooks that were taken off a thread, the innermost first."""
 
@@ -34,14 +31,6 @@ def take_off_all(removed: RemovedHooks) -> None:
 def put_back(removed: RemovedHooks) -> None:
     """Put the hooks that are in `removed` on this thread again, the innermost last; `removed` is empty afterwards."""
     deque(starmap(push_hooks, map(list.pop, repeat(removed, len(removed)))), maxlen=0)
-
-
-def enclosing_scope() -> OffloadScope | None:
-    """The scope whose hooks are the innermost on this thread; None: there are no hooks, or they are not a scope's."""
-    scope = owner_of_hooks()
-    if isinstance(scope, RecordedScope):
-        return scope.scope
-    return scope if isinstance(scope, OffloadScope) else None
 
 
 def owner_of_hooks() -> object:

@@ -62,7 +62,9 @@ def _planned(share: float) -> Callable[[Found, str], Options]:
 
 
 def _all_stays(found: Found, workload: str) -> Options:
-    return _host_only(found, workload) | {"device_bytes": 2 * _of_workload(found, workload)["saved_bytes"]}
+    """From the ninth step on, its scope takes the hooks off."""
+    device_bytes = 2 * _of_workload(found, workload)["saved_bytes"]
+    return _host_only(found, workload) | {"device_bytes": device_bytes, "num_warm_up": 10}
 
 
 def _offload_activations(found: Found, workload: str) -> Options:

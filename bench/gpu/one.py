@@ -37,7 +37,8 @@ def measure(request: dict[str, Any]) -> Figures:
     began = time.perf_counter()
     with prepare(request["variant"], model, batch, scratch, request["options"]) as prepared:
         prepared_seconds = time.perf_counter() - began
-        num_warm_up = WARM_UP_STEPS_OF_AUTO if request["options"].get("device_bytes") == "auto" else WARM_UP_STEPS
+        is_automatic = request["options"].get("device_bytes") == "auto"
+        num_warm_up = request["options"].get("num_warm_up", WARM_UP_STEPS_OF_AUTO if is_automatic else WARM_UP_STEPS)
         figures = _train(model, batch, prepared, num_warm_up, request["steps"])
         if figures["step_seconds"] < 1:  # one more step
             figures["resident_bytes"] = _resident_bytes(model, batch, prepared)

@@ -24,8 +24,9 @@ _NUM_WARM_UP = 4
 def measure_saved_tensor(device: torch.device, scratch: Path, *, tiny: bool) -> dict[str, float]:
     """Medians over steps of one graph, the ways by turns; what hooks cost that do nothing is taken off.
 
-    The graph saves 400 tensors of 1 MiB, one for each operation. "stays" is of those that stay on the device, "leaves"
-    of those that are copied to host memory, "back" of their unpacks.
+    The graph saves 400 tensors of 1 MiB, one for each operation. "stays" is of those that stay on the device: there is
+    room for a quarter more, so the hooks stay on. "leaves" is of those that are copied to host memory, "back" of their
+    unpacks.
     """
     num_tensors, num_steps = (20, 2) if tiny else (400, 8)
     side = 16 if tiny else 512
@@ -35,7 +36,7 @@ def measure_saved_tensor(device: torch.device, scratch: Path, *, tiny: bool) -> 
     with TierStore(scratch, host_bytes=host_bytes) as staying, TierStore(scratch, host_bytes=host_bytes) as leaving:
         ways: dict[str, Callable[[], AbstractContextManager[Any]]] = {
             "nothing": lambda: saved_tensors_hooks(lambda tensor: tensor.detach(), lambda tensor: tensor),
-            "stays": lambda: tiered_offload(staying, min_bytes=0, device_bytes=2 * saved_bytes),
+            "stays": lambda: tiered_offload(staying, min_bytes=0, device_bytes=saved_bytes * 5 // 4),
             "leaves": lambda: tiered_offload(leaving, min_bytes=0, device_bytes=0),
         }
         seconds: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}

@@ -29,6 +29,9 @@ _TOLERATED_SHARE = 0.01
 """A share of forward or backward. Shorter waits are noise."""
 _LEAST_SHRINKING = 4
 """As a divisor: so much less stays, at least, after the device has refused a copy back."""
+_LEAST_LEAVING = 16
+"""As a divisor, of the bytes of a graph. If less would leave, nothing does: what leaves costs the host time, and where
+nothing does, forward needs no hooks (NOTE [Hooks off] in `whole_graphs.py`)."""
 _NUM_SETTLED = 3
 """After so many steps that changed nothing, what stays is taken for found."""
 _NUM_UNMARKED = 31
@@ -150,6 +153,9 @@ class Coverage:
         more = uncovered if spare is None else min(uncovered, spare)
         most = self._most.get(graph.shape, sys.maxsize)
         staying_bytes = max(self._staying.get(graph.signature, 0), min(times.staying_bytes + more, most))
+        fits = spare is None or spare >= graph.nbytes - times.staying_bytes
+        if fits and 0 < graph.nbytes - staying_bytes <= graph.nbytes // _LEAST_LEAVING:
+            staying_bytes = min(graph.nbytes, most)
         self._staying[graph.signature] = staying_bytes
         share = staying_bytes / max(graph.nbytes, 1)
         self._shares[graph.shape] = max(self._shares.get(graph.shape, 0), min(share, 1))

@@ -87,6 +87,7 @@ class GraphLog(Generic[T, R]):
         times: of the graph on its accelerator; None: they are not taken.
         grant: by which its thread packs without the lock; None: it takes the lock. See NOTE [Grants] in `grants.py`.
         is_behind: it was given a grant since its thread has last seen to it that its packs are entered.
+        is_compared: its first packs are, with the graphs that need no hooks: NOTE [Hooks off] in `whole_graphs.py`.
         members: those tensors that are in groups, by index. Each has a `first_byte`, where its storage begins there.
         gathers: small tensors may become groups: NOTE [Groups] in `residency/groups.py`. `num_sorted`: how many packs
             there were when tensors were last sorted into groups.
@@ -131,7 +132,7 @@ class GraphLog(Generic[T, R]):
         self.started = False
         self.times: Any = None
         self.grant: Grant | None = None
-        self.is_behind = False
+        self.is_behind = self.is_compared = False
         self.recording: Any = None
         self._look_at = _FIRST_LOOK_PACKS
         self.first_key = 0
@@ -235,6 +236,12 @@ class GraphLog(Generic[T, R]):
         references = [*list(self.on_host.values()), *list(self.on_device.values())]
         return [tracked for reference in references if (tracked := reference()) is not None]
 
+    def is_on_device(self) -> bool:
+        """Whether nothing has left its accelerator, and nothing is on the host."""
+        stays = State.PENDING, State.DEVICE
+        records = [record for record in list(self.records) if record is not None]
+        return not self.on_host and all(record.state in stays for record in records)
+
     def is_mostly_dead(self) -> bool:
         """Whether most of its tensors are dead. Checked only each time the number of packs has doubled, else False."""
         if self.num_packs < self._look_at:
@@ -323,9 +330,12 @@ class GraphLog(Generic[T, R]):
 class LogRemains(Remains[GraphLog[Any, Any]]):
     """The data of a log that the store needs after the log has died.
 
-    `then`: called when the store accounts for the log's death, under the store's lock."""
+    `then`: called when the store accounts for the log's death, under the store's lock. `unseen_bytes`: charged for what
+    autograd has kept by itself: see NOTE [Hooks off] in `whole_graphs.py`."""
 
-    __slots__ = ("held_elsewhere", "num_tracked", "number", "on_device", "on_host", "storages", "then")
+    __slots__ = (
+        "held_elsewhere", "num_tracked", "number", "on_device", "on_host", "storages", "then", "unseen_bytes",
+    )  # fmt: skip
 
     def __init__(self, log: GraphLog[Any, Any], note_death: Callable[[LogRemains], None]) -> None:
         self.number = log.number
@@ -335,3 +345,4 @@ class LogRemains(Remains[GraphLog[Any, Any]]):
         self.held_elsewhere = log.held_elsewhere
         self.num_tracked = log.num_tracked
         self.then: Callable[[], None] | None = None
+        self.unseen_bytes = 0

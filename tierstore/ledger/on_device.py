@@ -82,6 +82,11 @@ class DeviceBytes:
             storages[storage_id] = [1, nbytes, reference]
             self.resident.used_bytes += nbytes
 
+    def charge_unseen(self, log: LogRemains, nbytes: int) -> None:
+        """Autograd has kept that much more of the graph, by itself."""
+        log.unseen_bytes += nbytes
+        self.resident.used_bytes += nbytes
+
     def give_back(self, log: GraphLog[Any, Any], index: int) -> None:
         """Others hold the storage of that tensor too: charge nothing for it."""
         storage_id = log.on_device[index].storage_id
@@ -134,7 +139,8 @@ class DeviceBytes:
 
     def end(self, log: LogRemains, *, is_gone: bool) -> None:
         """Charge nothing for the log any more: it is gone, or the store is closed."""
-        self.resident.used_bytes -= sum([nbytes for _, nbytes, _ in log.storages.values()])
+        self.resident.used_bytes -= log.unseen_bytes + sum([nbytes for _, nbytes, _ in log.storages.values()])
+        log.unseen_bytes = 0
         if is_gone:
             for nbytes in log.held_elsewhere.values():
                 self.note_kept(nbytes)

@@ -165,7 +165,7 @@ class TrackedTensors(Generic[T, R]):
             self._begun.discard(remains)
             self._logs.pop(remains.number, None)
             self.num_bytes -= sum([nbytes for _, nbytes in remains.num_tracked])
-            if remains.storages:
+            if remains.storages or remains.unseen_bytes:
                 self.on_device.end(remains, is_gone=True)
             self._windows.keep_tracked(self.num_bytes)
             if remains.then is not None:
@@ -259,5 +259,5 @@ class TrackedTensors(Generic[T, R]):
 
     def give_up(self) -> None:
         """The store is closed: charge nothing any more."""
-        for remains in self._logs.values():
+        for remains in list(self._begun):  # any thread begins a log
             self.on_device.end(remains, is_gone=False)

@@ -118,6 +118,10 @@ class Streams:
             self._copies.share(parts, known)
         return gathered
 
+    def spare_bytes(self, device: torch.device) -> int | None:
+        """As `Copies.spare_bytes`. Any thread, without the lock."""
+        return self._copies.spare_bytes(device)
+
     # --- times --------------------------------------------------------------------------------------------------
 
     def time_graph(self, device: torch.device, staying_bytes: int, *, is_marked: bool) -> GraphTimes:

@@ -236,6 +236,16 @@ class Saving:
         self._registration.scan_owners(log)
         self._books.pending.scan_owners()
 
+    @change_if_open
+    def charge_unseen(self, log: TrackedLog, num_packs: int, nbytes: int) -> None:
+        """Autograd has kept the rest of a graph by itself: `nbytes` on an accelerator, so that there are `num_packs`
+        packs. Does not wait."""
+        counters = self._counters
+        counters.packed_tensors += max(0, num_packs - log.num_packs)
+        counters.packed_bytes += nbytes
+        self._tracked.on_device.charge_unseen(log.remains, nbytes)
+        self._ledger.device.bound_flight()
+
     @change
     def register(self, tracked: TrackedTensor) -> None:
         """Register a tensor whose handle is needed; its bytes may be read from now on. Does not wait."""

@@ -18,6 +18,7 @@ from ..base.threads import is_thread_of_store
 from ..disk.tier import DiskUsage
 from ..errors import StorageIOError, StoreFullError, TierStoreError, TierStoreWarning
 from ..ledger.lookahead import LearnedOrders
+from ..ledger.whole_graphs import WholeGraphs
 from ..residency.pinning import device_in_use
 from ..residency.residency import Residency
 from ..returning.advice import MemoryUse
@@ -80,6 +81,7 @@ class Core:
         self.plans = PlansOfStore(self.returner.limit, self.residency.limit_windows, *windows)
         settings = _settings(options, self.engine.disk.usage())
         self.learned_orders = LearnedOrders()
+        self.whole_graphs = WholeGraphs()
         self.of_thread = threading.local()  # the hooks' own
         self.traces = Recordings(self.residency, partial(header_of, settings))
         watch_over(self)

@@ -73,12 +73,14 @@ class StoreStats:
 
     Totals since the store was opened:
 
-        packed_tensors: saved tensors that were handed to the store.
+        packed_tensors: saved tensors that were handed to the store. Of a graph that is known to stay on its
+            accelerator, the rest is counted at the end of its scope, as it was before.
         packed_bytes: their bytes, each storage counted once.
         deduplicated_bytes: bytes of saved tensors that turned out to be views of a storage that is stored already.
         kept_bytes: left where they are, by reason: "parameter", "small", "alive elsewhere", "unsupported",
             "selected out", "checkpoint policy" (by `selective_checkpoint_contexts`). No memory: each save of a tensor
-            counts. A weight counts in every step, and two views of one storage count both.
+            counts. A weight counts in every step, and two views of one storage count both. In a scope that has taken
+            its hooks off, nothing counts.
         offloaded_bytes: copied from an accelerator to host memory.
         reloaded_bytes: copied back.
         pageable_copy_bytes: the part of both that went to or from host memory that is not pinned, for which the host

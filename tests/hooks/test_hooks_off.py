@@ -1,0 +1,337 @@
+"""A scope takes its hooks off once all that the graph saves is known to stay: NOTE [Hooks off] in
+`tierstore/ledger/whole_graphs.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
+
+from tests.conftest import MakeStore
+from tests.hooks.granted import NBYTES, new_leaf, sines
+from tests.hooks.late_copies import SeenCopies
+from tests.hooks.programs import bits
+from tests.hooks.test_interrupted_scopes import hooks_of_thread
+from tests.hooks.virtual_accelerator import VirtualAccelerator, forward_through, narrow_windows
+from tests.moments import interrupt, moments
+from tierstore import StoreClosedError, TierStore, keep_resident, selective_checkpoint_contexts, tiered_offload
+from tierstore.hooks.scope import OffloadScope
+
+_NUM = 100
+_STAYS = "64MiB"
+_NUM_STEPS = 8
+_NUM_OFF = 31
+
+
+@pytest.fixture
+def store(make_store: MakeStore, copies: SeenCopies) -> TierStore:
+    return make_store(host_bytes="64MiB", copies=copies)
+
+
+def _scope(store: TierStore, device_bytes: int | str = _STAYS, **options: Any) -> tiered_offload:
+    return tiered_offload(store, min_bytes=0, device_bytes=device_bytes, **options)
+
+
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def _are_on() -> bool:
+    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+
+
+def _step(
+    scope: tiered_offload, number: int = _NUM, forward: Callable[[int, Any], Any] = sines, rows: int = 32
+) -> bool:
+    """Whether the hooks were on when forward was over. The gradient is right."""
+    leaf, expected = (torch.full((rows, 32), 0.5, requires_grad=True) for _ in range(2))
+    with scope:
+        loss = forward(number, leaf * 2).sum()
+        are_on = _are_on()
+    assert not _are_on()
+    loss.backward()
+    forward(number, expected * 2).sum().backward()
+    assert bits(leaf.grad) == bits(expected.grad)
+    return are_on
+
+
+def _know(scope: tiered_offload, **options: Any) -> None:
+    assert [_step(scope, **options) for _ in range(_NUM_STEPS + 1)] == [True] * _NUM_STEPS + [False]
+
+
+def test_graph_that_has_stayed_for_some_steps_needs_no_hooks(store: TierStore) -> None:
+    _know(_scope(store))
+    assert store.stats().device_bytes == 0
+
+
+def test_without_hooks_as_much_is_charged_and_counted(store: TierStore) -> None:
+    figures = []
+    for _ in range(_NUM_STEPS + 2):
+        before = store.stats()
+        with _scope(store):
+            loss = sines(_NUM, new_leaf() * 2).sum()
+        held_bytes = store.stats().device_bytes
+        loss.backward()
+        del loss
+        after = store.stats()
+        packed = after.packed_tensors - before.packed_tensors, after.packed_bytes - before.packed_bytes
+        figures.append((held_bytes, *packed, after.device_bytes))
+    assert figures == [(_NUM * NBYTES, _NUM, _NUM * NBYTES, 0)] * (_NUM_STEPS + 2)
+
+
+def test_one_step_in_many_is_looked_at(store: TierStore) -> None:
+    scope = _scope(store)
+    _know(scope)
+    seen = [_step(scope) for _ in range(2 * _NUM_OFF + 2)]
+    assert [index for index, are_on in enumerate(seen) if are_on] == [_NUM_OFF - 1, 2 * _NUM_OFF]
+
+
+def test_longer_graph_is_noticed_and_the_hooks_stay_on_for_longer_each_time(store: TierStore) -> None:
+    scope = _scope(store)
+    _know(scope)
+    assert not _step(scope, 3 * _NUM), "it begins like the known one"
+    for num_steps in (4 * _NUM_STEPS, 16 * _NUM_STEPS):
+        assert [_step(scope) for _ in range(num_steps + 1)] == [True] * num_steps + [False]
+        assert not _step(scope, 3 * _NUM)
+
+
+def test_shorter_graph_is_noticed(store: TierStore) -> None:
+    scope = _scope(store)
+    _know(scope)
+    assert not _step(scope, _NUM - 20)
+    assert _step(scope)
+
+
+def test_several_graphs_in_one_scope(store: TierStore) -> None:
+    """The second stays too, the first time; it is noticed when the scope ends."""
+    scope = _scope(store)
+    _know(scope)
+    leaf = new_leaf()
+    with scope:
+        for _ in range(3):
+            sines(_NUM, leaf * 2).sum().backward()
+    assert _step(scope)
+    for _ in range(5 * _NUM_STEPS):
+        with scope:
+            for _ in range(3):
+                sines(_NUM, leaf * 2).sum().backward()
+                assert _are_on(), "two graphs are not known as one"
+
+
+def test_other_sizes_of_the_same_nodes(store: TierStore) -> None:
+    scope = _scope(store, 2**22)
+    _know(scope)
+    assert not _step(scope, rows=64)
+    assert not _step(scope, rows=16)
+    assert _step(scope, rows=256), "it takes 3.3 MB, and half as much again has no room"
+
+
+def test_graph_without_room_for_half_as_much_again_keeps_its_hooks(store: TierStore) -> None:
+    scope = _scope(store, _NUM * NBYTES * 3 // 2 - NBYTES)
+    assert all(_step(scope) for _ in range(_NUM_STEPS + 2))
+
+
+def test_something_left_the_hooks_stay_on(store: TierStore) -> None:
+    scope = _scope(store, _NUM * NBYTES // 2)
+    assert all(_step(scope) for _ in range(_NUM_STEPS + 2))
+
+
+def test_something_left_after_the_scope_the_hooks_stay_on(store: TierStore) -> None:
+    """All stayed when the scope ended, but another graph needed room before backward began."""
+    scope = _scope(store, 2 * _NUM * NBYTES)
+    for _ in range(_NUM_STEPS + 2):
+        losses = []
+        for _ in range(2):
+            with scope:
+                losses.append(sines(_NUM * 3 // 2, new_leaf() * 2).sum())
+                assert _are_on()
+            scope = _scope(store, 2 * _NUM * NBYTES)
+        for loss in losses:
+            loss.backward()
+
+
+def test_scope_around_a_part_of_the_graph_keeps_its_hooks(store: TierStore) -> None:
+    """What its own part takes tells nothing of the whole."""
+    scope = _scope(store)
+    for _ in range(_NUM_STEPS + 2):
+        leaf = new_leaf()
+        hidden = leaf * 2
+        for _ in range(3):
+            with scope:
+                hidden = sines(_NUM, hidden)
+                assert _are_on()
+        hidden.sum().backward()
+        del hidden
+
+
+@pytest.mark.parametrize("options", [{"select": lambda _: True}, {"prefetch": "none", "trace": True}])
+def test_scope_that_is_to_see_each_tensor_keeps_its_hooks(
+    store: TierStore, options: dict[str, Any], tmp_path: Any
+) -> None:
+    scope = _scope(store, **options | ({"trace": tmp_path / "trace"} if "trace" in options else {}))
+    assert all(_step(scope) for _ in range(_NUM_STEPS + 2))
+
+
+@pytest.mark.parametrize("around", ["hooks", "a scope"])
+def test_hooks_around_the_scope_get_nothing(store: TierStore, around: str) -> None:
+    scope, packed = _scope(store), list[torch.Tensor]()
+    for _ in range(_NUM_STEPS + 2):
+        outer = saved_tensors_hooks(packed.append, abs) if around == "hooks" else _scope(store, 0)
+        with outer:
+            hooks = hooks_of_thread()
+            with scope:
+                loss = sines(_NUM, new_leaf() * 2).sum()
+                assert len(hooks_of_thread()) == 2
+            assert hooks_of_thread() == hooks
+        loss.backward()
+    assert not packed
+    assert store.stats().offloaded_bytes == 0
+
+
+def test_what_is_entered_while_they_are_off(store: TierStore) -> None:
+    def forward(number: int, x: Any) -> Any:
+        x = sines(number, x)
+        with keep_resident():
+            x = x.sin().cos()
+        with keep_resident(hooks=False):
+            x = x.sin().cos()
+        with saved_tensors_hooks(_same, _same):
+            x = x.sin().cos()
+        x = checkpoint(lambda t: t.sin().cos(), x, use_reentrant=False)
+        x = checkpoint(lambda t: t.sin().cos(), x, use_reentrant=True)
+        policy = [torch.ops.aten.sin.default]
+        return checkpoint(
+            lambda t: t.sin().cos(),
+            x,
+            use_reentrant=False,
+            context_fn=lambda: selective_checkpoint_contexts(policy),
+        )
+
+    _know(_scope(store), forward=forward)
+
+
+def test_graph_that_is_dropped_or_kept_or_used_twice(store: TierStore) -> None:
+    scope = _scope(store)
+    _know(scope)
+    leaf = new_leaf()
+    with scope:
+        sines(_NUM, leaf * 2).sum()
+        dropped_in_the_scope = not _are_on()
+    with scope:
+        loss = sines(_NUM, leaf * 2).sum()
+    loss.backward(retain_graph=True)
+    once = leaf.grad
+    leaf.grad = None
+    loss.backward()
+    assert dropped_in_the_scope
+    assert once is not None
+    assert bits(once) == bits(leaf.grad)
+    del loss
+    assert store.stats().device_bytes == 0
+
+
+def test_error_of_forward_is_not_taken_for_another_graph(store: TierStore) -> None:
+    scope = _scope(store)
+    _know(scope)
+    with suppress(ZeroDivisionError), scope:
+        sines(_NUM // 2, new_leaf() * 2)
+        assert not _are_on()
+        raise ZeroDivisionError
+    assert not _step(scope)
+
+
+def test_device_memory_that_is_exhausted_is_explained_and_the_hooks_stay_on(store: TierStore) -> None:
+    scope = _scope(store)
+    _know(scope)
+
+    def run_out() -> None:
+        with scope:
+            sines(_NUM // 2, new_leaf() * 2)
+            raise torch.OutOfMemoryError("no memory")
+
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        run_out()
+    assert "In the next steps it does" in "".join(caught.value.__notes__)
+    assert _step(scope)
+
+
+def test_store_that_is_closed_meanwhile(make_store: MakeStore, copies: SeenCopies) -> None:
+    """What autograd keeps by itself is still there."""
+    store = make_store(host_bytes="64MiB", copies=copies)
+    scope = _scope(store)
+    _know(scope)
+    leaf, expected = new_leaf(), new_leaf()
+    with scope:
+        hidden = sines(_NUM, leaf * 2)
+        middle = hidden.detach().requires_grad_()
+        loss = middle.sin().sum()
+    store.close()
+    loss.backward()
+    expected_middle = sines(_NUM, expected * 2).detach().requires_grad_()
+    expected_middle.sin().sum().backward()
+    assert bits(middle.grad) == bits(expected_middle.grad)
+
+
+@pytest.mark.usefixtures("unvalidated")
+@pytest.mark.parametrize(("name", "owner"), [("pack", OffloadScope), ("__exit__", tiered_offload)])
+@pytest.mark.parametrize("has_outer", [False, True])
+def test_interrupted_at_any_moment_leaves_the_hooks_as_they_were(
+    make_store: MakeStore, copies: SeenCopies, name: str, owner: type, has_outer: bool
+) -> None:
+    def known() -> tiered_offload:
+        scope = _scope(make_store(host_bytes="64MiB", copies=copies))
+        _know(scope)
+        return scope
+
+    scope = known()
+    first, stride = (2, 1) if name == "__exit__" else (1, 7)
+    with ExitStack() as stack:
+        if has_outer:
+            stack.enter_context(saved_tensors_hooks(_same, _same))
+        around = hooks_of_thread()
+        for moment in moments(getattr(owner, name), interrupt, first=first, stride=stride, least=20):
+            try:
+                with moment, scope:
+                    sines(_NUM, new_leaf() * 2)
+            except KeyboardInterrupt:
+                pass
+            except StoreClosedError:  # the interrupt came in the middle of a change
+                with keep_resident(hooks=False):
+                    scope = known()
+            assert hooks_of_thread() == around, f"moment {moment.number}"
+
+
+_LAYER_BYTES = 2**16
+_SECONDS = 0.01
+
+
+@contextmanager
+def _slow_link(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch, spare: int | None) -> Iterator[Any]:
+    """A link that carries next to nothing while forward runs: in the end, all has to stay."""
+    narrow_windows(monkeypatch, _LAYER_BYTES * 4)
+    engine = VirtualAccelerator(_LAYER_BYTES / _SECONDS / 50, spare)
+    store = make_store(host_bytes="1GiB", copies=engine)
+
+    def forward(number: int, x: torch.Tensor) -> Any:
+        engine.synchronize()
+        return forward_through(engine, [_SECONDS] * number, x)
+
+    yield store, forward
+
+
+@pytest.mark.parametrize(
+    ("spare", "are_on"), [(2 * _NUM * _LAYER_BYTES, False), (_NUM * _LAYER_BYTES // 2, True), (None, True)]
+)
+def test_auto_only_with_memory_for_such_a_graph_once_more(
+    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch, spare: int | None, are_on: bool
+) -> None:
+    with _slow_link(make_store, monkeypatch, spare) as (store, forward):
+        rows = _LAYER_BYTES // 128
+        steps = [_step(_scope(store, "auto"), forward=forward, rows=rows) for _ in range(30)]
+        assert steps[:3] == [True] * 3
+        assert steps[-1] is are_on
