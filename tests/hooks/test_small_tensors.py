@@ -118,3 +118,44 @@ def test_store_closed_over_small_tensors_holds_nothing(make_store: MakeStore) ->
     del loss
     inspect(store).drop_ended()
     assert inspect(store).tracked_bytes_in_staging == 0
+
+
+def test_known_graph_small_tensors_between_large_ones_leave_in_groups(make_store: MakeStore) -> None:
+    """Large ones leave as soon as the plan says so. The small ones before them wait for more of them."""
+    store = make_store(host_bytes="4MiB", staging_bytes="64MiB")
+    leaves = [half_leaf(2**18), half_leaf(2**14)]
+    expected = [torch.autograd.grad(sine_chain(leaf * 2, 64).sum(), leaf) for leaf in leaves]
+    for _ in range(3):
+        with tiered_offload(store, min_bytes=0):
+            large, small = (leaf * 2 for leaf in leaves)
+            for _ in range(64):
+                large = large.sin()
+                small = small.sin()
+            loss = large.sum() + small.sum()
+        del large, small
+        alone = [record for record in inspect(store).records if record.nbytes == 2**16 and record.num_members == 1]
+        found = torch.autograd.grad(loss, leaves)
+        del loss
+    assert len(alone) < 16
+    assert all(torch.equal(*each, gradient) for each, gradient in zip(expected, found, strict=True))
+
+
+def test_large_tensor_finds_the_room_of_staging_that_small_ones_take(make_store: MakeStore) -> None:
+    """Small ones stay tracked in staging, and one as large as staging comes: they make way, and nothing hangs."""
+    store = make_store(host_bytes="4MiB", staging_bytes="4MiB")
+    leaves = [half_leaf(2**20), half_leaf(2**14)]
+    for _ in range(3):
+        with tiered_offload(store, min_bytes=0):
+            small, large = leaves[1] * 2, leaves[0] * 2
+            for _ in range(8):
+                for _ in range(12):
+                    small = small.sin()
+                large = large.sin()
+            loss = large.sum() + small.sum()
+        del large, small
+        loss.backward()
+        del loss
+    expected = [
+        torch.autograd.grad(sine_chain(leaf * 2, num).sum(), leaf) for leaf, num in zip(leaves, (8, 96), strict=True)
+    ]
+    assert all(torch.equal(3 * each, leaf.grad) for (each,), leaf in zip(expected, leaves, strict=True))

@@ -70,12 +70,14 @@ class Down(Generic[R]):
 
     def reclaim(self, how_many: int | None, *, is_planned: bool = False) -> None:
         """Admit what is solely owned, if not everything that may be solely owned fits: NOTE [No sooner than needed] in
-        `books.py`.
+        `books.py`. First what has a record. What is tracked only if that does not do: its small ones wait for others.
 
         Scans `how_many` (None: all) of the records that others held at the last look again. `is_planned`: the plan
-        may send something away even if there is room."""
-        if is_planned or self._pending.must_be_scanned or not self.fits_uncharged():
-            self.scan_pending(how_many)
+        sends away what is tracked even if there is room."""
+        if self._pending.must_be_scanned or not self.fits_uncharged():
+            self._admit_pending(how_many)
+        if is_planned or self._blocked or not (self.fits_uncharged() or self._fits_in_staging()):
+            self.scan_pending(0)
             if self._tracked.num_bytes:
                 self._charge_rest()
         self._memory.trim()
@@ -86,6 +88,14 @@ class Down(Generic[R]):
         uncharged_bytes = self._pending.num_bytes + self._tracked.num_bytes - windows.tracked_bytes
         uncharged_bytes += self._tracked.granted_bytes
         return host.used_bytes + uncharged_bytes + nbytes <= host.limit_bytes
+
+    def _fits_in_staging(self) -> bool:
+        """Charge staging for the small tensors that took room of host until now, if it has room for them."""
+        nbytes = self._tracked.num_bytes - self._windows.tracked_bytes
+        if nbytes <= 0 or not self._windows.may_stay_tracked(nbytes):
+            return False
+        self.charge_tracked(nbytes)
+        return self.fits_uncharged()
 
     def _charge_rest(self) -> None:
         """What could not be registered stays tracked: in staging, if nothing waits for room there."""
@@ -101,6 +111,9 @@ class Down(Generic[R]):
             self._windows.keep_tracked(0)
         if self._tracked.num_bytes:
             self._memory.register_settled()
+        self._admit_pending(how_many)
+
+    def _admit_pending(self, how_many: int | None) -> None:
         for record in self._pending.take(how_many):
             if record.state is not State.PENDING:
                 continue

@@ -180,7 +180,7 @@ class Saving:
         record = handle.record
         self._take_in(record)
         try:
-            self._send_out(is_planned=device is None and log.plan is not None)
+            self._send_out()
         except BaseException:
             self._withdraw(record)
             raise
