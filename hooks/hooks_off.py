@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch
 
 from tierstore.ledger.whole_graphs import NUM_COMPARED, WholeGraph
+from tierstore.residency.torch_names import current_backward
 from tierstore.store.tier_store import TierStore
 
 from .order import PackLog
 from .thread_hooks import RemovedHooks, owner_of_hooks, put_back, take_off_all
 
+_NONE = -1
 _ADVICE = (
     "all that such a graph saves has stayed on the device so far, so the store has not looked at what this one saved. "
     "In the next steps it does, and what has no room leaves"
@@ -25,59 +27,59 @@ class HooksOff:
         self._residency = store._core.residency
         self._graphs = store._core.whole_graphs
         self._is_automatic = is_automatic
-        self._was_tried = self._ran_out = False
+        self._was_tried = self._were_off = self._ran_out = False
         self._expected: WholeGraph | None = None
         self.removed: RemovedHooks = []
 
-    def take_off(self, scope: object, log: PackLog, device: torch.device) -> None:
+    def take_off(self, scope: object, log: PackLog, nbytes: int, device: torch.device) -> None:
         """Take the hooks of `scope` off, if the graph is one that stays as a whole, and there are no hooks around them.
 
-        To be called from within a pack, once there are `NUM_COMPARED`; what it finds the first time holds."""
+        To be called from within a pack of `nbytes`, once there are `NUM_COMPARED`; what it finds the first time holds.
+        In a backward they stay: when its thread is done, PyTorch puts back the hooks with which it has begun."""
         if self._was_tried:
             return
         self._was_tried = True
         expected = self._graphs.expected(log.packs)
-        if expected is None or log.plan is not None or owner_of_hooks() is not scope:
+        if expected is None or log.plan is not None or owner_of_hooks() is not scope or current_backward() != _NONE:
             return
-        if not self._has_room(expected.nbytes, device):
-            self._graphs.has_no_room(log.packs)
-        else:
-            take_off_all(self.removed)
-            if len(self.removed) == 1:
+        take_off_all(self.removed)
+        if len(self.removed) == 1:
+            if self._gets_room(log, expected.nbytes, log.bytes_on_device() + nbytes, device):
                 self._expected = expected
-            else:
-                put_back(self.removed)
+                return
+            self._graphs.begin_again(log.packs)
+        put_back(self.removed)
 
-    def _has_room(self, nbytes: int, device: torch.device) -> bool:
-        if not self._is_automatic:
-            return self._residency.saving.fits_on_device(nbytes + nbytes // 2)
-        spare_bytes = self._residency.streams.spare_bytes(device)
-        return spare_bytes is not None and spare_bytes >= nbytes
+    def _gets_room(self, log: PackLog, nbytes: int, seen_bytes: int, device: torch.device) -> bool:
+        room_bytes: int | None = nbytes + nbytes // 2
+        if self._is_automatic:
+            spare_bytes, room_bytes = self._residency.streams.spare_bytes(device), None
+            if spare_bytes is None or spare_bytes < nbytes:
+                return False
+        return self._residency.saving.expect_unseen(log, max(0, nbytes - seen_bytes), room_bytes)
 
     def leave(self, error: BaseException | None) -> None:
         """The scope is left, and its hooks are off: see to it that those around them are as they were.
 
         `error`: with which it is left. One of a device that has too little memory is told why it may have."""
+        self._were_off = True
         del self.removed[0]
         put_back(self.removed)  # there are some only if an interrupt came while all were off
         self._ran_out = isinstance(error, torch.OutOfMemoryError)
         if error is not None and self._ran_out:
             error.add_note(_ADVICE)
 
+    def kept_whole(self, log: PackLog, next_node: int) -> WholeGraph | None:
+        """What autograd has kept of the graph of which the scope has packed `log`, and nothing else, and then taken its
+        hooks off; None: they were not off, or it is another graph. `next_node`: that has not been made."""
+        expected = self._expected
+        return expected if expected is not None and next_node - log.packs[0][0] == expected.num_nodes else None
+
     def end(self, log: PackLog, next_node: int, *, failed: bool) -> None:
-        """The scope has ended. `log`: all that it has packed, and nothing else. `next_node`: that has not been made."""
-        packs, expected = log.packs, self._expected
-        if not packs:
-            return
-        num_nodes = next_node - packs[0][0]
-        seen_bytes = sum([nbytes for _, nbytes, _ in log.storages.values()])
-        if expected is None:
-            if not failed and len(packs) >= NUM_COMPARED:
-                log.ended_with = WholeGraph.of(packs, num_nodes, seen_bytes)
-        elif not failed:
-            is_another = num_nodes != expected.num_nodes
-            if not is_another:
-                self._residency.saving.charge_unseen(log, expected.num_packs, max(0, expected.nbytes - seen_bytes))
-            self._graphs.went(packs, is_another=is_another)
-        elif self._ran_out:
-            self._graphs.went(packs, is_another=True)
+        """The scope has ended. `log` and `next_node` as above."""
+        packs = log.packs
+        if self._expected is not None:
+            if not failed or self._ran_out:
+                self._graphs.went(packs, is_another=failed or self.kept_whole(log, next_node) is None)
+        elif not (failed or self._were_off) and len(packs) >= NUM_COMPARED:  # off: an interrupt was caught meanwhile
+            log.ended_with = WholeGraph.of(packs, next_node - packs[0][0], log.bytes_on_device())

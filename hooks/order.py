@@ -146,8 +146,11 @@ class PackLog(TrackedLog):
 
     def start(self, index: int) -> None:
         ended_with = self.ended_with
-        if ended_with is not None and ended_with.num_packs == self.num_packs and self.is_on_device():
-            self._whole_graphs.saw(self.packs, ended_with)
+        if ended_with is not None:
+            if ended_with.num_packs == self.num_packs and self.is_on_device():
+                self._whole_graphs.saw(self.packs, ended_with)
+            else:
+                self._whole_graphs.begin_again(self.packs)
         super().start(index)
         packs = self.copied_packs()
         self.large_nodes = large_nodes(zip(packs.nodes, packs.storages, packs.sizes, strict=True), self._region_bytes)

@@ -184,7 +184,7 @@ class OffloadScope:
             if log.plan is not None:
                 log.follow_entered()
             if self.hooks_off is not None and device is not None and log.num_packs >= NUM_COMPARED:
-                self.hooks_off.take_off(self, log, device)
+                self.hooks_off.take_off(self, log, nbytes, device)
         # Then the plan is asked before the tensor is packed.
         is_foreseen = (
             grant is None
@@ -275,13 +275,16 @@ class OffloadScope:
 
     def settle(self, *, failed: bool) -> None:
         """The scope ends, so every kernel has run. `failed`: by an exception."""
-        next_node = sequence_nr()
+        next_node, hooks_off = sequence_nr(), None if self._unsettled_logs else self.hooks_off
         self._settle_fresh()
-        for log in (*self._unsettled_logs, self._log):
+        for log in self._unsettled_logs:
             log.settle()
             self._saving.scan_owners(log)
-        if self.hooks_off is not None and not self._unsettled_logs:
-            self.hooks_off.end(self._log, next_node, failed=failed)
+        log = self._log
+        log.settle()
+        self._saving.scan_owners(log, None if hooks_off is None or failed else hooks_off.kept_whole(log, next_node))
+        if hooks_off is not None:
+            hooks_off.end(log, next_node, failed=failed)
 
     def _settle_fresh(self) -> None:
         self._saving.settle(self._fresh)
@@ -295,6 +298,8 @@ class OffloadScope:
         else:
             self._log.settle()
         self._log = open_log(self._store, self._options)
+        if self.hooks_off is not None and not self.hooks_off.removed:
+            self.hooks_off = None  # this is not the graph that the scope has begun with
         return self._log
 
     def _register(

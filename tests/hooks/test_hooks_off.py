@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
@@ -15,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from tests.conftest import MakeStore
 from tests.hooks.granted import NBYTES, new_leaf, sines
 from tests.hooks.late_copies import SeenCopies
-from tests.hooks.programs import bits
+from tests.hooks.programs import bits, in_threads
 from tests.hooks.test_interrupted_scopes import hooks_of_thread
 from tests.hooks.virtual_accelerator import VirtualAccelerator, forward_through, narrow_windows
 from tests.moments import interrupt, moments
@@ -213,6 +214,89 @@ def test_what_is_entered_while_they_are_off(store: TierStore) -> None:
         )
 
     _know(_scope(store), forward=forward)
+
+
+def test_backward_in_the_scope_leaves_the_hooks_as_they_were(store: TierStore) -> None:
+    """Autograd gives its thread the hooks with which backward began, and then those of before again."""
+    scope, leaf, long = _scope(store), new_leaf(), 4 * _NUM
+    _know(scope, number=long)
+    with scope:
+        checkpoint(lambda x: sines(long, x * 2), leaf * 1, use_reentrant=True).sum().backward()
+    assert not hooks_of_thread()
+    expected = new_leaf()
+    sines(long, expected * 2).sum().backward()
+    assert bits(leaf.grad) == bits(expected.grad)
+
+
+def test_second_graph_of_a_scope_keeps_its_hooks(store: TierStore) -> None:
+    """A known one: the end of the scope would not tell how many nodes it had."""
+    scope, long = _scope(store), 4 * _NUM
+    _know(scope, number=long)
+    with scope:
+        sines(3, new_leaf() * 2).sum().backward()
+        loss = sines(long, new_leaf() * 2).sum()
+        assert _are_on()
+    assert store.stats().device_bytes == long * NBYTES
+    loss.backward()
+
+
+def test_sizes_that_the_first_packs_do_not_tell_keep_the_hooks_on(store: TierStore) -> None:
+    def step(rows: int) -> bool:
+        leaf = new_leaf()
+        with _scope(store):
+            loss = sines(_NUM, torch.full((rows, 32), 0.5) * sines(_NUM, leaf * 2).sum()).sum()
+            are_on = _are_on()
+        loss.backward()
+        return are_on
+
+    assert all(step(rows) for _ in range(_NUM_STEPS) for rows in (32, 32, 128))
+
+
+def test_steps_in_which_something_leaves_in_between(store: TierStore) -> None:
+    """Those in which all stays are not in a row then."""
+    scope = _scope(store, "4MiB", prefetch="none")
+
+    def step(rows: int) -> bool:
+        leaf = new_leaf()
+        with scope:
+            loss = sines(_NUM, torch.full((rows, 32), 0.5) * sines(40, leaf * 2).sum()).sum()
+            are_on = _are_on()
+        loss.backward()
+        return are_on
+
+    assert all(step(rows) for _ in range(2 * _NUM_STEPS) for rows in (32, 32, 32, 1024))
+    assert store.stats().offloaded_bytes
+
+
+def test_two_graphs_at_once_have_room_for_one(store: TierStore) -> None:
+    long = 4 * _NUM
+    most_bytes = long * NBYTES * 17 // 10
+    scope, losses, are_over = _scope(store, most_bytes), list[torch.Tensor](), threading.Barrier(2)
+    _know(scope, number=long)
+
+    def forward() -> None:
+        with scope:
+            losses.append(sines(long, new_leaf() * 2).sum())
+            are_over.wait(60)
+
+    in_threads(forward, forward)
+    assert store.stats().device_bytes <= most_bytes
+    for loss in losses:
+        loss.backward()
+
+
+def test_graph_whose_figures_were_asked_for_is_as_large(store: TierStore) -> None:
+    """Then its tensors have records."""
+    held = []
+    for _ in range(_NUM_STEPS + 2):
+        with _scope(store):
+            loss = sines(_NUM, new_leaf() * 2).sum()
+            store.stats()
+            are_on = _are_on()
+        held.append(store.stats().device_bytes)
+        loss.backward()
+    assert not are_on
+    assert held == [_NUM * NBYTES] * (_NUM_STEPS + 2)
 
 
 def test_graph_that_is_dropped_or_kept_or_used_twice(store: TierStore) -> None:

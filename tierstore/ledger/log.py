@@ -240,7 +240,15 @@ class GraphLog(Generic[T, R]):
         """Whether nothing has left its accelerator, and nothing is on the host."""
         stays = State.PENDING, State.DEVICE
         records = [record for record in list(self.records) if record is not None]
-        return not self.on_host and all(record.state in stays for record in records)
+        return not self.on_host and all(record.state in stays and record.device is not None for record in records)
+
+    def bytes_on_device(self) -> int:
+        """What the graph takes of the room on accelerators. Without the lock, as another thread may change it."""
+        sizes = [nbytes for _, nbytes, _ in list(self.storages.values())]
+        if any(self.records):
+            records = [record for record in list(self.records) if record is not None and record.state is State.DEVICE]
+            sizes += {record.key: record.nbytes for record in records}.values()
+        return sum(sizes)
 
     def is_mostly_dead(self) -> bool:
         """Whether most of its tensors are dead. Checked only each time the number of packs has doubled, else False."""

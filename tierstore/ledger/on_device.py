@@ -83,9 +83,9 @@ class DeviceBytes:
             self.resident.used_bytes += nbytes
 
     def charge_unseen(self, log: LogRemains, nbytes: int) -> None:
-        """Autograd has kept that much more of the graph, by itself."""
-        log.unseen_bytes += nbytes
-        self.resident.used_bytes += nbytes
+        """Autograd keeps that much of the graph by itself, whatever was charged for that before."""
+        self.resident.used_bytes += nbytes - log.unseen_bytes
+        log.unseen_bytes = nbytes
 
     def give_back(self, log: GraphLog[Any, Any], index: int) -> None:
         """Others hold the storage of that tensor too: charge nothing for it."""

@@ -3,10 +3,12 @@
 NOTE [Hooks off]
 Where all that a graph saves stays where it is, a pack has nothing to do, and it is not free. So a scope takes its hooks
 off the thread, from within a pack, once the packs so far are those with which such a graph begins. Autograd then keeps
-the rest by itself, as without a scope. At the end of the scope the rest is charged to the graph, until that is gone.
+the rest by itself, as without a scope. What is expected of it is charged to the graph at once, as other graphs may come
+meanwhile; at the end of the scope, what it was. That is until the graph is gone.
 
 A graph is known by the nodes of its first packs. It is taken for one that stays as a whole after some steps in a row in
-which its scope ended after the same number of nodes, and nothing had left when backward began.
+which its scope ended after the same number of nodes, nothing had left when backward began, and the bytes were as the
+first packs tell: lengths that only show later tell nothing of the next step.
 
 With the hooks off, nothing calls the store. A graph that only begins like a known one, and goes on for longer, stays as
 a whole too. Its gradients are the same, but it may take more memory than it should. So there has to be room for such a
@@ -28,6 +30,8 @@ _GROWTH = 4
 _NUM_OFF = 31
 """Steps without hooks between two that are looked at as a whole."""
 _MAX_GRAPHS = 64
+_TOLERATED = 1.5
+"""As a factor: so much more may a step take than another of the same scale. There has to be room for that."""
 
 
 class WholeGraph(NamedTuple):
@@ -71,10 +75,13 @@ class WholeGraphs:
         """All of a graph with these packs has stayed until its backward began."""
         key = _key(packs)
         steps = self._known[key] = self._known.pop(key, _Steps(graph))  # the latest, last
-        is_alike = steps.graph[:2] == graph[:2]
+        expected = steps.graph.scaled(packs)
+        least, most = sorted((expected.nbytes, graph.nbytes))
+        is_alike = expected[:2] == graph[:2] and most <= _TOLERATED * least
         steps.num_seen = steps.num_seen + 1 if is_alike else 1
         steps.num_off = _NUM_OFF
-        steps.graph = graph
+        if not is_alike or graph.nbytes >= expected.nbytes:
+            steps.graph = graph  # of those that are alike, the one that takes most
         while len(self._known) > _MAX_GRAPHS:
             self._known.popitem(last=False)
 
@@ -92,8 +99,8 @@ class WholeGraphs:
         """Whether a scope may be of a graph that needs no hooks, before it has packed anything."""
         return any(steps.num_seen >= steps.num_needed for steps in list(self._known.values()))
 
-    def has_no_room(self, packs: Sequence[tuple[int, int]]) -> None:
-        """For that, the hooks of the graph that was expected stay on. It is expected again after some steps."""
+    def begin_again(self, packs: Sequence[tuple[int, int]]) -> None:
+        """Something of a graph with these packs has left, or would have: it is expected again after some steps."""
         steps = self._known.get(_key(packs))
         if steps is not None:
             steps.num_seen = 0

@@ -15,6 +15,7 @@ from ..ledger.counters import STALL_CAUSES
 from ..ledger.grants import SHARE_GRANTED, Grant
 from ..ledger.ledger import Ledger
 from ..ledger.state import State
+from ..ledger.whole_graphs import WholeGraph
 from .device import DeviceTier
 from .guard import Guard, change, change_if_open, is_inside_any, whole
 from .handle import Handle, Record
@@ -224,8 +225,10 @@ class Saving:
         self._slots.trim()
 
     @change_if_open
-    def scan_owners(self, log: TrackedLog) -> None:
+    def scan_owners(self, log: TrackedLog, kept: WholeGraph | None = None) -> None:
         """At the end of a scope or a forward, find out which storages others also hold. Does not wait.
+
+        `kept`: of this graph, autograd has kept the rest by itself: see NOTE [Hooks off] in `ledger/whole_graphs.py`.
 
         Tracked tensors whose storage others also hold are registered. Pending records are scanned again if room is
         short."""
@@ -235,16 +238,19 @@ class Saving:
         self._down.reclaim(None)
         self._registration.scan_owners(log)
         self._books.pending.scan_owners()
+        if kept is not None:
+            self._count_unseen(log, kept)
 
-    @change_if_open
-    def charge_unseen(self, log: TrackedLog, num_packs: int, nbytes: int) -> None:
-        """Autograd has kept the rest of a graph by itself: `nbytes` on an accelerator, so that there are `num_packs`
-        packs. Does not wait."""
-        counters = self._counters
-        counters.packed_tensors += max(0, num_packs - log.num_packs)
-        counters.packed_bytes += nbytes
+    @whole
+    def expect_unseen(self, log: TrackedLog, nbytes: int, room_bytes: int | None) -> bool:
+        """Autograd is to keep the rest of a graph by itself: charge `nbytes` of an accelerator for it. Does not wait.
+
+        False: there is no room for `room_bytes`, if that was asked for, or the store is closed. Nothing is charged."""
+        if self._guard.closed is not None or not (room_bytes is None or self.fits_on_device(room_bytes)):
+            return False
+        self._guard.is_changing = True
         self._tracked.on_device.charge_unseen(log.remains, nbytes)
-        self._ledger.device.bound_flight()
+        return True
 
     @change
     def register(self, tracked: TrackedTensor) -> None:
@@ -342,6 +348,13 @@ class Saving:
             self._registration.register_on_device(grouping, log)
         elif log.leaving:
             self._registration.register_leaving(grouping, log, may_wait=False)
+
+    def _count_unseen(self, log: TrackedLog, kept: WholeGraph) -> None:
+        nbytes = max(0, kept.nbytes - log.bytes_on_device())
+        self._counters.packed_tensors += max(0, kept.num_packs - log.num_packs)
+        self._counters.packed_bytes += nbytes
+        self._tracked.on_device.charge_unseen(log.remains, nbytes)
+        self._ledger.device.bound_flight()
 
     def _begin_pack(self, log: TrackedLog, node: int, fresh: list[Record]) -> None:
         log.newest_node = node
