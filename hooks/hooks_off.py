@@ -46,6 +46,7 @@ class HooksOff:
         if len(self.removed) == 1:
             if self._gets_room(log, expected.nbytes, log.bytes_on_device() + nbytes, device):
                 self._expected = expected
+                log.order.is_whole = False
                 return
             self._graphs.begin_again(log.packs)
         put_back(self.removed)

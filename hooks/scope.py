@@ -277,14 +277,12 @@ class OffloadScope:
         """The scope ends, so every kernel has run. `failed`: by an exception."""
         next_node, hooks_off = sequence_nr(), None if self._unsettled_logs else self.hooks_off
         self._settle_fresh()
-        for log in self._unsettled_logs:
+        kept = None if hooks_off is None or failed else hooks_off.kept_whole(self._log, next_node)
+        for log in (*self._unsettled_logs, self._log):
             log.settle()
-            self._saving.scan_owners(log)
-        log = self._log
-        log.settle()
-        self._saving.scan_owners(log, None if hooks_off is None or failed else hooks_off.kept_whole(log, next_node))
+            self._saving.scan_owners(log, kept)
         if hooks_off is not None:
-            hooks_off.end(log, next_node, failed=failed)
+            hooks_off.end(self._log, next_node, failed=failed)
 
     def _settle_fresh(self) -> None:
         self._saving.settle(self._fresh)

@@ -91,6 +91,11 @@ class InsideStore:
         """Threads that wait for progress."""
         return len(self.residency.guard.progress._waiters)  # type: ignore[attr-defined]
 
+    @property
+    def num_known_graphs(self) -> int:
+        """The graphs of which the order of backward was learned."""
+        return len(self._store._core.learned_orders._known.prefixes.traces)
+
     def wait_for_room(self) -> None:
         """Wait as a pack without room does: for ever, where nothing makes progress."""
         with self.lock:

@@ -19,6 +19,7 @@ from tests.hooks.late_copies import SeenCopies
 from tests.hooks.programs import bits, in_threads
 from tests.hooks.test_interrupted_scopes import hooks_of_thread
 from tests.hooks.virtual_accelerator import VirtualAccelerator, forward_through, narrow_windows
+from tests.inspect_store import inspect
 from tests.moments import interrupt, moments
 from tierstore import StoreClosedError, TierStore, keep_resident, selective_checkpoint_contexts, tiered_offload
 from tierstore.hooks.scope import OffloadScope
@@ -419,3 +420,18 @@ def test_auto_only_with_memory_for_such_a_graph_once_more(
         steps = [_step(_scope(store, "auto"), forward=forward, rows=rows) for _ in range(30)]
         assert steps[:3] == [True] * 3
         assert steps[-1] is are_on
+
+
+def test_part_of_a_graph_that_leaves_is_not_taken_for_a_graph(store: TierStore) -> None:
+    """What was packed before the hooks went is sent away by another scope. Nothing is learned of it."""
+    scope = _scope(store)
+    _know(scope)
+    with scope:
+        loss = sines(_NUM, new_leaf() * 2).sum()
+    with _scope(store, 0):
+        pass
+    assert 0 < store.stats().offloaded_bytes < _NUM * NBYTES
+    loss.backward()
+    del loss
+    store.stats()
+    assert inspect(store).num_known_graphs == 0

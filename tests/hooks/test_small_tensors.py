@@ -140,9 +140,12 @@ def test_known_graph_small_tensors_between_large_ones_leave_in_groups(make_store
     assert all(torch.equal(*each, gradient) for each, gradient in zip(expected, found, strict=True))
 
 
-def test_large_tensor_finds_the_room_of_staging_that_small_ones_take(make_store: MakeStore) -> None:
+@pytest.mark.parametrize("host_bytes", [0, "4MiB"])
+def test_large_tensor_finds_the_room_of_staging_that_small_ones_take(
+    make_store: MakeStore, host_bytes: int | str
+) -> None:
     """Small ones stay tracked in staging, and one as large as staging comes: they make way, and nothing hangs."""
-    store = make_store(host_bytes="4MiB", staging_bytes="4MiB")
+    store = make_store(host_bytes=host_bytes, staging_bytes="4MiB")
     leaves = [half_leaf(2**20), half_leaf(2**14)]
     for _ in range(3):
         with tiered_offload(store, min_bytes=0):

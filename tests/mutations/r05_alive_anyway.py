@@ -19,7 +19,7 @@ MUTATIONS = {
     "test_buffers_and_input_batch_not_taken_and_counted_when_the_graph_ends": {
         "only what nobody else holds is taken": always("is_sole_owner", "num_owners == num_claims"),
         "what somebody else holds is not charged": after(
-            "Down.scan_pending", "self._pending.share(record)", "self.windows.charge(record, self.windows.host)"
+            "Down._admit_pending", "self._pending.share(record)", "self.windows.charge(record, self.windows.host)"
         ),
         "what somebody else holds is counted": drop(
             "Ledger._release", "self.books.counters.kept_bytes['alive elsewhere'] += ..."
@@ -71,7 +71,7 @@ MUTATIONS = {
     },
     "test_let_go_before_the_scope_ends_taken_then": {
         "what was held is looked at again at the end of the scope": drop(
-            "OffloadScope.settle", "self._saving.scan_owners(log)"
+            "OffloadScope.settle", "self._saving.scan_owners(log, kept)"
         ),
     },
     "test_let_go_after_the_scope_taken_when_backward_begins": {

@@ -152,4 +152,29 @@ MUTATIONS = {
             "DeviceRules._land_early", "self._memory.wait_where_packed(flight.record, flight.copy.end)"
         ),
     },
+    "test_longer_graph_is_noticed_and_the_hooks_stay_on_for_longer_each_time": {
+        "a graph that only begins like one that stays is noticed": replace(
+            "HooksOff.kept_whole", "next_node - log.packs[0][0] == expected.num_nodes", "True"
+        ),
+    },
+    "test_graph_without_room_for_half_as_much_again_keeps_its_hooks": {
+        "hooks go only where there is room for a graph that only begins alike": never(
+            "Saving.expect_unseen", "self._guard.closed is not None or not (...)"
+        ),
+    },
+    "test_two_graphs_at_once_have_room_for_one": {
+        "what autograd will keep by itself is charged as the hooks go": drop(
+            "Saving.expect_unseen", "self._tracked.on_device.charge_unseen(log.remains, nbytes)"
+        ),
+    },
+    "test_hooks_around_the_scope_get_nothing": {
+        "hooks around a scope get nothing of it": replace(
+            "HooksOff.take_off", "len(self.removed) == 1", "len(self.removed) > 0"
+        ),
+    },
+    "test_backward_in_the_scope_leaves_the_hooks_as_they_were": {
+        "hooks do not go in a backward, which puts them back": replace(
+            "HooksOff.take_off", "current_backward() != _NONE", "False"
+        ),
+    },
 }

@@ -65,6 +65,7 @@ class GraphOrder(Generic[R]):
         asked_for: the packs that backward has asked for, in order; an ordered set.
         predicted: the plan of the latest known graph that begins with the packs so far; None: there is none.
         is_followed: something has left its place, and backward has begun: the lookahead is followed.
+        is_whole: all packs of the graph are known, so that something can be learned from it.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class GraphOrder(Generic[R]):
         self._signature = 0  # of the packs so far, as long as there is a plan
         self._shape = 0  # of their nodes, where the plan does not tell it
         self.is_followed = False
+        self.is_whole = True
         self._trace: _TraceSoFar | None = None
 
     def follow(self, index: int, packs: Sequence[tuple[int, int]], first_node: int) -> int:
@@ -148,7 +150,7 @@ class GraphOrder(Generic[R]):
         """What learns from this backward, to be called when the graph is gone. It keeps no record. None: nothing does.
 
         `times`: of the graph on its accelerator; None: they were not taken."""
-        if self._orders is None or self._trace is None:
+        if self._orders is None or self._trace is None or not self.is_whole:
             return None
         depth, staging_bytes = self.lookahead.depth, self._budgets.staging_bytes
         return partial(_learn, self._orders, self._trace, self.asked_for, times, depth, staging_bytes)
