@@ -76,10 +76,11 @@ class Down(Generic[R]):
         sends away what is tracked even if there is room."""
         if self._pending.must_be_scanned or not self.fits_uncharged():
             self._admit_pending(how_many)
-        if is_planned or self._blocked or not (self.fits_uncharged() or self._fits_in_staging()):
+        if self._tracked.num_bytes and (
+            is_planned or self._blocked or not (self.fits_uncharged() or self._fits_in_staging())
+        ):
             self.scan_pending(0)
-            if self._tracked.num_bytes:
-                self._charge_rest()
+            self._charge_rest()
         self._memory.trim()
 
     def fits_uncharged(self, nbytes: int = 0) -> bool:
