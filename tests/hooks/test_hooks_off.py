@@ -218,11 +218,12 @@ def test_what_is_entered_while_they_are_off(store: TierStore) -> None:
 
 
 def test_backward_in_the_scope_leaves_the_hooks_as_they_were(store: TierStore) -> None:
-    """Autograd gives its thread the hooks with which backward began, and then those of before again."""
+    """Autograd gives its thread the hooks with which backward began, and then those of before again. The leaf is kept,
+    so the first that the scope packs is what backward computes again."""
     scope, leaf, long = _scope(store), new_leaf(), 4 * _NUM
     _know(scope, number=long)
     with scope:
-        checkpoint(lambda x: sines(long, x * 2), leaf * 1, use_reentrant=True).sum().backward()
+        checkpoint(lambda x: sines(long, x * 2), leaf, use_reentrant=True).sum().backward()
     assert not hooks_of_thread()
     expected = new_leaf()
     sines(long, expected * 2).sum().backward()
