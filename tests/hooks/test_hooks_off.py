@@ -375,12 +375,12 @@ def test_interrupted_at_any_moment_leaves_the_hooks_as_they_were(
         return scope
 
     scope = known()
-    first, stride = (2, 1) if name == "__exit__" else (1, 7)
+    first = 2 if name == "__exit__" else 1
     with ExitStack() as stack:
         if has_outer:
             stack.enter_context(saved_tensors_hooks(_same, _same))
         around = hooks_of_thread()
-        for moment in moments(getattr(owner, name), interrupt, first=first, stride=stride, least=20):
+        for moment in moments(getattr(owner, name), interrupt, first=first, least=20):
             try:
                 with moment, scope:
                     sines(_NUM, new_leaf() * 2)
