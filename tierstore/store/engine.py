@@ -88,6 +88,7 @@ class Engine:
         try:
             opened = self._opening.get()
             if isinstance(opened, BaseException):
+                self._thread.join()  # it has nothing left to do: a constructor that raises leaves no thread
                 raise opened
             return opened
         except BaseException:  # an interrupt too: its traceback may keep the user alive for long
