@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import weakref
+
 import torch
 
-from tierstore.ledger.whole_graphs import NUM_COMPARED, WholeGraph
-from tierstore.residency.torch_names import current_backward
+from tierstore.ledger.on_device import UnseenGraph
+from tierstore.ledger.whole_graphs import NUM_COMPARED, TOLERATED, Nodes, WholeGraph, nodes_of
+from tierstore.residency.torch_names import current_backward, top_hooks
 from tierstore.store.tier_store import TierStore
 
 from .order import PackLog
+from .select import Kept, KeptTensor, keep
 from .thread_hooks import RemovedHooks, owner_of_hooks, put_back, take_off_all
 
 _NONE = -1
@@ -18,46 +22,131 @@ _ADVICE = (
 )
 
 
+class _FirstKept(KeptTensor):
+    """The first tensor that a graph has saved, so the last that backward gives back. It keeps what the graph's bytes
+    are charged to."""
+
+    graph: UnseenGraph
+
+
 class HooksOff:
     """Whether one scope may do without hooks, and whether it does. Only the scope's thread calls it.
 
-    `is_automatic`: its `device_bytes` is "auto". `removed`: its hooks, where they are off."""
+    Attributes:
+        small_bytes: as `PackLog.small_bytes`, as long as the scope has no log.
+        removed: the scope's hooks, where they are off.
+        log: of the graph that the scope has begun with, where it was not expected, or is another. None: it has none.
+    """
 
     def __init__(self, store: TierStore, *, is_automatic: bool) -> None:
+        """`is_automatic`: the scope's `device_bytes` is "auto"."""
         self._residency = store._core.residency
         self._graphs = store._core.whole_graphs
         self._is_automatic = is_automatic
-        self._was_tried = self._were_off = self._ran_out = False
+        self._nodes: Nodes = ()
         self._expected: WholeGraph | None = None
+        self._device: torch.device | None = None
+        self._packs: list[tuple[int, int]] = []  # of what was kept as the first of the graph that is expected
+        self._nbytes = self._known_bytes = 0
+        self._graph: weakref.ref[UnseenGraph] | None = None
+        self._went = self._were_off = self._ran_out = False
+        self.small_bytes = 0
         self.removed: RemovedHooks = []
+        self.log: PackLog | None = None
 
-    def take_off(self, scope: object, log: PackLog, nbytes: int, device: torch.device) -> None:
-        """Take the hooks of `scope` off, if the graph is one that stays as a whole, and there are no hooks around them.
+    def expects(self) -> bool:
+        """Whether the scope begins with a known graph, as far as can be told; then `keep` is to be asked.
 
-        To be called from within a pack of `nbytes`, once there are `NUM_COMPARED`; what it finds the first time holds.
-        In a backward they stay: when its thread is done, PyTorch puts back the hooks with which it has begun."""
-        if self._was_tried:
-            return
-        self._was_tried = True
-        expected = self._graphs.expected(log.packs)
-        if expected is None or log.plan is not None or owner_of_hooks() is not scope or current_backward() != _NONE:
+        To be called before its hooks are on the thread. If there are hooks around them, they stay. In a backward, too:
+        when its thread is done, PyTorch puts back the hooks with which it has begun."""
+        found = self._graphs.next_whole()
+        if found is None or top_hooks(False) is not None or current_backward() != _NONE:
+            return False
+        self._nodes, self._expected = found
+        self._known_bytes = int(self._expected.first_bytes * TOLERATED)
+        return True
+
+    def keep(
+        self, tensor: torch.Tensor, node: int, nbytes: int, device: torch.device | None, scope: object
+    ) -> KeptTensor | Kept | None:
+        """What the graph is to hold of the next tensor that is saved, if it may be one of the graph that is expected.
+        None: it is not, or there is no room for it.
+
+        Once all packs were compared, the hooks of `scope` are taken off. To be called from within a pack."""
+        packs = self._packs
+        num_packs = len(packs)
+        if not num_packs:
+            self._device = device
+        elif num_packs == NUM_COMPARED:
+            return None
+        elif node - packs[0][0] != self._nodes[num_packs]:
+            self._nodes = ()
+        if not self._nodes or device is None or device != self._device:
+            return None
+        self._nbytes += nbytes
+        if self._nbytes > self._known_bytes and not self._have_room():
+            self._nbytes -= nbytes
+            return None
+        packs.append((node, nbytes))
+        held = keep(tensor)
+        if self._graph is None and isinstance(held, KeptTensor):
+            held = first = _FirstKept(held)
+            first.graph = graph = UnseenGraph()
+            self._graph = weakref.ref(graph)
+        if num_packs + 1 == NUM_COMPARED:
+            self._take_off(scope)
+        return held
+
+    def begin(self, log: PackLog) -> bool:
+        """The graph is not the one that was expected, or has no room: what follows is in that log, which is new.
+
+        Returns whether the hooks are off, or may be the next time: nothing was kept."""
+        self.log = log
+        log.small_bytes = self.small_bytes
+        if not self._packs:
+            return True
+        log.order.is_whole = False
+        if self._went:
+            return True
+        self._charge()
+        self._graphs.came(self._nodes or None)
+        return False
+
+    def _have_room(self) -> bool:
+        """For what was kept so far, which is more than is known."""
+        if self._is_automatic:
+            return False
+        saving = self._residency.saving
+        if not saving.fits_on_device(self._nbytes):
+            saving.settle()  # graphs may have gone
+        return saving.fits_on_device(self._nbytes)
+
+    def _take_off(self, scope: object) -> None:
+        if self._expected is None or owner_of_hooks() is not scope or current_backward() != _NONE:
             return
         take_off_all(self.removed)
-        if len(self.removed) == 1:
-            if self._gets_room(log, expected.nbytes, log.bytes_on_device() + nbytes, device):
-                self._expected = expected
-                log.order.is_whole = False
-                return
-            self._graphs.begin_again(log.packs)
-        put_back(self.removed)
+        self._expected = self._expected.scaled(self._packs)
+        self._went = self._gets_room(self._expected)
+        if not self._went:
+            self._graphs.begin_again(self._nodes)
+            put_back(self.removed)
 
-    def _gets_room(self, log: PackLog, nbytes: int, seen_bytes: int, device: torch.device) -> bool:
-        room_bytes: int | None = nbytes + nbytes // 2
+    def _gets_room(self, expected: WholeGraph) -> bool:
+        graph = None if self._graph is None else self._graph()
+        if graph is None or self._device is None:
+            return False
+        room_bytes: int | None = expected.nbytes + expected.nbytes // 2
         if self._is_automatic:
-            spare_bytes, room_bytes = self._residency.streams.spare_bytes(device), None
-            if spare_bytes is None or spare_bytes < nbytes:
+            spare_bytes, room_bytes = self._residency.streams.spare_bytes(self._device), None
+            if spare_bytes is None or spare_bytes < expected.nbytes:
                 return False
-        return self._residency.saving.expect_unseen(log, max(0, nbytes - seen_bytes), room_bytes)
+        return self._residency.saving.leave_unseen(graph, expected.num_packs, expected.nbytes, room_bytes)
+
+    def _charge(self) -> None:
+        """What was kept stays, if its graph is still there, and no more of it."""
+        graph = None if self._graph is None else self._graph()
+        if graph is not None:
+            self._residency.saving.leave_unseen(graph, len(self._packs), self._nbytes, None)
 
     def leave(self, error: BaseException | None) -> None:
         """The scope is left, and its hooks are off: see to it that those around them are as they were.
@@ -70,17 +159,23 @@ class HooksOff:
         if error is not None and self._ran_out:
             error.add_note(_ADVICE)
 
-    def kept_whole(self, log: PackLog, next_node: int) -> WholeGraph | None:
-        """What autograd has kept of the graph of which the scope has packed `log`, and nothing else, and then taken its
-        hooks off; None: they were not off, or it is another graph. `next_node`: that has not been made."""
-        expected = self._expected
-        return expected if expected is not None and next_node - log.packs[0][0] == expected.num_nodes else None
-
-    def end(self, log: PackLog, next_node: int, *, failed: bool) -> None:
-        """The scope has ended. `log` and `next_node` as above."""
-        packs = log.packs
-        if self._expected is not None:
+    def end(self, next_node: int, *, failed: bool) -> None:
+        """The scope has ended. `next_node`: has not been made. `failed`: by an exception."""
+        if self._went and self._expected is not None:
             if not failed or self._ran_out:
-                self._graphs.went(packs, is_another=failed or self.kept_whole(log, next_node) is None)
-        elif not (failed or self._were_off) and len(packs) >= NUM_COMPARED:  # off: an interrupt was caught meanwhile
+                is_another = failed or next_node - self._packs[0][0] != self._expected.num_nodes
+                self._graphs.went(self._nodes, is_another=is_another)
+                self._graphs.came(self._nodes)
+        elif self.log is None:
+            self._charge()
+            if self._packs and not failed:
+                self._graphs.came(None)
+        elif not (failed or self._were_off or self.log.is_empty()):  # off: an interrupt was caught meanwhile
+            self._look_at(self.log, next_node)
+
+    def _look_at(self, log: PackLog, next_node: int) -> None:
+        packs, nodes = log.packs, None
+        if len(packs) >= NUM_COMPARED:
+            nodes = nodes_of(packs)
             log.ended_with = WholeGraph.of(packs, next_node - packs[0][0], log.bytes_on_device())
+        self._graphs.came(nodes)

@@ -43,8 +43,7 @@ class ModuleScope(tiered_offload):
     @contextmanager
     def packing(self) -> Iterator[Callable[[Any], Packed]]:
         """Inside it, the pack hook of an entry of its own, which is not put on the thread."""
-        scope, is_done = self._new_scope(), False
-        scope.hooks_off = None  # they are not on the thread
+        scope, is_done = self._new_scope(is_on_thread=False), False
         try:
             yield scope.pack
             is_done = True

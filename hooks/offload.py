@@ -159,20 +159,22 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
     def _enter(self, scopes: list[_Entry]) -> None:
         scope = self._new_scope()  # before `keep_on_device`, which spoils the times that this tells to a trace
         scopes.append(scope)
-        device_bytes = self._log_options.device_bytes
-        if device_bytes is not None:
-            self._store._core.residency.keep_on_device(device_bytes)
+        device_bytes, residency = self._log_options.device_bytes, self._store._core.residency
+        if device_bytes is not None and device_bytes != residency.device_limit_bytes:
+            residency.keep_on_device(device_bytes)
         try:
             push_hooks(scope.pack, unpack)
         except RuntimeError as error:
             advise(error, ADVICE_WITHIN)
             raise
 
-    def _new_scope(self) -> _Entry:
+    def _new_scope(self, *, is_on_thread: bool = True) -> _Entry:
+        """`is_on_thread`: its hooks will be on this thread."""
         self._store._core.plans.drain()
-        scope = OffloadScope(self._store, self._small, self._select, self._log_options)
         traces = self._store._core.traces
         recorder = traces.recorder if self._trace is None else traces.begin(self._trace)
+        may_be_off = is_on_thread and recorder is None
+        scope = OffloadScope(self._store, self._small, self._select, self._log_options, may_be_off=may_be_off)
         if recorder is None:
             return scope
         if self._trial is not None:

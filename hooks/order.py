@@ -17,7 +17,7 @@ from tierstore.ledger.ledger import NUM_PASSED
 from tierstore.ledger.lookahead import LearnedOrders
 from tierstore.ledger.plan import Plan
 from tierstore.ledger.state import State
-from tierstore.ledger.whole_graphs import WholeGraph
+from tierstore.ledger.whole_graphs import WholeGraph, nodes_of
 from tierstore.residency.graph_times import GraphTimes
 from tierstore.residency.handle import Record
 from tierstore.residency.layout import Layout, alias_of, describe
@@ -150,23 +150,38 @@ class PackLog(TrackedLog):
             if ended_with.num_packs == self.num_packs and self.is_on_device():
                 self._whole_graphs.saw(self.packs, ended_with)
             else:
-                self._whole_graphs.begin_again(self.packs)
+                self._whole_graphs.begin_again(nodes_of(self.packs))
         super().start(index)
         packs = self.copied_packs()
         self.large_nodes = large_nodes(zip(packs.nodes, packs.storages, packs.sizes, strict=True), self._region_bytes)
 
 
 def open_log(store: TierStore, options: LogOptions) -> PackLog:
-    """The log that this thread packs into next: as a rule the one that it packed into last, with the same options.
-
-    A model whose blocks have a scope each is one graph, and so one log. A new log begins where that one is gone, where
-    backward has begun on it, and where most of what it holds is dead: its graphs were dropped without a backward."""
-    logs: dict[LogOptions, weakref.ref[PackLog]] = store._core.of_thread.__dict__.setdefault("logs", {})
-    reference = logs.get(options)
-    log = None if reference is None else reference()
-    if log is None or log.started or log.is_mostly_dead():
+    """The log that this thread packs into next: as a rule the one that it packed into last, with the same options."""
+    log = current_log(store, options)
+    if log is None:
+        logs = _logs_of_thread(store)
         for other in [other for other, reference in logs.items() if reference() is None]:
             del logs[other]
         log = PackLog(store, options)
         logs[options] = weakref.ref(log)
     return log
+
+
+def current_log(store: TierStore, options: LogOptions) -> PackLog | None:
+    """The log that this thread packed into last, with the same options; None: a new one begins.
+
+    A model whose blocks have a scope each is one graph, and so one log. A new log begins where that one is gone, where
+    backward has begun on it, and where most of what it holds is dead: its graphs were dropped without a backward."""
+    logs = _logs_of_thread(store)
+    reference = logs.get(options)
+    log = None if reference is None else reference()
+    if log is None or log.started or log.is_mostly_dead():
+        logs.pop(options, None)
+        return None
+    return log
+
+
+def _logs_of_thread(store: TierStore) -> dict[LogOptions, weakref.ref[PackLog]]:
+    logs: dict[LogOptions, weakref.ref[PackLog]] = store._core.of_thread.__dict__.setdefault("logs", {})
+    return logs

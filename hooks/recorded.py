@@ -56,7 +56,7 @@ class RecordedScope:
         self.scope = scope
         scope.tracks_on_device = False  # a trace has the record of each tensor on an accelerator, and its times
         scope.takes_grants = False  # it has the index of each tensor
-        self.hooks_off = scope.hooks_off = None
+        self.hooks_off = scope.hooks_off
         self._pack = scope.pack
         self._traces = traces
         self._recorder = recorder

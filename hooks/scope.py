@@ -32,7 +32,6 @@ import torch
 from torch.nn import Parameter
 
 from tierstore.ledger.on_device import DeviceReference
-from tierstore.ledger.whole_graphs import NUM_COMPARED
 from tierstore.residency.capture import is_capturing
 from tierstore.residency.handle import Handle, Record
 from tierstore.residency.layout import ACCELERATORS, Layout, detached, is_foreign, layout_of
@@ -46,7 +45,7 @@ from tierstore.store.tier_store import TierStore
 from .advice import warn_if_replayed
 from .below import HOOKS_ARE_CALLED_BELOW, HeldTensor, is_below_autograd
 from .hooks_off import HooksOff
-from .order import LogOptions, PackLog, open_log
+from .order import LogOptions, PackLog, current_log, open_log
 from .saved import RejoinedTensor, SavedTensor
 from .select import Kept, KeptTensor, SmallLimits, attributes_of, bytes_of, keep
 
@@ -64,12 +63,22 @@ class OffloadScope:
         hooks_off: whether its hooks are off the thread; None: they stay on.
     """
 
-    def __init__(self, store: TierStore, limits: SmallLimits, select: Select | None, options: LogOptions) -> None:
+    def __init__(
+        self,
+        store: TierStore,
+        limits: SmallLimits,
+        select: Select | None,
+        options: LogOptions,
+        *,
+        may_be_off: bool = False,
+    ) -> None:
+        """`may_be_off`: its hooks will be on the thread, and it may take them off."""
         self._store = store
         self._min_bytes, self._least_bytes, self._most_small_bytes = limits
         self._select = select
         self._options = options
-        self._log = open_log(store, options)
+        self._log: PackLog  # not there as long as a graph is expected
+        self._expecting: HooksOff | None = None
         self._unsettled_logs: list[PackLog] = []  # earlier ones
         self._fresh: list[Record] = []  # registered, saved by the newest node: see NOTE [Not before the kernel]
         self._fresh_node = -1
@@ -91,9 +100,15 @@ class OffloadScope:
         self._count_small = self._newly_kept.adder("small")
         self._num_uncounted = 0
         self.hooks_off: HooksOff | None = None
-        if select is None and options.device_bytes != 0 and not (self._log.num_packs or self._log.is_behind):
+        log = current_log(store, options)
+        if may_be_off and select is None and options.device_bytes != 0 and (log is None or log.is_empty()):
             self.hooks_off = HooksOff(store, is_automatic=options.device_bytes is None)
-            self._log.is_compared = store._core.whole_graphs.has_any()
+            if log is None and self.hooks_off.expects():
+                self._expecting = self.hooks_off
+        if self._expecting is None:
+            self._log = open_log(store, options)
+            if self.hooks_off is not None:
+                self.hooks_off.log = self._log
 
     @uncompiled
     def pack(self, tensor: torch.Tensor, *, is_selected: bool = False) -> SavedTensor | KeptTensor | Kept | HeldTensor:
@@ -163,6 +178,11 @@ class OffloadScope:
         if self._select is not None and not (is_selected or self._select(tensor)):
             return self.keep(tensor, "selected out")
         node = sequence_nr()
+        if self._expecting is not None:
+            held = self._expecting.keep(tensor, node, nbytes, device, self)
+            if held is not None:
+                return held
+            self._begin_unexpected(self._expecting)
         log = self._log
         if log.started:
             log = self._begin_log(node)
@@ -183,8 +203,6 @@ class OffloadScope:
             self._saving.catch_up(log)
             if log.plan is not None:
                 log.follow_entered()
-            if self.hooks_off is not None and device is not None and log.num_packs >= NUM_COMPARED:
-                self.hooks_off.take_off(self, log, nbytes, device)
         # Then the plan is asked before the tensor is packed.
         is_foreseen = (
             grant is None
@@ -258,8 +276,15 @@ class OffloadScope:
 
     def _stays_as_small(self, nbytes: int) -> bool:
         """Whether one of `least_bytes` to `min_bytes` stays. Counts it, for those that follow in the same graph."""
-        self._log.small_bytes += nbytes
-        return self._log.small_bytes <= self._most_small_bytes
+        counted = self._expecting or self._log
+        counted.small_bytes += nbytes
+        return counted.small_bytes <= self._most_small_bytes
+
+    def _begin_unexpected(self, expecting: HooksOff) -> None:
+        self._log = open_log(self._store, self._options)
+        self._expecting = None
+        if not expecting.begin(self._log):
+            self.hooks_off = None
 
     @uncompiled
     def keep(self, tensor: torch.Tensor, reason: str) -> KeptTensor | Kept:
@@ -275,14 +300,14 @@ class OffloadScope:
 
     def settle(self, *, failed: bool) -> None:
         """The scope ends, so every kernel has run. `failed`: by an exception."""
-        next_node, hooks_off = sequence_nr(), None if self._unsettled_logs else self.hooks_off
-        self._settle_fresh()
-        kept = None if hooks_off is None or failed else hooks_off.kept_whole(self._log, next_node)
-        for log in (*self._unsettled_logs, self._log):
-            log.settle()
-            self._saving.scan_owners(log, kept)
-        if hooks_off is not None:
-            hooks_off.end(self._log, next_node, failed=failed)
+        next_node = sequence_nr()
+        if self._expecting is None:
+            self._settle_fresh()
+            for log in (*self._unsettled_logs, self._log):
+                log.settle()
+                self._saving.scan_owners(log)
+        if self.hooks_off is not None and not self._unsettled_logs:
+            self.hooks_off.end(next_node, failed=failed)
 
     def _settle_fresh(self) -> None:
         self._saving.settle(self._fresh)

@@ -27,7 +27,7 @@ from tierstore.hooks.scope import OffloadScope
 _NUM = 100
 _STAYS = "64MiB"
 _NUM_STEPS = 8
-_NUM_OFF = 31
+_NUM_OFF = 63
 
 
 @pytest.fixture
@@ -60,6 +60,14 @@ def _step(
     forward(number, expected * 2).sum().backward()
     assert bits(leaf.grad) == bits(expected.grad)
     return are_on
+
+
+def _coarse(number: int, x: Any) -> Any:
+    """Another graph than that of `sines`, though it begins like that, with as many saved tensors."""
+    x = sines(10, x)
+    for _ in range(number - 10):
+        x = (x + 1).sin()
+    return x
 
 
 def _know(scope: tiered_offload, **options: Any) -> None:
@@ -274,14 +282,17 @@ def test_two_graphs_at_once_have_room_for_one(store: TierStore) -> None:
     long = 4 * _NUM
     most_bytes = long * NBYTES * 17 // 10
     scope, losses, are_over = _scope(store, most_bytes), list[torch.Tensor](), threading.Barrier(2)
+    were_on: list[bool] = []
     _know(scope, number=long)
 
     def forward() -> None:
         with scope:
             losses.append(sines(long, new_leaf() * 2).sum())
+            were_on.append(_are_on())
             are_over.wait(60)
 
     in_threads(forward, forward)
+    assert sorted(were_on) == [False, True]
     assert store.stats().device_bytes <= most_bytes
     for loss in losses:
         loss.backward()
@@ -299,6 +310,121 @@ def test_graph_whose_figures_were_asked_for_is_as_large(store: TierStore) -> Non
         loss.backward()
     assert not are_on
     assert held == [_NUM * NBYTES] * (_NUM_STEPS + 2)
+
+
+def _stays_for(store: TierStore, forward: Callable[[Any], Any], device_bytes: int | str = _STAYS) -> int:
+    """One step of another graph: what is charged for it before its backward. The gradient is right."""
+    leaf, expected = new_leaf(), new_leaf()
+    with _scope(store, device_bytes):
+        loss = forward(leaf * 2).sum()
+        assert _are_on()
+    charged = store.stats().device_bytes
+    loss.backward()
+    forward(expected * 2).sum().backward()
+    assert bits(leaf.grad) == bits(expected.grad)
+    return charged
+
+
+@pytest.mark.parametrize("num_alike", [1, 5, 15])
+@pytest.mark.parametrize("num_after", [0, 1, 50])
+def test_another_graph_than_the_expected_goes_on_in_a_log(store: TierStore, num_alike: int, num_after: int) -> None:
+    """What was taken for the expected one stays, and is charged: nothing is packed twice, or lost."""
+    _know(_scope(store))
+    before = store.stats().packed_tensors
+
+    def other(x: torch.Tensor) -> torch.Tensor:
+        x = (sines(num_alike, x) + 1) + 1
+        return sines(num_after, x)
+
+    assert _stays_for(store, other) == (num_alike + num_after) * NBYTES
+    after = store.stats()
+    assert after.packed_tensors - before == num_alike + num_after
+    assert after.device_bytes == 0
+
+
+def test_what_follows_another_graph_than_the_expected_leaves_as_ever(make_store: MakeStore, copies: SeenCopies) -> None:
+    staying_bytes = []
+    for is_expected in (False, True):
+        store = make_store(host_bytes="64MiB", copies=copies)
+        if is_expected:
+            _know(_scope(store))
+        with _scope(store, NBYTES * 10):
+            loss = sines(_NUM, (sines(5, new_leaf() * 2) + 1) + 1).sum()
+        staying_bytes.append(store.stats().device_bytes)
+        loss.backward()
+    assert staying_bytes[1] <= staying_bytes[0]
+
+
+def test_two_graphs_by_turns_are_each_expected_in_their_turn(store: TierStore) -> None:
+    """Of one all stays. The other never has room: nothing of it is kept for being taken for the first."""
+    small, large = _scope(store), _scope(store, NBYTES)
+    were_on = []
+    for _ in range(2 * _NUM_STEPS):
+        were_on.append(_step(small))
+        before = store.stats().offloaded_bytes
+        assert _step(large, 3 * _NUM, _coarse)
+        assert store.stats().offloaded_bytes - before >= (3 * _NUM - 2) * NBYTES
+    assert were_on == [True] * _NUM_STEPS + [False] * _NUM_STEPS
+
+
+def test_graphs_in_no_order_keep_their_hooks(store: TierStore) -> None:
+    """Which graph comes next cannot be told, so nothing of a large one is kept for being taken for a small one."""
+    small, large = _scope(store), _scope(store, NBYTES)
+    order = [number % 3 == 0 or number % 5 == 0 for number in range(6 * _NUM_STEPS)]
+    for is_small in order:
+        assert _step(small) if is_small else _step(large, 3 * _NUM, _coarse)
+
+
+def test_scope_that_ends_before_the_graph_is_told(store: TierStore) -> None:
+    scope = _scope(store)
+    _know(scope)
+    leaf = new_leaf()
+    with scope:
+        part = sines(4, leaf * 2).sum()
+    assert store.stats().device_bytes == 4 * NBYTES
+    with scope:
+        loss = sines(_NUM, leaf * 2).sum()
+        assert _are_on(), "this is not what came after the graph before it"
+    assert store.stats().device_bytes == (4 + _NUM) * NBYTES
+    (part + loss).backward()
+    del part, loss
+    assert store.stats().device_bytes == 0
+
+
+def test_backward_while_a_graph_is_expected(store: TierStore) -> None:
+    """Of what the scope has kept so far. It is dead then, and nothing is charged for it."""
+    scope = _scope(store)
+    _know(scope)
+    leaf = new_leaf()
+    with scope:
+        sines(3, leaf * 2).sum().backward()
+        loss = sines(_NUM, new_leaf() * 2).sum()
+    assert store.stats().device_bytes == _NUM * NBYTES
+    loss.backward()
+    expected = new_leaf()
+    sines(3, expected * 2).sum().backward()
+    assert bits(leaf.grad) == bits(expected.grad)
+
+
+def test_change_in_place_of_what_was_kept_is_found(store: TierStore) -> None:
+    scope = _scope(store)
+    _know(scope)
+    leaf = new_leaf()
+    with scope:
+        first = leaf * 2
+        loss = sines(_NUM, first).sum()
+        assert not _are_on()
+    first.add_(1)
+    with pytest.raises(RuntimeError, match="modified"):
+        loss.backward()
+
+
+def test_scope_that_saves_nothing_does_not_come_between(store: TierStore) -> None:
+    scope = _scope(store)
+    _know(scope)
+    with scope, torch.no_grad():
+        sines(_NUM, new_leaf() * 2)
+    assert not _step(scope)
 
 
 def test_graph_that_is_dropped_or_kept_or_used_twice(store: TierStore) -> None:
@@ -423,15 +549,15 @@ def test_auto_only_with_memory_for_such_a_graph_once_more(
         assert steps[-1] is are_on
 
 
-def test_part_of_a_graph_that_leaves_is_not_taken_for_a_graph(store: TierStore) -> None:
-    """What was packed before the hooks went is sent away by another scope. Nothing is learned of it."""
+def test_nothing_is_learned_of_a_graph_whose_hooks_went_off(store: TierStore) -> None:
+    """What was packed before the hooks went stays, too, if another scope wants nothing to stay. Nothing is learned."""
     scope = _scope(store)
     _know(scope)
     with scope:
         loss = sines(_NUM, new_leaf() * 2).sum()
     with _scope(store, 0):
         pass
-    assert 0 < store.stats().offloaded_bytes < _NUM * NBYTES
+    assert store.stats().offloaded_bytes == 0
     loss.backward()
     del loss
     store.stats()

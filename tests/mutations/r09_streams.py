@@ -154,27 +154,35 @@ MUTATIONS = {
     },
     "test_longer_graph_is_noticed_and_the_hooks_stay_on_for_longer_each_time": {
         "a graph that only begins like one that stays is noticed": replace(
-            "HooksOff.kept_whole", "next_node - log.packs[0][0] == expected.num_nodes", "True"
+            "HooksOff.end", "next_node - self._packs[0][0] != self._expected.num_nodes", "False"
         ),
     },
     "test_graph_without_room_for_half_as_much_again_keeps_its_hooks": {
         "hooks go only where there is room for a graph that only begins alike": never(
-            "Saving.expect_unseen", "self._guard.closed is not None or not (...)"
+            "Saving.leave_unseen", "self._guard.closed is not None or not (...)"
         ),
     },
-    "test_two_graphs_at_once_have_room_for_one": {
+    "test_without_hooks_as_much_is_charged_and_counted": {
         "what autograd will keep by itself is charged as the hooks go": drop(
-            "Saving.expect_unseen", "self._tracked.on_device.charge_unseen(log.remains, nbytes)"
+            "Saving.leave_unseen", "self._tracked.charge_unseen(graph, nbytes)"
+        ),
+    },
+    "test_another_graph_than_the_expected_goes_on_in_a_log": {
+        "what was kept for being expected is charged, if it is of another graph": drop(
+            "HooksOff.begin", "self._charge()"
+        ),
+    },
+    "test_two_graphs_by_turns_are_each_expected_in_their_turn": {
+        "a graph is expected only after the one that it has come after": replace(
+            "WholeGraphs.next_whole", "self._came_after.get(self.latest, (None, 0))", "next(iter(self._known), None), 9"
         ),
     },
     "test_hooks_around_the_scope_get_nothing": {
-        "hooks around a scope get nothing of it": replace(
-            "HooksOff.take_off", "len(self.removed) == 1", "len(self.removed) > 0"
-        ),
+        "hooks around a scope get nothing of it": replace("HooksOff.expects", "top_hooks(False) is not None", "False"),
     },
     "test_backward_in_the_scope_leaves_the_hooks_as_they_were": {
         "hooks do not go in a backward, which puts them back": replace(
-            "HooksOff.take_off", "current_backward() != _NONE", "False"
+            "HooksOff._take_off", "current_backward() != _NONE", "False"
         ),
     },
 }

@@ -29,7 +29,6 @@ from .record import R
 from .state import State
 from .up import Up
 from .validation import validate
-from .whole_graphs import NUM_COMPARED
 from .windows import NUM_MEMBERS
 
 NUM_PASSED = 8
@@ -95,8 +94,6 @@ class Ledger(Generic[R]):
             num_packs = plan.num_alike(index + 1) if plan.leaves(index + 1) is leaves else 0
         if self.device.flights or self.device.busy:
             num_packs = min(num_packs, NUM_SPARED)
-        if log.is_compared and index + 1 < NUM_COMPARED:
-            num_packs = min(num_packs, NUM_COMPARED - index - 1)
         if not leaves:
             room_bytes = self.device.window.unlent_bytes() // SHARE_GRANTED
             largest_bytes = room_bytes

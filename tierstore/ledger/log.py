@@ -87,7 +87,6 @@ class GraphLog(Generic[T, R]):
         times: of the graph on its accelerator; None: they are not taken.
         grant: by which its thread packs without the lock; None: it takes the lock. See NOTE [Grants] in `grants.py`.
         is_behind: it was given a grant since its thread has last seen to it that its packs are entered.
-        is_compared: its first packs are, with the graphs that need no hooks: NOTE [Hooks off] in `whole_graphs.py`.
         members: those tensors that are in groups, by index. Each has a `first_byte`, where its storage begins there.
         gathers: small tensors may become groups: NOTE [Groups] in `residency/groups.py`. `num_sorted`: how many packs
             there were when tensors were last sorted into groups.
@@ -132,7 +131,7 @@ class GraphLog(Generic[T, R]):
         self.started = False
         self.times: Any = None
         self.grant: Grant | None = None
-        self.is_behind = self.is_compared = False
+        self.is_behind = False
         self.recording: Any = None
         self._look_at = _FIRST_LOOK_PACKS
         self.first_key = 0
@@ -170,6 +169,9 @@ class GraphLog(Generic[T, R]):
     def follow_entered(self) -> None:
         """The same for the packs that were entered since, if there is a plan: see NOTE [Grants] in `grants.py`."""
         self.follow_plan(self.num_followed, self.packs[self.num_followed :])
+
+    def is_empty(self) -> bool:
+        return not (self.num_packs or self.is_behind)
 
     def may_be_granted(self) -> bool:
         """Whether packs may do without the lock: see NOTE [Grants] in `grants.py`. A traced graph needs each index at
@@ -338,12 +340,9 @@ class GraphLog(Generic[T, R]):
 class LogRemains(Remains[GraphLog[Any, Any]]):
     """The data of a log that the store needs after the log has died.
 
-    `then`: called when the store accounts for the log's death, under the store's lock. `unseen_bytes`: charged for what
-    autograd has kept by itself: see NOTE [Hooks off] in `whole_graphs.py`."""
+    `then`: called when the store accounts for the log's death, under the store's lock."""
 
-    __slots__ = (
-        "held_elsewhere", "num_tracked", "number", "on_device", "on_host", "storages", "then", "unseen_bytes",
-    )  # fmt: skip
+    __slots__ = ("held_elsewhere", "num_tracked", "number", "on_device", "on_host", "storages", "then")
 
     def __init__(self, log: GraphLog[Any, Any], note_death: Callable[[LogRemains], None]) -> None:
         self.number = log.number
@@ -353,4 +352,3 @@ class LogRemains(Remains[GraphLog[Any, Any]]):
         self.held_elsewhere = log.held_elsewhere
         self.num_tracked = log.num_tracked
         self.then: Callable[[], None] | None = None
-        self.unseen_bytes = 0

@@ -35,6 +35,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ..base.remains import Remains
 from .windows import Window
 
 if TYPE_CHECKING:
@@ -53,6 +54,20 @@ class DeviceReference(weakref.ref[T]):
     storage_id: int
 
 
+class UnseenGraph:
+    """Lives as long as a graph of which autograd keeps something by itself: NOTE [Hooks off] in `whole_graphs.py`."""
+
+    __slots__ = ("__weakref__",)
+
+
+class UnseenBytes(Remains[UnseenGraph]):
+    """What such a graph is charged with. `nbytes`: set by who makes it."""
+
+    __slots__ = ("nbytes",)
+
+    nbytes: int
+
+
 class DeviceBytes:
     """What the window of a device is charged with for tracked tensors. Guarded by the store's lock.
 
@@ -62,6 +77,7 @@ class DeviceBytes:
     Attributes:
         dead: tensors that have died, and that nobody has accounted for yet. `note_death`: what is called then.
         resident: the window. `note_kept`: told the bytes of what others held to the end.
+        unseen: the graphs of which autograd keeps something by itself.
     """
 
     note_kept: Callable[[int], None]
@@ -70,6 +86,7 @@ class DeviceBytes:
         self.dead: deque[DeviceReference[Any]] = deque()
         self.resident = resident
         self.note_death: Any = self.dead.append
+        self.unseen: set[UnseenBytes] = set()
 
     def add(self, tracked: object, log: GraphLog[Any, Any], index: int, storage_id: int, nbytes: int) -> None:
         reference = DeviceReference(tracked, self.note_death)
@@ -82,10 +99,18 @@ class DeviceBytes:
             storages[storage_id] = [1, nbytes, reference]
             self.resident.used_bytes += nbytes
 
-    def charge_unseen(self, log: LogRemains, nbytes: int) -> None:
-        """Autograd keeps that much of the graph by itself, whatever was charged for that before."""
-        self.resident.used_bytes += nbytes - log.unseen_bytes
-        log.unseen_bytes = nbytes
+    def charge_unseen(self, graph: UnseenGraph, nbytes: int, note_death: Callable[[UnseenBytes], None]) -> None:
+        """Autograd keeps that much of the graph by itself."""
+        unseen = UnseenBytes(graph, note_death)
+        unseen.nbytes = nbytes
+        self.unseen.add(unseen)
+        self.resident.used_bytes += nbytes
+
+    def end_unseen(self, unseen: UnseenBytes) -> None:
+        """That graph is gone, or the store is closed."""
+        if unseen in self.unseen:
+            self.unseen.remove(unseen)
+            self.resident.used_bytes -= unseen.nbytes
 
     def give_back(self, log: GraphLog[Any, Any], index: int) -> None:
         """Others hold the storage of that tensor too: charge nothing for it."""
@@ -139,8 +164,7 @@ class DeviceBytes:
 
     def end(self, log: LogRemains, *, is_gone: bool) -> None:
         """Charge nothing for the log any more: it is gone, or the store is closed."""
-        self.resident.used_bytes -= log.unseen_bytes + sum([nbytes for _, nbytes, _ in log.storages.values()])
-        log.unseen_bytes = 0
+        self.resident.used_bytes -= sum([nbytes for _, nbytes, _ in log.storages.values()])
         if is_gone:
             for nbytes in log.held_elsewhere.values():
                 self.note_kept(nbytes)

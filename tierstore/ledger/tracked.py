@@ -27,7 +27,7 @@ from typing import Any, Generic
 
 from .grants import Entry, Grant
 from .log import GraphLog, LogRemains, T
-from .on_device import DeviceBytes, DeviceReference
+from .on_device import DeviceBytes, DeviceReference, UnseenBytes, UnseenGraph
 from .record import R
 from .windows import HostWindows, Window
 
@@ -40,7 +40,7 @@ class TrackedTensors(Generic[T, R]):
         granted_bytes: charged there for tensors that may still come: see NOTE [Grants] in `grants.py`.
         on_device: bytes of tensors on accelerators.
         keys: of records.
-        ended: remains of logs that have died, see NOTE [No finalizers] in `remains.py`.
+        ended: remains of logs that have died, see NOTE [No finalizers] in `remains.py`, and of graphs without one.
     """
 
     def __init__(self, windows: HostWindows, resident: Window) -> None:
@@ -49,7 +49,7 @@ class TrackedTensors(Generic[T, R]):
         self.grants: dict[LogRemains, Grant] = {}
         self.on_device = DeviceBytes(resident)
         self.keys = itertools.count(1)
-        self.ended: deque[LogRemains] = deque()
+        self.ended: deque[LogRemains | UnseenBytes] = deque()
         self._begun: set[LogRemains] = set()  # keeps the remains of every log alive
         self._logs: dict[int, LogRemains] = {}  # logs with tracked tensors, by number
 
@@ -162,10 +162,13 @@ class TrackedTensors(Generic[T, R]):
         """Stop counting the bytes of dead logs, and of dead tensors on accelerators; call the `then` of dead logs."""
         while self.ended:
             remains = self.ended.popleft()
+            if isinstance(remains, UnseenBytes):
+                self.on_device.end_unseen(remains)
+                continue
             self._begun.discard(remains)
             self._logs.pop(remains.number, None)
             self.num_bytes -= sum([nbytes for _, nbytes in remains.num_tracked])
-            if remains.storages or remains.unseen_bytes:
+            if remains.storages:
                 self.on_device.end(remains, is_gone=True)
             self._windows.keep_tracked(self.num_bytes)
             if remains.then is not None:
@@ -257,7 +260,12 @@ class TrackedTensors(Generic[T, R]):
         for log in self._living_logs():
             yield from log.unregistered()
 
+    def charge_unseen(self, graph: UnseenGraph, nbytes: int) -> None:
+        self.on_device.charge_unseen(graph, nbytes, self.ended.append)
+
     def give_up(self) -> None:
         """The store is closed: charge nothing any more."""
+        for unseen in list(self.on_device.unseen):
+            self.on_device.end_unseen(unseen)
         for remains in list(self._begun):  # any thread begins a log
             self.on_device.end(remains, is_gone=False)

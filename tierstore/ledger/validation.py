@@ -202,9 +202,10 @@ def _validate_jobs(ledger: Ledger[Any], queues: Mapping[str, Mapping[int, RuledR
 def _validate_tracked(tracked: TrackedTensors[Any, Any], device: DeviceRules[Any]) -> None:
     """What is charged for tensors without a record is what the logs list, and what was granted to them."""
     num_bytes, resident_bytes = 0, sum(nbytes for _, nbytes in device.window._resident.values())
+    resident_bytes += sum(unseen.nbytes for unseen in tracked.on_device.unseen)
     for remains in list(tracked._begun):  # any thread begins a log
         num_bytes += sum(nbytes for _, nbytes in remains.num_tracked)
-        resident_bytes += remains.unseen_bytes + sum(nbytes for _, nbytes, _ in remains.storages.values())
+        resident_bytes += sum(nbytes for _, nbytes, _ in remains.storages.values())
         _validate_log(tracked, remains)
     _equal(tracked.num_bytes, num_bytes, "tracked bytes")
     _equal(tracked.on_device.resident.used_bytes, resident_bytes, "bytes that stay on devices")

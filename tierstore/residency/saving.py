@@ -14,8 +14,8 @@ from ..ledger.books import NUM_SCANNED_PER_PACK
 from ..ledger.counters import STALL_CAUSES
 from ..ledger.grants import SHARE_GRANTED, Grant
 from ..ledger.ledger import Ledger
+from ..ledger.on_device import UnseenGraph
 from ..ledger.state import State
-from ..ledger.whole_graphs import WholeGraph
 from .device import DeviceTier
 from .guard import Guard, change, change_if_open, is_inside_any, whole
 from .handle import Handle, Record
@@ -225,10 +225,8 @@ class Saving:
         self._slots.trim()
 
     @change_if_open
-    def scan_owners(self, log: TrackedLog, kept: WholeGraph | None = None) -> None:
+    def scan_owners(self, log: TrackedLog) -> None:
         """At the end of a scope or a forward, find out which storages others also hold. Does not wait.
-
-        `kept`: of this graph, autograd has kept the rest by itself: see NOTE [Hooks off] in `ledger/whole_graphs.py`.
 
         Tracked tensors whose storage others also hold are registered. Pending records are scanned again if room is
         short."""
@@ -238,18 +236,23 @@ class Saving:
         self._down.reclaim(None)
         self._registration.scan_owners(log)
         self._books.pending.scan_owners()
-        if kept is not None:
-            self._count_unseen(log, kept)
 
     @whole
-    def expect_unseen(self, log: TrackedLog, nbytes: int, room_bytes: int | None) -> bool:
-        """Autograd is to keep the rest of a graph by itself: charge `nbytes` of an accelerator for it. Does not wait.
+    def leave_unseen(self, graph: UnseenGraph, num_packs: int, nbytes: int, room_bytes: int | None) -> bool:
+        """Autograd keeps so much of a graph by itself, or will: charge it to the graph, and count it with what was
+        kept. Does not wait.
 
         False: there is no room for `room_bytes`, if that was asked for, or the store is closed. Nothing is charged."""
+        self._guard.drain()
         if self._guard.closed is not None or not (room_bytes is None or self.fits_on_device(room_bytes)):
             return False
         self._guard.is_changing = True
-        self._tracked.on_device.charge_unseen(log.remains, nbytes)
+        counters = self._counters
+        counters.packed_tensors += num_packs
+        counters.packed_bytes += nbytes
+        self._tracked.charge_unseen(graph, nbytes)
+        self._ledger.device.bound_flight()
+        self._books.newly_kept.move_to(counters.kept_bytes)
         return True
 
     @change
@@ -348,13 +351,6 @@ class Saving:
             self._registration.register_on_device(grouping, log)
         elif log.leaving:
             self._registration.register_leaving(grouping, log, may_wait=False)
-
-    def _count_unseen(self, log: TrackedLog, kept: WholeGraph) -> None:
-        nbytes = max(0, kept.nbytes - log.bytes_on_device())
-        self._counters.packed_tensors += max(0, kept.num_packs - log.num_packs)
-        self._counters.packed_bytes += nbytes
-        self._tracked.on_device.charge_unseen(log.remains, nbytes)
-        self._ledger.device.bound_flight()
 
     def _begin_pack(self, log: TrackedLog, node: int, fresh: list[Record]) -> None:
         log.newest_node = node
