@@ -71,7 +71,7 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
             much as cannot be copied out and back while the graph computes, as far as the device has memory to spare.
             That is found within some steps, for graphs that come one after another; until then nothing stays. Once all
             of a graph has stayed for eight steps, and there is room for half as much again, the hooks are taken off the
-            thread after 32 packs; a graph that only begins like it stays too, the first time.
+            thread after 16 packs; a graph that only begins like it stays too, the first time.
         select: called with each saved tensor that could be stored; False keeps it where it is.
         prefetch: "learned": in the order in which backward asked when it last went through such a graph, otherwise as
             "reverse"; "reverse": in reverse topological order; "none": nothing before it is asked for.

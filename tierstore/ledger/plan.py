@@ -209,7 +209,8 @@ class Plan:
         The priority counts from `first_key`, the key of the graph's first record. The lowest leaves first."""
         if index < self.trace.num_packs and self.trace.records[index] == index:
             record.priority = first_key + self.trace.priorities[index]
-            record.planned = self.tier(index)
+            start, end, tiers = self._found
+            record.planned = _TIERS[tiers[index - start]] if start <= index < end else self.tier(index)  # spares a call
 
     def assign_group(self, record: RuledRecord, indices: Iterable[int], first_key: int) -> None:
         """The same for a group: its members have one planned tier. It has the priority of the one needed first."""
