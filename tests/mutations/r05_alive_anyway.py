@@ -71,7 +71,7 @@ MUTATIONS = {
     },
     "test_let_go_before_the_scope_ends_taken_then": {
         "what was held is looked at again at the end of the scope": drop(
-            "OffloadScope.settle", "self._saving.scan_owners(log, kept)"
+            "OffloadScope.settle", "self._saving.scan_owners(log)"
         ),
     },
     "test_let_go_after_the_scope_taken_when_backward_begins": {

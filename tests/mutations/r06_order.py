@@ -41,7 +41,7 @@ MUTATIONS = {
     },
     "test_blocks_with_a_scope_each_prefetched_from_one_to_the_next": {
         "all scopes of one graph share one order": always(
-            "open_log", "log is None or log.started or log.is_mostly_dead()"
+            "current_log", "log is None or log.started or log.is_mostly_dead()"
         ),
     },
     "test_retained_graph_prefetched_each_time": {
