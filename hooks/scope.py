@@ -44,7 +44,7 @@ from tierstore.store.tier_store import TierStore
 
 from .advice import warn_if_replayed
 from .below import HOOKS_ARE_CALLED_BELOW, HeldTensor, is_below_autograd
-from .hooks_off import HooksOff
+from .hooks_off import HooksOff, may_be_of_a_whole_graph
 from .order import LogOptions, PackLog, current_log, open_log
 from .saved import RejoinedTensor, SavedTensor
 from .select import Kept, KeptTensor, SmallLimits, attributes_of, bytes_of, keep
@@ -101,8 +101,8 @@ class OffloadScope:
         self._num_uncounted = 0
         self.hooks_off: HooksOff | None = None
         log = current_log(store, options)
-        if may_be_off and select is None and options.device_bytes != 0 and (log is None or log.is_empty()):
-            self.hooks_off = HooksOff(store, is_automatic=options.device_bytes is None)
+        if may_be_off and select is None and options.device_bytes != 0 and may_be_of_a_whole_graph(store, log):
+            self.hooks_off = HooksOff(store, options)
             if log is None and self.hooks_off.expects():
                 self._expecting = self.hooks_off
         if self._expecting is None:
@@ -179,7 +179,7 @@ class OffloadScope:
             return self.keep(tensor, "selected out")
         node = sequence_nr()
         if self._expecting is not None:
-            held = self._expecting.keep(tensor, node, nbytes, device, self)
+            held = self._expecting.keep(tensor, storage, node, nbytes, device, self)
             if held is not None:
                 return held
             self._begin_unexpected(self._expecting)

@@ -28,6 +28,8 @@ _NUM = 100
 _STAYS = "64MiB"
 _NUM_STEPS = 8
 _NUM_OFF = 63
+_LAYER_BYTES = 2**16
+_SECONDS = 0.01
 
 
 @pytest.fixture
@@ -362,8 +364,8 @@ def test_two_graphs_by_turns_are_each_expected_in_their_turn(store: TierStore) -
     for _ in range(2 * _NUM_STEPS):
         were_on.append(_step(small))
         before = store.stats().offloaded_bytes
-        assert _step(large, 3 * _NUM, _coarse)
-        assert store.stats().offloaded_bytes - before >= (3 * _NUM - 2) * NBYTES
+        assert _step(large, _NUM, _coarse)
+        assert store.stats().offloaded_bytes - before >= (_NUM - 2) * NBYTES
     assert were_on == [True] * _NUM_STEPS + [False] * _NUM_STEPS
 
 
@@ -372,7 +374,7 @@ def test_graphs_in_no_order_keep_their_hooks(store: TierStore) -> None:
     small, large = _scope(store), _scope(store, NBYTES)
     order = [number % 3 == 0 or number % 5 == 0 for number in range(6 * _NUM_STEPS)]
     for is_small in order:
-        assert _step(small) if is_small else _step(large, 3 * _NUM, _coarse)
+        assert _step(small) if is_small else _step(large, _NUM, _coarse)
 
 
 def test_scope_that_ends_before_the_graph_is_told(store: TierStore) -> None:
@@ -518,10 +520,6 @@ def test_interrupted_at_any_moment_leaves_the_hooks_as_they_were(
             assert hooks_of_thread() == around, f"moment {moment.number}"
 
 
-_LAYER_BYTES = 2**16
-_SECONDS = 0.01
-
-
 @contextmanager
 def _slow_link(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch, spare: int | None) -> Iterator[Any]:
     """A link that carries next to nothing while forward runs: in the end, all has to stay."""
@@ -562,3 +560,195 @@ def test_nothing_is_learned_of_a_graph_whose_hooks_went_off(store: TierStore) ->
     del loss
     store.stats()
     assert inspect(store).num_known_graphs == 0
+
+
+@pytest.mark.parametrize("goes", ["by its backward", "dropped after the hooks went"])
+def test_rest_stays_charged_when_the_first_part_of_the_graph_has_gone(store: TierStore, goes: str) -> None:
+    scope = _scope(store)
+    for number in range(_NUM_STEPS + 2):
+        leaf = new_leaf()
+        with scope:
+            first = sines(2, leaf * 2).sum()
+            rest = sines(_NUM, leaf * 2).sum()
+        if goes == "by its backward":
+            first.backward()
+        del first
+        if number > _NUM_STEPS:
+            assert store.stats().device_bytes >= _NUM * NBYTES
+        rest.backward()
+        del rest
+    assert store.stats().device_bytes == 0
+
+
+def test_first_tensor_that_dies_at_once_does_not_keep_the_hooks_on(store: TierStore) -> None:
+    """A metric that is computed before the rest, and dropped."""
+    scope, on = _scope(store), []
+    for _ in range(2 * _NUM_STEPS):
+        leaf = new_leaf()
+        with scope:
+            (leaf * 2).sin().sum().item()
+            rest = sines(_NUM, leaf * 2).sum()
+            on.append(_are_on())
+        rest.backward()
+    assert not all(on)
+
+
+def test_first_tensor_that_died_the_others_of_another_graph_are_charged(store: TierStore) -> None:
+    scope = _scope(store)
+    _know(scope)
+    x, hidden = new_leaf() * 2, new_leaf() * 2
+    with scope:
+        first = x.sin()
+        rest = sines(10, hidden)
+        del first
+        rest = (rest + 1) + 1
+        rest = rest.sin()
+    assert store.stats().device_bytes >= 10 * NBYTES
+
+
+@pytest.mark.parametrize("factor", [2, 4])
+def test_auto_for_a_graph_that_is_larger_from_now_on(
+    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch, factor: int
+) -> None:
+    narrow_windows(monkeypatch, _LAYER_BYTES * 4)
+    engine = VirtualAccelerator(_LAYER_BYTES / _SECONDS / 50, 100 * _NUM * _LAYER_BYTES)
+    store = make_store(host_bytes="1GiB", copies=engine)
+
+    def on(rows: int) -> bool:
+        leaf = torch.full((rows, 32), 0.5, requires_grad=True)
+        with _scope(store, "auto"):
+            engine.synchronize()
+            loss = forward_through(engine, [_SECONDS] * _NUM, leaf * 2).sum()
+            are_on = _are_on()
+        loss.backward()
+        return are_on
+
+    rows = _LAYER_BYTES // 128
+    assert not [on(rows) for _ in range(40)][-1]
+    larger = [on(rows * factor) for _ in range(40)]
+    assert not all(larger)
+
+
+def test_graph_that_is_too_large_from_now_on_is_learned(store: TierStore) -> None:
+    """It has no room, so its order is to be learned."""
+    scope = _scope(store, 700 * 1024)
+    _know(scope)
+    for _ in range(30):
+        leaf = torch.full((1024, 32), 0.5, requires_grad=True)
+        with scope:
+            loss = sines(_NUM, leaf * 2).sum()
+        loss.backward()
+        del loss
+    store.stats()
+    assert inspect(store).num_known_graphs > 0
+
+
+def test_interrupt_that_is_caught_inside_the_scope(make_store: MakeStore, copies: SeenCopies) -> None:
+    """As another graph is noticed: what follows is in a log."""
+    store = None
+    for moment in moments(OffloadScope._begin_unexpected, interrupt):
+        if store is None or store._core.residency.guard.closed is not None:
+            store = make_store(host_bytes="64MiB", copies=copies)
+            scope = _scope(store)
+            _know(scope)
+        with scope:
+            y = (sines(5, new_leaf() * 2) + 1) + 1
+            with suppress(KeyboardInterrupt), moment:
+                y.sin()
+            if store._core.residency.guard.closed is None:
+                sines(_NUM, y).sum().backward()
+        if store._core.residency.guard.closed is None:
+            for _ in range(_NUM_STEPS):  # so that it is expected again
+                _step(scope)
+
+
+def test_storage_that_is_saved_twice_is_charged_once(store: TierStore) -> None:
+    scope = _scope(store)
+
+    def begin(x: torch.Tensor) -> torch.Tensor:
+        return x.sin() + x.cos() + x.sin()
+
+    for _ in range(_NUM_STEPS + 1):
+        with scope:
+            loss = sines(_NUM, begin(new_leaf() * 2)).sum()
+            are_on = _are_on()
+        loss.backward()
+    assert not are_on
+    with scope:
+        y = (begin(new_leaf() * 2) + 1) + 1
+        y = y.sin()
+    assert store.stats().device_bytes == 2 * NBYTES
+
+
+def test_first_tensors_on_two_devices(store: TierStore) -> None:
+    scope, on = _scope(store), []
+    for _ in range(2 * _NUM_STEPS):
+        with scope:
+            x = sines(4, new_leaf() * 2)
+            y = sines(4, x.sum().reshape(1, 1).expand(1024, 1).contiguous())
+            z = sines(_NUM, y.sum() * x)
+            on.append(_are_on())
+        z.sum().backward()
+        del x, y, z
+    assert not all(on)
+
+
+def test_scope_inside_with_other_options_is_another_graph(store: TierStore) -> None:
+    """It ends before the outer one, and is not the graph that comes before that."""
+    outer, inner, on = _scope(store), _scope(store, 2**24), []
+    for _ in range(3 * _NUM_STEPS):
+        with outer:
+            y = sines(5, new_leaf() * 2)
+            with inner:
+                y = sines(20, y)
+            y = sines(80, y)
+            on.append(_are_on())
+        y.sum().backward()
+        del y
+    assert not all(on)
+
+
+def test_scope_inside_with_the_same_options_charges_once(store: TierStore) -> None:
+    scope = _scope(store)
+    for _ in range(_NUM_STEPS):
+        with scope:
+            with scope:
+                y = sines(20, new_leaf() * 2)
+            y = sines(80, y)
+        y.sum().backward()
+        del y
+    with scope:  # the hooks go here
+        with scope:
+            y = sines(20, new_leaf() * 2)
+        y = sines(80, y)
+    assert store.stats().device_bytes == 100 * NBYTES
+
+
+def test_scopes_around_a_gradient_that_is_differentiated_again(store: TierStore) -> None:
+    """The second and the third save more of the graph of the first, before its backward is over."""
+    scope, were_on = _scope(store), []
+    for _ in range(3 * _NUM_STEPS):
+        leaf = new_leaf()
+        with scope:
+            loss = sines(_NUM, leaf * 2).sum()
+            were_on.append(_are_on())
+        with scope:
+            (gradient,) = torch.autograd.grad(loss, leaf, create_graph=True)
+        with scope:
+            penalty = gradient.square().sum()
+        penalty.backward()
+        expected = new_leaf()
+        (gradient,) = torch.autograd.grad(sines(_NUM, expected * 2).sum(), expected, create_graph=True)
+        gradient.square().sum().backward()
+        assert bits(leaf.grad) == bits(expected.grad)
+        del loss, gradient, penalty
+    assert were_on[-_NUM_STEPS:] == [False] * _NUM_STEPS
+    assert store.stats().device_bytes == 0
+
+
+def test_graph_is_expected_but_the_store_is_closed(store: TierStore) -> None:
+    scope = _scope(store)
+    _know(scope)
+    store.close()
+    with pytest.raises(StoreClosedError), scope:
+        sines(1, new_leaf() * 2)

@@ -1,6 +1,7 @@
 """Handlers of signals: what they raise in the midst of a change closes the store; what they call there is refused."""
 
 import gc
+import itertools
 import os
 import signal
 import threading
@@ -181,6 +182,9 @@ def get(store: TierStore, moment: AbstractContextManager[object]) -> None:
         assert torch.equal(store.get(handle), torch.ones(1100))
 
 
+_DEVICE_BYTES = itertools.cycle(("1MiB", "2MiB"))
+
+
 def step(store: TierStore, moment: AbstractContextManager[object] | None = None) -> torch.Tensor:
     """The gradient."""
     weight = torch.full((1100,), 0.5, requires_grad=True)  # with 64 KiB of staging, too large for a group
@@ -191,7 +195,8 @@ def step(store: TierStore, moment: AbstractContextManager[object] | None = None)
 
 
 def train(store: TierStore, weight: torch.Tensor) -> None:
-    with tiered_offload(store, min_bytes=0):
+    """What may stay on an accelerator differs from step to step, so that each entry changes the books."""
+    with tiered_offload(store, min_bytes=0, device_bytes=next(_DEVICE_BYTES)):
         loss = (weight * weight).exp().sin().sum()
     store.flush()
     loss.backward()

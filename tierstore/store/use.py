@@ -9,6 +9,7 @@ import threading
 import warnings
 import weakref
 from collections import deque
+from operator import call
 
 from ..base.caller import stacklevel_of_user
 from ..errors import TierStoreWarning
@@ -55,7 +56,7 @@ class Use:
         graphs = self._graphs
         if graphs is None:
             return
-        if len(graphs) == _NUM_GRAPHS and all(graph() is not None for graph in graphs):
+        if len(graphs) == _NUM_GRAPHS and all(map(call, graphs)):
             self._graphs = None
             self._warn(
                 f"the graphs of the last {_NUM_GRAPHS} steps are all alive, with what they saved: something keeps a "
