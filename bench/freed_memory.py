@@ -1,7 +1,8 @@
 """Does the memory of the process fall, in the default environment, and what does that cost?
 
 Three compute-light models, each with saved tensors of some hundred MiB, and the transformer with half a batch. The
-store has 32 MiB of host memory and a window of 32 MiB. Trainings take turns, as in `memory_limit.py`, but for two:
+store has 32 MiB of host memory and a window of 32 MiB; within a limit, as much host memory as that leaves beside what
+the model needs (`HOST_BYTES_WITHIN`). Trainings take turns, as in `memory_limit.py`, but for two:
 plain training alone tells how much it adds to the loaded model, and the limited ones get a cgroup that leaves `SHARES`
 of that. Memory is anonymous and shared memory that is resident, beyond that of the loaded model
 (`tierstore.demo.memory`). It is watched in steps that are not timed: a thread that looks 500 times a second takes cores
@@ -37,6 +38,7 @@ from .trainings import training as in_cgroup
 MIB = 2**20
 HOST_BYTES = WINDOW_BYTES = 32 * MIB
 SHARES = {"transformer": 0.55, "CNN": 0.55, "GRU": 0.6}  # living blocks of the GRU and the window take 0.54
+HOST_BYTES_WITHIN = {"transformer": 160 * MIB, "CNN": 96 * MIB, "GRU": 32 * MIB}
 WARM_UP_STEPS, TURNS = 2, 5
 WATCHED, WATCHED_TURNS = "watched", 2
 
@@ -171,7 +173,8 @@ def train(model: str, variant: str, scratch: Path, written_bytes: int, read_byte
         if variant == MOVER:
             run = stack.enter_context(with_mover(scratch, written_bytes, read_bytes))
         elif variant not in (PLAIN, CACHED):
-            options = {"host_bytes": HOST_BYTES, "staging_bytes": WINDOW_BYTES}
+            host_bytes = HOST_BYTES_WITHIN[name] if variant == LIMITED else HOST_BYTES
+            options = {"host_bytes": host_bytes, "staging_bytes": WINDOW_BYTES}
             run = ReturningRun(
                 stack.enter_context(TierStore(scratch, **options, return_memory=variant.partition(",")[0]))
             )
