@@ -23,7 +23,7 @@ _ADVICE = (
 )
 
 
-class _FirstKept(KeptTensor):
+class _EarlyKept(KeptTensor):
     """One of the first tensors that a graph has saved, so one of the last that backward gives back. They keep what the
     graph's bytes are charged to."""
 
@@ -105,16 +105,16 @@ class HooksOff:
         packs.append((node, nbytes))
         held = keep(tensor)
         if isinstance(held, KeptTensor):
-            held = first = _FirstKept(held)
-            first.graph = self._graph
+            held = early = _EarlyKept(held)
+            early.graph = self._graph
         if num_packs + 1 == NUM_COMPARED:
             self._take_off(scope)
         return held
 
     def begin(self, log: PackLog) -> bool:
-        """The graph is not the one that was expected, or has no room: what follows is in that log, which is new.
+        """The graph is not the one that was expected, or has no room: what follows is packed into `log`.
 
-        Returns whether the hooks are off, or may be the next time: nothing was kept."""
+        False: the hooks stay on, and something was kept before, so nothing can be learned of the graph."""
         self.log = log
         log.small_bytes = self.small_bytes
         if not self._packs:

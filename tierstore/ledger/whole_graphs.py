@@ -11,8 +11,9 @@ which its scope ended after the same number of nodes, nothing had left when back
 first packs tell: lengths that only show later tell nothing of the next step.
 
 A scope *expects* such a graph where it has come after the one before it some times in a row. Then it has no log yet,
-and its first packs are kept by themselves, as a parameter is. If they are not those of the graph, a log begins there.
-What was kept stays, then, and is charged to that log: some tensors, once.
+and its first tensors are kept where they are, as a parameter is. If one is not of that graph, a log begins with it.
+What was kept before stays, and the graph is charged with that: a few tensors, in one step. A scope inside other hooks
+expects nothing, nor does one that saves more of a graph which an earlier scope has begun.
 
 With the hooks off, nothing calls the store. A graph that only begins like a known one, and goes on for longer, stays as
 a whole too. Its gradients are the same, but it may take more memory than it should. So there has to be room for such a
