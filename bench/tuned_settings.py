@@ -22,8 +22,9 @@ from pathlib import Path
 import torch
 
 from tierstore import TierStore
+from tierstore.base.defaults import STAGING_BYTES
 from tierstore.tuning import TrialSettings, tune_loop
-from tierstore.tuning.settings import USUAL_STAGING_BYTES, default_settings
+from tierstore.tuning.settings import default_settings
 
 from .cgroup import slow_drive
 from .goals import Goal
@@ -66,7 +67,7 @@ def measure(variant: str, scratch: Path) -> dict[str, float]:
     changed anything, else 1."""
     torch.set_num_threads(NUM_THREADS)
     workload = _workload(variant)
-    before = default_settings(USUAL_STAGING_BYTES + workload.saved_bytes // HOST_SHARE)
+    before = default_settings(STAGING_BYTES + workload.saved_bytes // HOST_SHARE)
     if variant == BADLY_SET:
         before = replace(before, prefetch="none")
     with slow_drive(scratch, SLOW_BYTES_PER_SECOND) if variant == SLOW_DRIVE else nullcontext():

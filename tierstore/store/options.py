@@ -29,7 +29,7 @@ from ..base.config import (
     program_name,
     rank_of_process,
 )
-from ..base.defaults import NUM_BESIDE_DEVICE
+from ..base.defaults import NUM_BESIDE_DEVICE, STAGING_BYTES, windows_of
 from ..disk.budget import divided_budget
 from ..disk.codec.codec import parse_codec
 from ..disk.drives import Drives
@@ -43,9 +43,7 @@ from .trial import trial_of_process
 if TYPE_CHECKING:
     from ..residency.copies import Copies
 
-_HOST_SHARE = 4  # a quarter of the memory that is available
 _DISK_SHARE = 0.8  # of the free space
-_STAGING_BYTES = 112 * 2**20
 _CONNECTED_BYTES = 80 * 2**20
 _MOST_SECONDS = 1e9  # more is for ever, and no timer takes it
 _MOST_ADDRESS_BYTES = 107  # unix(7)
@@ -115,7 +113,7 @@ def local_options(path: Place | Sequence[Place], given: Mapping[str, Any]) -> St
 
     disk = DiskOptions(codec, inline_bytes, checksum, io_depth, len(directories))
     paths = path if isinstance(path, (list, tuple)) else [path]
-    return _options(", ".join(map(str, paths)), values, _STAGING_BYTES, open_disk, disk)
+    return _options(", ".join(map(str, paths)), values, STAGING_BYTES, open_disk, disk)
 
 
 def connected_options(address: str | PathLike[str] | None, given: Mapping[str, Any]) -> StoreOptions:
@@ -153,18 +151,17 @@ def options_over(open_disk: OpenDisk, name: str, given: Mapping[str, Any]) -> St
     """The options of a store over any disk tier. `given`: the arguments of `TierStore.over`, by name."""
     if not callable(open_disk):
         raise ConfigTypeError("open_disk", open_disk, "give an async function that opens a DiskTier")
-    return _options(name, given, _STAGING_BYTES, open_disk, None)
+    return _options(name, given, STAGING_BYTES, open_disk, None)
 
 
 def _options(
-    name: str, values: Mapping[str, Any], staging_bytes: int, open_disk: OpenDisk, disk: DiskOptions | None
+    name: str, values: Mapping[str, Any], most_staging_bytes: int, open_disk: OpenDisk, disk: DiskOptions | None
 ) -> StoreOptions:
-    given_bytes = _budget_or_none(values, "staging_bytes")
+    host_bytes, staging_bytes = _budget_or_none(values, "host_bytes"), _budget_or_none(values, "staging_bytes")
     return StoreOptions(
         name,
-        _host_budget(values["host_bytes"]),
-        staging_bytes if given_bytes is None else given_bytes,
-        given_bytes is None,
+        *windows_of(available_host_bytes() // local_world_size(), host_bytes, staging_bytes, most_staging_bytes),
+        staging_bytes is None,
         parse_return_memory(values["return_memory"]),
         values["copies"],
         open_disk,
@@ -181,12 +178,6 @@ def _disk_budgets(directories: Sequence[Path], disk_bytes: SizeLike | None) -> l
 
 def _budget_or_none(values: Mapping[str, Any], name: str) -> int | None:
     return None if values[name] is None else parse_budget(values[name], name)
-
-
-def _host_budget(host_bytes: SizeLike | None) -> int:
-    if host_bytes is None:
-        return available_host_bytes() // _HOST_SHARE // local_world_size()
-    return parse_budget(host_bytes, "host_bytes")
 
 
 def _lasting(address: str | PathLike[str]) -> str:

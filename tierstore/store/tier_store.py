@@ -61,14 +61,14 @@ class TierStore:
         path: an existing directory on the drive, or a list of them, one on each drive (docs/how_to/several_drives.md).
             It is never created. Nothing becomes visible in it, and nothing is left behind, however the process ends.
         host_bytes: host memory that the store may hold; 0: everything goes to disk. Default: a quarter of what is
-            available within the memory cgroup's limit, divided by LOCAL_WORLD_SIZE.
+            available within the memory cgroup's limit, divided by LOCAL_WORLD_SIZE; of less than 896 MiB, an eighth.
         disk_bytes: what may be held on disk, taken as it is needed. Default: 80 % of what is free under `path`,
             divided by LOCAL_WORLD_SIZE. More than is free is allowed. Several drives share it as their free space is.
         codec: "auto", "none", "floats", "zstd[:LEVEL]" or "shuffle-zstd[:LEVEL]". "auto" encodes where that saves time.
-        staging_bytes: the staging window, a fixed size for what is being moved, beside `host_bytes`. Default: 112 MiB.
-            If four of the largest tensors that have to move need more, the default takes up to a quarter of
-            `host_bytes` too; `stats()` counts that part as `host_bytes`. `stats().staging_bytes` adds the 16 MiB of
-            working memory of the I/O jobs of each drive (see `io_depth`), so that it is 128 MiB by default.
+        staging_bytes: the staging window, a fixed size for what is being moved, beside `host_bytes`. Default: 112 MiB,
+            at most an eighth of what is available. If four of the largest tensors that have to move need more, the
+            default takes up to a quarter of `host_bytes` too; `stats()` counts that part as `host_bytes`.
+            `stats().staging_bytes` adds 16 MiB of working memory of the I/O jobs of each drive (see `io_depth`).
         inline_bytes: records up to this size live in LMDB itself, larger ones in extents; None: all in LMDB.
         checksum: verify what is read against what was written.
         io_depth: how many records are at a drive at once in each direction, from 1 to 64. Four keep most drives busy;

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from ..base.config import format_bytes
+from ..base.defaults import windows_of
 from ..base.toml_file import toml_value
 from ..plain_text import plain
 from .findings import Finding, findings_of, unfit_because
@@ -71,14 +72,15 @@ def _place(machine: Measurements) -> Iterator[Setting]:
 
 
 def _host_bytes(machine: Measurements) -> Setting:
-    """A quarter of memory, as by default: training needs the rest for itself; half, if that is on accelerators."""
+    """As by default: training needs the rest for itself; half of memory, if it is on accelerators."""
     available_bytes, trainers = machine.memory.available_bytes, machine.num_trainers
+    host_bytes, part, why = windows_of(available_bytes // trainers)[0], "a quarter", "training itself needs memory here"
     if machine.accelerators.links:
-        share, part, why = 2, "half", "the model itself is on the accelerator"
-    else:
-        share, part, why = 4, "a quarter", "training itself needs memory here"
+        host_bytes, part, why = available_bytes // 2 // trainers, "half", "the model itself is on the accelerator"
+    elif host_bytes < available_bytes // trainers // 4:
+        part = "a quarter, staging window included,"
     among = "" if trainers == 1 else f", for {trainers} trainers"
-    host_bytes = available_bytes // share // trainers // _ROUND_BYTES * _ROUND_BYTES
+    host_bytes -= host_bytes % _ROUND_BYTES
     value = f"{host_bytes // GIB}GiB" if host_bytes and not host_bytes % GIB else f"{host_bytes // MIB}MiB"
     if host_bytes:
         outcome = "a step that saves less than this keeps all of it in memory and stores nothing on the drive"

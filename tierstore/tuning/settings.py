@@ -7,15 +7,13 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ..base.config import format_bytes
-from ..base.defaults import NUM_AT_ONCE
+from ..base.defaults import LEAST_STAGING_BYTES, NUM_AT_ONCE, STAGING_BYTES
 from ..disk.scratch import SCRATCH_BYTES
 from ..errors import ConfigError
 
-USUAL_STAGING_BYTES = 112 * 2**20
-LEAST_STAGING_BYTES = 16 * 2**20
 USUAL_INLINE_BYTES = 128 * 2**10
 CODECS = ("auto", "none", "floats", "shuffle-zstd:1")
-WINDOWS = (USUAL_STAGING_BYTES // 4, USUAL_STAGING_BYTES // 2, USUAL_STAGING_BYTES, 2 * USUAL_STAGING_BYTES)
+WINDOWS = (STAGING_BYTES // 4, STAGING_BYTES // 2, STAGING_BYTES, 2 * STAGING_BYTES)
 _MOST_IO_DEPTH = 16
 _MOST_STAGING_SHARE = 0.75  # if little memory is allowed, tensors on their way need it more than those that stay
 _OF_SCOPE = ("prefetch", "lookahead_bytes")
@@ -27,7 +25,7 @@ class TrialSettings:
     needed. `inline_bytes`: None: all records are stored in LMDB."""
 
     host_bytes: int
-    staging_bytes: int = USUAL_STAGING_BYTES
+    staging_bytes: int = STAGING_BYTES
     codec: str = "auto"
     prefetch: str = "learned"
     lookahead_bytes: int | None = None
@@ -59,7 +57,7 @@ def default_settings(memory_bytes: int) -> TrialSettings:
     if memory_bytes < LEAST_STAGING_BYTES:
         what = f"give {format_bytes(LEAST_STAGING_BYTES)} or more; staging is part of it"
         raise ConfigError("host_bytes", memory_bytes, what)
-    staging_bytes = min(USUAL_STAGING_BYTES, max(LEAST_STAGING_BYTES, int(memory_bytes * _MOST_STAGING_SHARE)))
+    staging_bytes = min(STAGING_BYTES, max(LEAST_STAGING_BYTES, int(memory_bytes * _MOST_STAGING_SHARE)))
     return TrialSettings(memory_bytes - staging_bytes, staging_bytes)
 
 
