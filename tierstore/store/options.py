@@ -30,12 +30,13 @@ from ..base.config import (
     rank_of_process,
 )
 from ..base.defaults import NUM_BESIDE_DEVICE, STAGING_BYTES, windows_of
+from ..base.system_words import words_of
 from ..disk.budget import divided_budget
 from ..disk.codec.codec import parse_codec
 from ..disk.drives import Drives
 from ..disk.local import LocalDisk
 from ..disk.tier import DiskTier
-from ..errors import ConfigError, ConfigTypeError
+from ..errors import ConfigError, ConfigTypeError, StorageIOError
 from ..sidecar.remote import RemoteDisk
 from .engine import OpenDisk
 from .trial import trial_of_process
@@ -158,9 +159,13 @@ def _options(
     name: str, values: Mapping[str, Any], most_staging_bytes: int, open_disk: OpenDisk, disk: DiskOptions | None
 ) -> StoreOptions:
     host_bytes, staging_bytes = _budget_or_none(values, "host_bytes"), _budget_or_none(values, "staging_bytes")
+    try:
+        available_bytes = available_host_bytes() // local_world_size()
+    except OSError as error:
+        raise StorageIOError("open", name, words_of(error, name), "nothing was stored") from error
     return StoreOptions(
         name,
-        *windows_of(available_host_bytes() // local_world_size(), host_bytes, staging_bytes, most_staging_bytes),
+        *windows_of(available_bytes, host_bytes, staging_bytes, most_staging_bytes),
         staging_bytes is None,
         parse_return_memory(values["return_memory"]),
         values["copies"],
