@@ -24,8 +24,8 @@ Program = Callable[[Around, Settle], Iterable[torch.Tensor | None]]
 
 SIDE = 64
 """Of the square matrices: one of float32 takes 16 KiB."""
-LARGE_SIDE = 520
-"""Of square matrices that leave one by one: one of float32 takes more than 1 MiB, the most that a group takes in."""
+LARGE_SIDE = 640
+"""Of square matrices that leave one by one: one of float32 takes more than 1.5 MiB, the most that a group takes in."""
 
 
 def bits(tensor: torch.Tensor | None) -> Bits:

@@ -34,8 +34,10 @@ if TYPE_CHECKING:
 
 SMALL_BYTES = 4 * 2**10
 """Tensors of at most so many bytes are small in any case. See NOTE [Small tensors]."""
-_MOST_TRACKED_BYTES = 4 * 2**20
+_MOST_TRACKED_BYTES = 8 * 2**20
 """The most bytes of small tensors that stay tracked beyond the host window, and of a group."""
+_MOST_MEMBER_BYTES = 3 * 2**19
+"""To copy more than that takes as long as a record of its own."""
 _LEAST_TRACKED_BYTES = 2**19
 NUM_GROUPS = 4
 """So many groups fit into staging, so that one is written while the next ones are saved; and into host memory."""
@@ -43,7 +45,7 @@ _NUM_BATCHES = 2
 """So many batches fit: one is written while the next one is copied. Elsewhere they are limited to fewer bytes."""
 NUM_MEMBERS = 4
 """So many of the largest tensors fit into a group."""
-_DEVICE_GROUPS = 4
+_DEVICE_GROUPS = 2
 """A group on an accelerator is larger by this factor: its bytes take less time to move, and each record as much."""
 
 
@@ -150,7 +152,7 @@ class HostWindows:
     def _limit_groups(self) -> None:
         room_bytes = min(self.staging.limit_bytes, self.host.limit_bytes or sys.maxsize)
         self.group_bytes = min(_MOST_TRACKED_BYTES, room_bytes // NUM_GROUPS)
-        self.member_bytes = self.group_bytes // NUM_MEMBERS
+        self.member_bytes = min(self.group_bytes // NUM_MEMBERS, _MOST_MEMBER_BYTES)
         self.large_bytes = max(self.member_bytes, SMALL_BYTES)
         self._most_beyond_bytes = max(self.group_bytes, _LEAST_TRACKED_BYTES)
         self.device_group_bytes = min(_DEVICE_GROUPS * _MOST_TRACKED_BYTES, room_bytes // NUM_GROUPS)
