@@ -145,3 +145,63 @@ def test_pages_of_an_outstanding_slot_are_not_kept_where_staging_is_overdrawn_by
     del tensor
     slots.take_back()
     assert slots.slab.cached_bytes == 0
+
+
+def _pooled() -> Slots:
+    return Slots(HostWindows(0, 64 * NBYTES), 64 * NBYTES, lambda: 0, pools=True)
+
+
+def test_memory_of_the_allocator_that_was_freed_last_is_read_into_next() -> None:
+    slots = _pooled()
+    slot = slots.slab.allocate(NBYTES - 5)
+    slots.hand_out(slot)[:] = 7
+    slots.take_back()
+    slots.free_when_unused(slot)
+    again = slots.slab.allocate(NBYTES - 5)
+    assert again is slot
+    tensor = slots.hand_out(again)
+    slots.free_when_unused(again)
+    assert again.outstanding, "it is in use once more"
+    other = slots.slab.allocate(NBYTES - 5)
+    assert other.address != again.address
+    assert tensor.eq(7).all()
+
+
+@pytest.mark.parametrize("nbytes", [1, NBYTES - 1, NBYTES + 1])
+def test_spare_slot_of_another_length_is_let_go_of(nbytes: int) -> None:
+    slots = _pooled()
+    slots.free(slots.slab.allocate(NBYTES))
+    assert slots.slab.allocate(nbytes).nbytes == nbytes
+    assert slots.slab.spare is None
+
+
+def test_spare_slot_begins_where_it_is_asked_for() -> None:
+    slots = _pooled()
+    slots.free(slots.slab.allocate(NBYTES, 64))
+    assert slots.slab.allocate(NBYTES, 128).address % 4096 == 128
+    slots.free(slots.slab.allocate(NBYTES, 64))
+    assert slots.slab.allocate(NBYTES, 64).address % 4096 == 64
+
+
+def test_spare_slot_goes_when_something_is_to_be_written_and_long_ones_are_not_kept() -> None:
+    slots = _pooled()
+    slots.free(slots.slab.allocate(NBYTES))
+    slots.trim(is_for_read=True)
+    assert slots.slab.spare is not None
+    slots.trim()
+    assert slots.slab.spare is None
+    slots.free(slots.slab.allocate(9 * 2**20))
+    assert slots.slab.spare is None
+
+
+@pytest.mark.parametrize("pools", [False, True])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bool, torch.bfloat16, torch.float64, torch.complex128])
+@pytest.mark.parametrize("nbytes", [1, 16, 4097, 65_536])
+def test_slot_is_handed_out_in_whole_elements(nbytes: int, dtype: torch.dtype, pools: bool) -> None:
+    slots = Slots(HostWindows(0, NBYTES), NBYTES, lambda: 0, pools=pools)
+    slot = slots.slab.allocate(nbytes)
+    slot.memory[:] = bytes(number % 2 for number in range(nbytes))
+    tensor = slots.hand_out(slot, dtype)
+    assert (tensor.dtype, tensor.shape) == (dtype, (nbytes // dtype.itemsize,))
+    assert tensor.data_ptr() == slot.address or not len(tensor)
+    assert bytes(tensor.view(torch.uint8).tolist()) == bytes(slot.memory[: tensor.nbytes])

@@ -22,7 +22,7 @@ import torch
 
 from .device import DeviceTier
 from .handle import Record
-from .layout import in_dtype, memory_at, span_of
+from .layout import memory_at, span_of
 from .outstanding import OutstandingViews
 from .ownership import claim, is_sole_owner
 from .registration import Registration
@@ -87,9 +87,8 @@ class StoreMemory:
         if handle is None or slot is None:
             return False
         if record.device is None:
-            base = self._slots.hand_out(slot)
-            handle.source.data = in_dtype(base, record.layout.dtype)
-            record.address = base.data_ptr()
+            handle.source.data = base = self._slots.hand_out(slot, record.layout.dtype)
+            record.address = slot.address
             claim(record, base.untyped_storage())
         return True
 

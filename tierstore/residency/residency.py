@@ -150,6 +150,7 @@ class Residency:
             self._devices.finish()
             if isinstance(self._copies, AcceleratorCopies):
                 self._copies.drop_events()
+        self.slab.spare = None
         self.slab.unpin()  # waits for a thread, where a finalizer may want the lock
 
     # --- reports and settings --------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from ..base.remains import Remains
 from ..disk.allocator import round_up
 from ..disk.linux import give_back_locked, is_new_memory_locked, move_pages
 from .capture import beside_captures
-from .layout import mark_as_ours, memory_at
+from .layout import in_dtype, mark_as_ours, memory_at
 from .pinning import Pinning
 
 _CHUNK_BYTES = 2 * 2**20
@@ -34,6 +34,9 @@ _CHUNK_BYTES = 2 * 2**20
 
 _MOST_MOVED = 4096
 """Each chunk whose pages are moved may be a mapping of its own; Linux allows a process 65,530 by default."""
+
+_MOST_SPARE_BYTES = 8 * 2**20
+"""Of the slot that is kept: a longer one takes much longer to read than to ask for."""
 
 _PAGE_BYTES = 4096
 Buffer = Any
@@ -142,13 +145,16 @@ class Slot:
         """A uint8 tensor, shape [nbytes], over the slot, for copies that end before the slot is freed."""
         return torch.frombuffer(self._region, dtype=torch.uint8, count=self.nbytes, offset=self._offset)
 
-    def as_tensor(self, on_return: Callable[[SlotWatch], None]) -> torch.Tensor:
-        """A uint8 tensor, shape [nbytes], over the slot.
+    def as_tensor(self, on_return: Callable[[SlotWatch], None], dtype: torch.dtype = torch.uint8) -> torch.Tensor:
+        """A tensor over the whole elements of `dtype` in the slot, shape [nbytes // itemsize].
 
         `on_return` is called with the slot's watch when the last tensor over it dies, even one held by autograd's C++:
         see NOTE [No finalizers] in `remains.py`."""
-        tensor = self.as_plain_tensor()  # its storage begins at the offset and keeps the region alive
-        storage = tensor.untyped_storage()
+        if self.nbytes % (itemsize := dtype.itemsize):
+            tensor = in_dtype(self.as_plain_tensor(), dtype)
+        else:  # without a view: a call of torch's lets go of the interpreter's lock
+            tensor = torch.frombuffer(self._region, dtype=dtype, count=self.nbytes // itemsize, offset=self._offset)
+        storage = tensor.untyped_storage()  # begins at the offset, and keeps the region alive
         mark_as_ours(storage)
         self.watch = watch = SlotWatch(storage, on_return)
         watch.slot = self
@@ -167,6 +173,7 @@ class Slab:
     Attributes:
         cached_bytes: bytes of pages that are kept without a slot in them.
         pinned_for: the accelerator that the region is pinned for, or is being; None: it is not pinned.
+        spare: the slot that was freed last, of the allocator's memory: see NOTE [A spare slot] in `slots.py`.
     """
 
     def __init__(self, size_bytes: int, spare_bytes: int = 0, *, pools: bool = False) -> None:
@@ -187,6 +194,7 @@ class Slab:
         self._description = "pageable"
         self.pinned_for: torch.device | None = None  # set from the beginning of pinning on
         self._pinning: Pinning | None = None
+        self.spare: Slot | None = None
 
     def allocate(self, nbytes: int, phase: int = 0) -> Slot:
         """Give out a slot of `nbytes` whose address is `phase` modulo 4096.
@@ -196,6 +204,9 @@ class Slab:
         """
         size = -(-(nbytes + phase) // _PAGE_BYTES) * _PAGE_BYTES
         if self._pools and self.pinned_for is None:
+            spare, self.spare = self.spare, None
+            if spare is not None and spare.nbytes == nbytes and spare.address % _PAGE_BYTES == phase:
+                return spare
             memory, first = pooled(size)
             return Slot(memory, None, first + phase, nbytes, size)
         if self._is_in_pieces is None:
@@ -226,6 +237,9 @@ class Slab:
         """Take a slot back; nobody may use its memory any more."""
         slot.watch = None  # it refers to the slot
         if slot.start is None:
+            if self._pools and slot.size_bytes <= _MOST_SPARE_BYTES:
+                slot.outstanding = slot.returned = False
+                self.spare = slot
             return  # its mapping goes with the last reference
         self._warm.free(slot.start, slot.size_bytes)
         for chunk in self._chunks(slot.start, slot.size_bytes):

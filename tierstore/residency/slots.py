@@ -5,7 +5,11 @@ In backward, the room that a tensor leaves is taken by the next read at once, wh
 outstanding. When it dies, no room is free, but the read after that needs just such pages. Fresh ones would have to be
 cleared by the kernel, which takes longer than the read of a fast drive. So the pages of one slot that was outstanding
 are kept beyond the windows while something is on its way, as far as host leaves no room for them and staging is not
-overdrawn, until something is to be written. A store may hold one tensor beyond its windows."""
+overdrawn, until something is to be written. A store may hold one tensor beyond its windows.
+
+Where slots are the allocator's memory (`pools`), the slot that was freed last, if it is short, is kept for a read of the same length,
+likewise until something is to be written: to ask for another makes a dozen calls, two of which let go of the
+interpreter's lock."""
 
 from __future__ import annotations
 
@@ -58,9 +62,9 @@ class Slots:
         self._counters.pageable_copy_bytes += slot.nbytes
         return not self.slab.is_being_pinned
 
-    def hand_out(self, slot: Slot) -> torch.Tensor:
+    def hand_out(self, slot: Slot, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
         self._handed_out.add(slot)
-        return slot.as_tensor(self.returned.append)
+        return slot.as_tensor(self.returned.append, dtype)
 
     def free_when_unused(self, slot: Slot) -> None:
         """Give up the store's use of the slot: it is freed now, or outstanding for as long as somebody else uses it."""
@@ -96,6 +100,7 @@ class Slots:
         To be called whenever the windows leave less free than before. `is_for_read`: see NOTE [A spare slot]."""
         if not is_for_read:
             self._spare_bytes = 0
+            self.slab.spare = None
         cached_bytes = self.slab.cached_bytes
         if cached_bytes:
             free_host, free_staging = self._windows.free_bytes
