@@ -7,9 +7,9 @@ cleared by the kernel, which takes longer than the read of a fast drive. So the 
 are kept beyond the windows while something is on its way, as far as host leaves no room for them and staging is not
 overdrawn, until something is to be written. A store may hold one tensor beyond its windows.
 
-Where slots are the allocator's memory (`pools`), the slot that was freed last, if it is short, is kept for a read of the same length,
-likewise until something is to be written: to ask for another makes a dozen calls, two of which let go of the
-interpreter's lock."""
+Where slots are the allocator's memory (`pools`), the slot that was freed last, if it is short, is kept for a read of
+the same length, likewise until something is to be written: to ask for another makes a dozen calls, two of which let go
+of the interpreter's lock."""
 
 from __future__ import annotations
 
