@@ -91,11 +91,14 @@ def measure(process: str, scratch: Path) -> Figures | dict[str, Figures]:
 
 
 def ratios(variant: str, others: Sequence[str], turns: list[dict[str, Figures]]) -> Figures:
+    """Of the turns in which neither had been killed; none where there are none."""
+    both = {name: [(turn[variant], turn[name]) for turn in turns if turn[variant] and turn[name]] for name in others}
     return {
         f"step_to_{name.split(',')[0].replace(' ', '_')}": statistics.median(
-            steps[variant]["step_seconds"] / steps[name]["step_seconds"] for steps in turns
+            one["step_seconds"] / other["step_seconds"] for one, other in pairs
         )
-        for name in others
+        for name, pairs in both.items()
+        if pairs
     }
 
 

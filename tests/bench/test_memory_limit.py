@@ -56,3 +56,9 @@ def test_mover_moves_what_it_was_told_to(tmp_path: Path) -> None:
         after = moved()
     for first, last, each in zip(before, after, wanted, strict=True):
         assert 2 * each <= last - first < 2 * each + MIB
+
+
+def test_ratio_is_that_of_the_turns_in_which_both_took_a_step() -> None:
+    one, two, killed = {"step_seconds": 1.0}, {"step_seconds": 2.0}, {}
+    turns = [{"a": two, "b": one, "c, limited": killed}, {"a": killed, "b": one, "c, limited": killed}]
+    assert memory_limit.ratios("a", ["b", "c, limited"], turns) == {"step_to_b": 2}
