@@ -37,7 +37,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from tierstore import TierStore, tiered_offload
-from tierstore.residency.torch_names import top_hooks
+from tierstore.tensors.torch_names import top_hooks
 from tierstore.testing import SimulatedCopies
 
 from .goals import Goal

@@ -17,9 +17,9 @@ from typing import Any
 
 from tierstore.base.caller import stacklevel_of_user
 from tierstore.errors import ConfigError, TierStoreWarning
-from tierstore.residency.torch_names import current_autograd_node
-from tierstore.residency.uncompiled import uncompiled
 from tierstore.store.use import Use
+from tierstore.tensors.torch_names import current_autograd_node
+from tierstore.tensors.uncompiled import uncompiled
 
 _COMPILED_NODE = "CompiledFunctionBackward"  # AOTAutograd's name of the backward of a region
 _COMPILE_INSIDE = "compile the blocks and offload around them: offload_module(torch.compile(block), store=store)"

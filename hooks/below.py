@@ -21,9 +21,9 @@ from typing import Protocol
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from tierstore.residency.layout import outside_of_modes
-from tierstore.residency.torch_names import AD_INPLACE_OR_VIEW, AUTOGRAD, SetExcludeDispatchKeyGuard, is_key_excluded
-from tierstore.residency.uncompiled import uncompiled
+from tierstore.tensors.layout import outside_of_modes
+from tierstore.tensors.torch_names import AD_INPLACE_OR_VIEW, AUTOGRAD, SetExcludeDispatchKeyGuard, is_key_excluded
+from tierstore.tensors.uncompiled import uncompiled
 
 HOOKS_ARE_CALLED_BELOW = "respect_saved_tensors_hooks" in inspect.signature(checkpoint).parameters
 """Whether this release of torch calls hooks below autograd. If it does not, no pack has to ask where it is called."""

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from tierstore.residency.layout import outside_of_modes
-from tierstore.residency.torch_names import SavedVariable, current_autograd_node, top_hooks
+from tierstore.tensors.layout import outside_of_modes
+from tierstore.tensors.torch_names import SavedVariable, current_autograd_node, top_hooks
 
 from .saved import unpack
 from .select import KEPT_CLASSES, attributes_of

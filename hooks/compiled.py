@@ -12,9 +12,9 @@ import torch
 from torch import fx
 
 from tierstore.errors import ConfigError, ConfigTypeError
-from tierstore.residency.compiler_names import compiler_names
-from tierstore.residency.uncompiled import uncompiled
 from tierstore.store.tier_store import TierStore
+from tierstore.tensors.compiler_names import compiler_names
+from tierstore.tensors.uncompiled import uncompiled
 
 from .checkpoints import is_in_checkpoint
 from .division import Rules, pack_inside

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from tierstore.residency.torch_names import FakeTensor
+from tierstore.tensors.torch_names import FakeTensor
 
 from .placeholders import pack_operator, unpack_operator
 

@@ -9,8 +9,8 @@ import torch
 
 from tierstore.ledger.on_device import UnseenGraph
 from tierstore.ledger.whole_graphs import NUM_COMPARED, TOLERATED, Nodes, WholeGraph, nodes_of
-from tierstore.residency.torch_names import current_backward, top_hooks
 from tierstore.store.tier_store import TierStore
+from tierstore.tensors.torch_names import current_backward, top_hooks
 
 from .order import LogOptions, PackLog, current_log
 from .select import Kept, KeptTensor, keep

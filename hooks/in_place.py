@@ -19,7 +19,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils.parametrize import is_parametrized
 
 from tierstore.errors import ConfigError, ConfigTypeError
-from tierstore.residency.uncompiled import uncompiled_itself
+from tierstore.tensors.uncompiled import uncompiled_itself
 
 from .advice import refuse_deferred
 

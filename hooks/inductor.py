@@ -21,7 +21,7 @@ from typing import Any
 
 from torch import fx
 
-from tierstore.residency.compiler_names import compiler_names
+from tierstore.tensors.compiler_names import compiler_names
 
 from .division import Rules, pack_inside
 from .placeholders import pack_operator

@@ -17,9 +17,9 @@ from typing import Any
 
 from tierstore.base.remains import Remains
 from tierstore.ledger.log import GraphLog
-from tierstore.residency.layout import layout_of
 from tierstore.residency.tracked import TrackedLog
-from tierstore.residency.uncompiled import let_errors_through
+from tierstore.tensors.layout import layout_of
+from tierstore.tensors.uncompiled import let_errors_through
 
 
 class _Enlisted(Remains[TrackedLog]):

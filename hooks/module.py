@@ -10,8 +10,8 @@ from typing import Any, TypeVar, Unpack
 
 from torch import nn
 
-from tierstore.residency.uncompiled import uncompiled
 from tierstore.store.tier_store import TierStore
+from tierstore.tensors.uncompiled import uncompiled
 
 from .below import Packed
 from .checkpoints import is_in_checkpoint, pack_inputs

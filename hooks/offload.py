@@ -16,11 +16,11 @@ from typing import Literal, ParamSpec, Self, TypedDict, TypeVar, Unpack, get_arg
 from tierstore.base.config import SizeLike, parse_budget, parse_size
 from tierstore.base.config_file import ConfigSource, offload_options
 from tierstore.errors import ConfigError, ConfigTypeError
-from tierstore.residency.torch_names import pop_hooks, push_hooks
-from tierstore.residency.uncompiled import is_compiled_call, uncompiled, uncompiled_itself
 from tierstore.store.options import refuses_unknown
 from tierstore.store.tier_store import TierStore
 from tierstore.store.trial import trial_of_process
+from tierstore.tensors.torch_names import pop_hooks, push_hooks
+from tierstore.tensors.uncompiled import is_compiled_call, uncompiled, uncompiled_itself
 
 from .advice import ADVICE_WITHIN, advise, refuse_deferred, warn_of_compiled_caller
 from .order import LogOptions

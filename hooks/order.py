@@ -20,11 +20,11 @@ from tierstore.ledger.state import State
 from tierstore.ledger.whole_graphs import WholeGraph, nodes_of
 from tierstore.residency.graph_times import GraphTimes
 from tierstore.residency.handle import Record
-from tierstore.residency.layout import Layout, alias_of, describe
 from tierstore.residency.residency import Residency
-from tierstore.residency.torch_names import name_of_node
 from tierstore.residency.tracked import TrackedLog
 from tierstore.store.tier_store import TierStore
+from tierstore.tensors.layout import Layout, alias_of, describe
+from tierstore.tensors.torch_names import name_of_node
 from tierstore.tracing.recorder import Recorder
 
 from .advice import large_nodes, warn_if_region

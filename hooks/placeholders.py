@@ -23,8 +23,8 @@ from typing import Any
 import torch
 
 from tierstore.residency.ownership import num_owners
-from tierstore.residency.torch_names import AUTOGRAD, SetExcludeDispatchKeyGuard, current_backward, keeps_graph
-from tierstore.residency.uncompiled import uncompiled
+from tierstore.tensors.torch_names import AUTOGRAD, SetExcludeDispatchKeyGuard, current_backward, keeps_graph
+from tierstore.tensors.uncompiled import uncompiled
 
 from .below import Packed
 from .select import keep

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from tierstore.residency.handle import Record
-from tierstore.residency.uncompiled import uncompiled
+from tierstore.tensors.uncompiled import uncompiled
 from tierstore.tracing.events import Pack, Release, Scope, ScopeEnd, Unpack
 from tierstore.tracing.recorder import Recorder
 from tierstore.tracing.recordings import Recordings

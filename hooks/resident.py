@@ -9,8 +9,8 @@ from types import TracebackType
 
 import torch
 
-from tierstore.residency.torch_names import pop_hooks, push_hooks, top_hooks
-from tierstore.residency.uncompiled import is_compiled_call, uncompiled, uncompiled_itself
+from tierstore.tensors.torch_names import pop_hooks, push_hooks, top_hooks
+from tierstore.tensors.uncompiled import is_compiled_call, uncompiled, uncompiled_itself
 
 from .advice import warn_of_compiled_caller
 from .recorded import enclosing_scope

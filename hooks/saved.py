@@ -22,10 +22,10 @@ from __future__ import annotations
 import torch
 
 from tierstore.errors import ModifiedInPlaceError
-from tierstore.residency.layout import Layout, alias_of, describe, is_same_view, outside_of_modes
-from tierstore.residency.torch_names import is_in_own_function, name_of_node, storage_use_count, while_tracing
 from tierstore.residency.tracked import TrackedTensor
-from tierstore.residency.uncompiled import traceable, uncompiled
+from tierstore.tensors.layout import Layout, alias_of, describe, is_same_view, outside_of_modes
+from tierstore.tensors.torch_names import is_in_own_function, name_of_node, storage_use_count, while_tracing
+from tierstore.tensors.uncompiled import traceable, uncompiled
 
 from .below import Packed
 from .living import keep_layouts

@@ -32,15 +32,15 @@ import torch
 from torch.nn import Parameter
 
 from tierstore.ledger.on_device import DeviceReference
-from tierstore.residency.capture import is_capturing
 from tierstore.residency.handle import Handle, Record
-from tierstore.residency.layout import ACCELERATORS, Layout, detached, is_foreign, layout_of
 from tierstore.residency.ownership import CLAIMS_ATTRIBUTE, is_claimed, records_over
 from tierstore.residency.residency import Residency
-from tierstore.residency.torch_names import is_function_mode_on, num_dispatch_modes, sequence_nr, storage_address
 from tierstore.residency.tracked import NOT_ENTERED
-from tierstore.residency.uncompiled import uncompiled
 from tierstore.store.tier_store import TierStore
+from tierstore.tensors.capture import is_capturing
+from tierstore.tensors.layout import ACCELERATORS, Layout, detached, is_foreign, layout_of
+from tierstore.tensors.torch_names import is_function_mode_on, num_dispatch_modes, sequence_nr, storage_address
+from tierstore.tensors.uncompiled import uncompiled
 
 from .advice import warn_if_replayed
 from .below import HOOKS_ARE_CALLED_BELOW, HeldTensor, is_below_autograd

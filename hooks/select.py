@@ -13,9 +13,9 @@ from typing import NamedTuple
 import torch
 from torch.nn import Parameter
 
-from tierstore.residency.layout import detached
-from tierstore.residency.torch_names import DisableTorchFunction
-from tierstore.residency.uncompiled import uncompiled
+from tierstore.tensors.layout import detached
+from tierstore.tensors.torch_names import DisableTorchFunction
+from tierstore.tensors.uncompiled import uncompiled
 
 from .below import may_become_an_output
 from .traced import check_unchanged, traced_kept

@@ -22,8 +22,8 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from tierstore.residency.layout import storage_of
-from tierstore.residency.torch_names import TorchDispatchMode, top_hooks, tree_leaves, tree_map_only
+from tierstore.tensors.layout import storage_of
+from tierstore.tensors.torch_names import TorchDispatchMode, top_hooks, tree_leaves, tree_map_only
 
 from .below import HeldTensor, Packed, version_counter_of
 from .recorded import enclosing_scope

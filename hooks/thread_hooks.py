@@ -11,8 +11,8 @@ from collections import deque
 from itertools import repeat, starmap
 from typing import Any
 
-from tierstore.residency.torch_names import pop_hooks, push_hooks, top_hooks
-from tierstore.residency.uncompiled import uncompiled
+from tierstore.tensors.torch_names import pop_hooks, push_hooks, top_hooks
+from tierstore.tensors.uncompiled import uncompiled
 
 RemovedHooks = list[tuple[Any, Any]]
 """Hooks that were taken off a thread, the innermost first."""

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from tierstore.errors import ModifiedInPlaceError
-from tierstore.residency.layout import Layout, describe
-from tierstore.residency.torch_names import name_of_node, neg_view
-from tierstore.residency.uncompiled import uncompiled
+from tierstore.tensors.layout import Layout, describe
+from tierstore.tensors.torch_names import name_of_node, neg_view
+from tierstore.tensors.uncompiled import uncompiled
 
 from .living import living_log
 

@@ -11,8 +11,8 @@ from tests.existing import set_existing
 from tests.gpu.seen_copies import SeenCopies, WithoutWaits
 from tests.inspect_store import inspect
 from tierstore import TierStore
-from tierstore.residency.copies import AcceleratorCopies, Copies
-from tierstore.residency.layout import memory_at
+from tierstore.tensors.copies import AcceleratorCopies, Copies
+from tierstore.tensors.layout import memory_at
 
 __all__ = [
     "DEVICE",

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
-from tierstore.residency.copies import AcceleratorCopies, Copies, Marker
-from tierstore.residency.layout import _MODES
+from tierstore.tensors.copies import AcceleratorCopies, Copies, Marker
+from tierstore.tensors.layout import _MODES
 
 __all__ = ["SeenCopies", "WithoutWaits"]
 

@@ -12,7 +12,7 @@ from tests.hooks.granted import lock_held_by_another, sines
 from tests.inspect_store import inspect
 from tierstore import TierStore, tiered_offload
 from tierstore.ledger.device_window import FLIGHT_BYTES, RELOAD_BYTES
-from tierstore.residency.slab import _address_of
+from tierstore.tensors.slab import _address_of
 
 pytestmark = NEEDS_DEVICE
 

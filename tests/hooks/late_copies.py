@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tierstore.residency.copies import Marker
+from tierstore.tensors.copies import Marker
 from tierstore.testing import SimulatedCopies
 
 __all__ = ["LateCopies", "SeenCopies", "name_of"]

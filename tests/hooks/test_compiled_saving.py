@@ -25,7 +25,7 @@ from tierstore import (
     offload_backend,
     tiered_offload,
 )
-from tierstore.residency.compiler_names import compiler_names
+from tierstore.tensors.compiler_names import compiler_names
 
 pytestmark = [
     pytest.mark.filterwarnings("default"),  # the compiler's own

@@ -10,7 +10,7 @@ from tests.conftest import MakeStore
 from tests.hooks.virtual_accelerator import VirtualAccelerator, forward_through, narrow_windows
 from tests.inspect_store import inspect
 from tierstore import ConfigError, TierStore, tiered_offload
-from tierstore.residency.copies import Marker
+from tierstore.tensors.copies import Marker
 
 NUM_LAYERS = 128
 LAYER_BYTES = 256 * 1024

@@ -15,7 +15,7 @@ from tests.conftest import MakeStore
 from tests.hooks.programs import forget_after_error, gradient_of, half_leaf, sine_chain
 from tests.inspect_store import inspect
 from tierstore import ModifiedInPlaceError, TierStore, tiered_offload
-from tierstore.residency.slab import Slab
+from tierstore.tensors.slab import Slab
 
 _KIB = 2**10
 _NUM = 40

@@ -22,7 +22,7 @@ from tierstore import (
     remove_offload,
     tiered_offload,
 )
-from tierstore.residency.torch_names import top_hooks
+from tierstore.tensors.torch_names import top_hooks
 
 
 def test_offloaded_module_stays_itself(store: TierStore) -> None:

@@ -20,9 +20,9 @@ from tests.inspect_store import inspect
 from tierstore import StorageIOError, StoreClosedError, TierStore, tiered_offload
 from tierstore.base.threads import is_thread_of_store
 from tierstore.ledger.device import DeviceRules
-from tierstore.residency.copies import Marker
 from tierstore.residency.handle import Handle
 from tierstore.residency.memory import StoreMemory
+from tierstore.tensors.copies import Marker
 from tierstore.testing import SimulatedCopies
 
 

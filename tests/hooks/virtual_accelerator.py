@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from tierstore.residency import graph_times, residency
-from tierstore.residency.copies import Marker
 from tierstore.residency.device import DeviceTier
+from tierstore.tensors.copies import Marker
 
 __all__ = ["VirtualAccelerator", "forward_through", "narrow_windows"]
 

@@ -3,7 +3,7 @@
 import threading
 from pathlib import Path
 
-from tierstore.residency.torch_names import top_hooks
+from tierstore.tensors.torch_names import top_hooks
 
 
 def directory(tmp_path: Path) -> Path:

@@ -36,8 +36,8 @@ from tierstore.disk.tier import DiskTier, DiskUsage, Kind, Loaded, Stored
 from tierstore.errors import StoreFullError
 from tierstore.hooks import scope
 from tierstore.ledger.counters import Counters
-from tierstore.residency.copies import Marker
 from tierstore.store.options import StoreOptions
+from tierstore.tensors.copies import Marker
 
 _WAIT_SECONDS = 20.0
 _PAUSE_SECONDS = 0.001

@@ -17,7 +17,7 @@ from tests.hooks.programs import SIDE
 from tests.memory_plan.blocks import Chain, Inner, Mlp, recorded, step
 from tierstore import TierStore
 from tierstore.memory_plan.recording import RecordedCall
-from tierstore.residency.layout import is_foreign
+from tierstore.tensors.layout import is_foreign
 
 MATRIX_BYTES = SIDE * SIDE * 4
 

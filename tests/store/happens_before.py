@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tierstore.residency.copies import AcceleratorCopies
+from tierstore.tensors.copies import AcceleratorCopies
 
 __all__ = ["BLOCK_BYTES", "DEVICE", "HOST", "ClockedCopies", "UnorderedError"]
 

@@ -7,7 +7,7 @@ import torch
 
 from tierstore.disk.tier import Kind
 from tierstore.residency.handle import Handle, Record
-from tierstore.residency.layout import layout_of
+from tierstore.tensors.layout import layout_of
 
 __all__ = ["made_handle"]
 

@@ -14,8 +14,8 @@ from tests.store.happens_before import BLOCK_BYTES, ClockedCopies
 from tests.store.happens_before import DEVICE as HOST_AS_DEVICE
 from tierstore.base.threads import start_thread
 from tierstore.residency import capture
-from tierstore.residency.capture import is_capturing
-from tierstore.residency.copies import AcceleratorCopies, _Point, _Way
+from tierstore.tensors.capture import is_capturing
+from tierstore.tensors.copies import AcceleratorCopies, _Point, _Way
 
 GLOBAL, RELAXED = 0, 2
 
@@ -43,7 +43,7 @@ class Driver:
         monkeypatch.setattr(accelerator, "set_device_index", self.go_to)
         monkeypatch.setattr(accelerator, "device_index", self.on_device)
         streams = lambda index: SimpleNamespace(stream_id=self.streams[index])  # noqa: E731
-        monkeypatch.setattr("tierstore.residency.capture.current_stream_on", streams)
+        monkeypatch.setattr("tierstore.tensors.capture.current_stream_on", streams)
         monkeypatch.setattr(torch.cuda, "device", lambda of: self.on_device(of.index))
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", self.is_capturing)
         monkeypatch.setattr(capture, "_exchange_mode", lambda: self.exchange)

@@ -20,7 +20,7 @@ from tierstore.residency.device import DeviceTier
 from tierstore.residency.handle import Handle, Record
 from tierstore.residency.outstanding import OutstandingViews
 from tierstore.residency.ownership import claim
-from tierstore.residency.slab import Slab, Slot
+from tierstore.tensors.slab import Slab, Slot
 
 
 class HeldCopies(ClockedCopies):

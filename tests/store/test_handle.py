@@ -12,7 +12,7 @@ import tierstore.ledger.state
 from tests.store.records import made_handle
 from tierstore.ledger.state import MOVES, State
 from tierstore.residency.handle import Record
-from tierstore.residency.layout import layout_of
+from tierstore.tensors.layout import layout_of
 
 
 def _record_in(state: State) -> Record:

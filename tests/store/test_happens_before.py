@@ -13,7 +13,7 @@ from tierstore.residency.device import DeviceTier
 from tierstore.residency.handle import Handle, Record
 from tierstore.residency.outstanding import OutstandingViews
 from tierstore.residency.ownership import claim
-from tierstore.residency.slab import Slab
+from tierstore.tensors.slab import Slab
 
 STREAMS = ("compute", "side")
 OWNERS = (*STREAMS, "elsewhere")  # a stream that computes, but on which nothing is ever packed

@@ -20,9 +20,9 @@ from tierstore import StorageIOError, StoreBusyError, StoreClosedError, TierStor
 from tierstore.base.ctrl_c import CTRL_C
 from tierstore.base.free_runs import FreeRuns
 from tierstore.residency.guard import WAITING
-from tierstore.residency.torch_names import pop_hooks, top_hooks
 from tierstore.store.engine import Engine
 from tierstore.store.lifetime import watch_over
+from tierstore.tensors.torch_names import pop_hooks, top_hooks
 from tierstore.testing import FaultPlan, FaultyStore, Rule, Signal
 from tierstore.tracing.recordings import Recordings
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tierstore.residency.layout import Layout, alias_of, layout_of, memory_at, rebuild, span_of
+from tierstore.tensors.layout import Layout, alias_of, layout_of, memory_at, rebuild, span_of
 
 DTYPES = [torch.uint8, torch.int16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128]
 

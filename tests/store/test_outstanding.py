@@ -4,8 +4,8 @@ import torch
 
 from tests.store.records import made_handle
 from tierstore.residency.handle import Handle
-from tierstore.residency.layout import layout_of
 from tierstore.residency.outstanding import OutstandingViews, in_use
+from tierstore.tensors.layout import layout_of
 
 
 def _hand_out(handle: Handle) -> torch.Tensor:

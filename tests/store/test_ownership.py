@@ -11,8 +11,8 @@ import torch
 from tests.conftest import MakeStore
 from tierstore import Handle, TierStore
 from tierstore.residency.handle import Record
-from tierstore.residency.layout import is_foreign, layout_of
 from tierstore.residency.ownership import claims_of, is_sole_owner, unclaim
+from tierstore.tensors.layout import is_foreign, layout_of
 
 
 def _handle(store: TierStore, tensor: torch.Tensor) -> Handle:

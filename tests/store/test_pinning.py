@@ -21,9 +21,9 @@ from tests.waiting import until
 from tierstore.disk.linux import address_of
 from tierstore.ledger.state import State
 from tierstore.residency import pinning
-from tierstore.residency.copies import queue_copies
-from tierstore.residency.pinning import Pinning, cpus_near, device_in_use
-from tierstore.residency.slab import Slab
+from tierstore.tensors.copies import queue_copies
+from tierstore.tensors.pinning import Pinning, cpus_near, device_in_use
+from tierstore.tensors.slab import Slab
 
 DEVICE = torch.device("cuda", 0)
 CHUNK = 2 * 2**20
@@ -48,7 +48,7 @@ class Held:
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Held:
     driver = Held()
-    monkeypatch.setattr("tierstore.residency.slab._register", driver)
+    monkeypatch.setattr("tierstore.tensors.slab._register", driver)
     return driver
 
 
@@ -57,7 +57,7 @@ def unregistered(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """What the driver is told to forget."""
     addresses: list[int] = []
     runtime = SimpleNamespace(cudaHostUnregister=addresses.append)
-    monkeypatch.setattr("tierstore.residency.slab._cuda_runtime", lambda: runtime)
+    monkeypatch.setattr("tierstore.tensors.slab._cuda_runtime", lambda: runtime)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     return addresses
 
@@ -110,7 +110,7 @@ def test_store_closed_while_its_slab_is_pinned_unpins_it(
 ) -> None:
     registered: list[int] = []
     monkeypatch.setattr(
-        "tierstore.residency.slab._register", lambda address, *_, **__: registered.append(address) or driver()
+        "tierstore.tensors.slab._register", lambda address, *_, **__: registered.append(address) or driver()
     )
     store = make_store(host_bytes="4MiB")
     slab = inspect(store).slab
@@ -231,7 +231,7 @@ def test_slots_of_the_first_pieces_are_pinned_while_the_driver_is_busy_with_the_
         assert may_answer[index].wait(20)
         return "no more" if index == 3 else None
 
-    monkeypatch.setattr("tierstore.residency.slab._register", register)
+    monkeypatch.setattr("tierstore.tensors.slab._register", register)
     slab = Slab(4 * CHUNK)
     slots = [slab.allocate(CHUNK) for _ in range(2)]
     across = slab.allocate(CHUNK + CHUNK // 2)
@@ -304,7 +304,7 @@ def test_no_addresses_for_the_slab_are_told_of_and_no_error(driver: Held, monkey
     def refuse(nbytes: int) -> mmap.mmap:
         raise OSError(errno.ENOMEM, "no addresses")
 
-    monkeypatch.setattr("tierstore.residency.slab._map", refuse)
+    monkeypatch.setattr("tierstore.tensors.slab._map", refuse)
     slab = Slab(CHUNK)
     slab.begin_to_pin(DEVICE)
     assert slab.description == "pageable (no addresses)"

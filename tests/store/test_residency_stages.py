@@ -23,7 +23,7 @@ from tierstore.disk.tier import Stored
 from tierstore.hooks.order import LogOptions, PackLog, open_log
 from tierstore.ledger.state import State
 from tierstore.residency.handle import Record
-from tierstore.residency.layout import layout_of, memory_at, storage_address
+from tierstore.tensors.layout import layout_of, memory_at, storage_address
 
 pytestmark = pytest.mark.usefixtures("validated")
 NBYTES = 40_000

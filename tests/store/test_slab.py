@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tierstore.residency.slab import Slab, Slot, SlotWatch
+from tierstore.tensors.slab import Slab, Slot, SlotWatch
 
 CHUNK = 2 * 2**20
 _MCL_FUTURE = 2  # asm-generic/mman.h
@@ -247,8 +247,8 @@ class Driver:
 
 def _with_driver(monkeypatch: pytest.MonkeyPatch, error: int) -> Driver:
     driver = Driver(error)
-    monkeypatch.setattr("tierstore.residency.slab._cuda_runtime", lambda: driver)
-    monkeypatch.setattr("tierstore.residency.slab._forget_cuda_error", lambda device: None)
+    monkeypatch.setattr("tierstore.tensors.slab._cuda_runtime", lambda: driver)
+    monkeypatch.setattr("tierstore.tensors.slab._forget_cuda_error", lambda device: None)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     return driver
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tierstore.ledger.windows import HostWindows
-from tierstore.residency.slots import Slots
+from tierstore.tensors.slots import Slots
 
 NBYTES = 2 * 2**20
 

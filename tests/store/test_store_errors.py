@@ -19,7 +19,7 @@ from tierstore import CorruptDataError, StorageIOError, StoreClosedError, StoreF
 from tierstore.disk.local import LocalDisk
 from tierstore.disk.tier import Kind, Stored
 from tierstore.ledger.state import State
-from tierstore.residency.copies import Marker
+from tierstore.tensors.copies import Marker
 from tierstore.testing import SimulatedCopies
 
 

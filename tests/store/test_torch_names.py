@@ -10,10 +10,10 @@ from pathlib import Path
 
 import torch
 
-import tierstore.residency.torch_names
+import tierstore.tensors.torch_names
 
 ROOT = Path(__file__).parents[2]
-HOME = Path(tierstore.residency.torch_names.__file__)
+HOME = Path(tierstore.tensors.torch_names.__file__)
 _FOUND = set(re.findall(r'"(torch\.[\w.]+)"', HOME.read_text(encoding="utf-8")))
 _MODULES = {"torch._C._dynamo.eval_frame", "torch._C._dynamo.guards", "torch._dynamo"}  # that may be imported
 NAMES = sorted(_FOUND - _MODULES)

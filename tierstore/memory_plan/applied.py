@@ -28,8 +28,8 @@ from ..hooks.checkpoints import is_in_checkpoint, pack_inputs
 from ..hooks.module import ModuleScope
 from ..hooks.select import keep
 from ..hooks.selective import holding_contexts
-from ..residency.torch_names import import_dynamo, tree_flatten, tree_unflatten
-from ..residency.uncompiled import uncompiled
+from ..tensors.torch_names import import_dynamo, tree_flatten, tree_unflatten
+from ..tensors.uncompiled import uncompiled
 from .block_state import BlockState, TooMuchError
 from .decision import Action, BlockPlan, HeldOutput
 

@@ -33,8 +33,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from ..errors import ModifiedInPlaceError
 from ..hooks.in_place import AROUND
 from ..hooks.traced import check_unchanged
-from ..residency.layout import storage_of
-from ..residency.torch_names import tree_leaves
+from ..tensors.layout import storage_of
+from ..tensors.torch_names import tree_leaves
 
 GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
 OF_TORCH = frozenset(vars(nn.Module())) - {"training"}

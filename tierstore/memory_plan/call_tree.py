@@ -14,8 +14,8 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..hooks.in_place import Around
-from ..residency.layout import storage_of
-from ..residency.torch_names import tree_leaves
+from ..tensors.layout import storage_of
+from ..tensors.torch_names import tree_leaves
 
 _MOST_SHARE = 1 / 8
 """A module that saves more of all bytes than this is taken apart, where that is possible."""

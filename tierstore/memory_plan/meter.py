@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from ..base.config import memory_of_process
-from ..residency.torch_names import TorchDispatchMode, tree_leaves, tree_map_only
 from ..returning.allocator import allocator_of_process
 from ..returning.caching import at_work
 from ..returning.code_pages import release_code
+from ..tensors.torch_names import TorchDispatchMode, tree_leaves, tree_map_only
 
 _TORCH = Path(torch.__file__).resolve().parent
 _CLEAR_REFS = "/proc/self/clear_refs"

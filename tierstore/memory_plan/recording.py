@@ -21,8 +21,8 @@ from ..hooks.below import version_counter_of
 from ..hooks.in_place import Around
 from ..hooks.saved import unpack as unpack_kept
 from ..hooks.select import keep, stays_alive
-from ..residency.layout import memory_at
-from ..residency.torch_names import TorchDispatchMode, storage_address, top_hooks, tree_leaves
+from ..tensors.layout import memory_at
+from ..tensors.torch_names import TorchDispatchMode, storage_address, top_hooks, tree_leaves
 from .block_state import BlockState, TooMuchError, copied, devices_of, is_managed
 from .call_tree import Storages, Through
 from .meter import LimitReachedError

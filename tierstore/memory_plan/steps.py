@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ..errors import ConfigError, ConfigTypeError
 from ..hooks.in_place import Around, around_calls_of, call_plainly, put_around_calls
-from ..residency.torch_names import tree_leaves
+from ..tensors.torch_names import tree_leaves
 from .block_state import GENERATORS, OF_TORCH, copied, devices_of, remembered
 from .call_tree import Through
 from .meter import Meter

@@ -16,8 +16,8 @@ from ..base.caller import stacklevel_of_user
 from ..base.config import format_bytes
 from ..errors import TierStoreWarning
 from ..hooks.in_place import Around
-from ..residency.torch_names import current_backward
 from ..store.tier_store import TierStore
+from ..tensors.torch_names import current_backward
 from .contents import Contents
 from .meter import Meter
 from .steps import MeasuredStep, hooks_on

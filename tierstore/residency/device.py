@@ -33,14 +33,14 @@ from ..ledger.device import CopyBack, CopyOut, DeviceRules
 from ..ledger.device_window import FLIGHT_BYTES, RELOAD_BYTES, DeviceWindow
 from ..ledger.groups import DEVICE_ALIGNMENT_BYTES
 from ..ledger.windows import Window
-from .capture import is_capturing
-from .copies import Copies, Marker
+from ..tensors.capture import is_capturing
+from ..tensors.copies import Copies, Marker
+from ..tensors.layout import Layout, in_dtype, span_of
+from ..tensors.slab import Slot
 from .graph_times import GraphTimes
 from .handle import Record
-from .layout import Layout, in_dtype, span_of
 from .outstanding import OutstandingViews
 from .ownership import unclaim
-from .slab import Slot
 
 
 class DeviceTier(DeviceRules[Record]):

@@ -15,7 +15,7 @@ from ..ledger.coverage import Measured
 if TYPE_CHECKING:
     import torch
 
-    from .copies import Copies, Marker
+    from ..tensors.copies import Copies, Marker
 
 
 class _Wait(NamedTuple):

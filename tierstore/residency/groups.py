@@ -47,11 +47,11 @@ import torch
 
 from ..ledger.groups import Group
 from ..ledger.registration import Storage
+from ..tensors.layout import Layout, alias_of, layouts_of
+from ..tensors.slab import Slot
 from .handle import Handle, new_member
-from .layout import Layout, alias_of, layouts_of
 from .outstanding import in_use
 from .ownership import hold_alone
-from .slab import Slot
 from .tracked import TrackedTensor
 
 _EMPTY = torch.empty(0, device="cpu")

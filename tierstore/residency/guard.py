@@ -30,8 +30,8 @@ from ..ledger.counters import STALL_CAUSES
 from ..ledger.ledger import ForRoom, Ledger
 from ..ledger.validation import InvalidBooksError
 from ..plain_text import plain
+from ..tensors.layout import is_inside_modes, outside_of_modes
 from .handle import Record
-from .layout import is_inside_modes, outside_of_modes
 from .transfers import Worker
 from .validating_lock import ValidatingLock
 

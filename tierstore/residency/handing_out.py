@@ -21,10 +21,7 @@ from ..errors import ModifiedInPlaceError, StoreClosedError
 from ..ledger.counters import STALL_CAUSES
 from ..ledger.ledger import Ledger
 from ..ledger.state import IN_MEMORY, State
-from .device import DeviceTier
-from .guard import Guard, change_if_open, is_inside_any, whole
-from .handle import Handle, Member, Record
-from .layout import (
+from ..tensors.layout import (
     Layout,
     describe,
     fits_in_storage,
@@ -34,8 +31,11 @@ from .layout import (
     rebuild,
     rebuild_beyond,
 )
+from ..tensors.torch_names import name_of_node
+from .device import DeviceTier
+from .guard import Guard, change_if_open, is_inside_any, whole
+from .handle import Handle, Member, Record
 from .outstanding import OutstandingViews
-from .torch_names import name_of_node
 
 if TYPE_CHECKING:
     from ..ledger.lookahead import Lookahead

@@ -15,12 +15,12 @@ import torch
 
 from ..ledger.record import RuledRecord
 from ..ledger.story import Storied, new_story
-from .layout import Layout, in_dtype, set_lazy_bits
+from ..tensors.layout import Layout, in_dtype, set_lazy_bits
 
 if TYPE_CHECKING:
     from ..disk.tier import Kind
-    from .copies import Marker
-    from .slab import Slot
+    from ..tensors.copies import Marker
+    from ..tensors.slab import Slot
 
 _NO_VIEWS: dict[Layout | int, torch.Tensor] = {}
 """Shared by all handles that have handed out nothing; never filled."""

@@ -20,14 +20,14 @@ from math import prod
 
 import torch
 
+from ..tensors.layout import memory_at, span_of
+from ..tensors.slots import Slots
+from ..tensors.torch_names import storage_address
 from .device import DeviceTier
 from .handle import Record
-from .layout import memory_at, span_of
 from .outstanding import OutstandingViews
 from .ownership import claim, is_sole_owner
 from .registration import Registration
-from .slots import Slots
-from .torch_names import storage_address
 from .transfers import BytesToWrite
 
 _PAGE_BYTES = 4096

@@ -13,8 +13,8 @@ from sys import getrefcount
 
 import torch
 
+from ..tensors.torch_names import tensor_use_count
 from .handle import Record
-from .torch_names import tensor_use_count
 
 _NUM_SCANNED_PER_CALL = 16
 

@@ -16,8 +16,8 @@ from sys import getrefcount
 
 import torch
 
+from ..tensors.torch_names import storage_address, storage_use_count
 from .handle import Handle, Record
-from .torch_names import storage_address, storage_use_count
 
 _LEAST_CLEANED = 8
 

@@ -15,15 +15,15 @@ from ..ledger.books import Books
 from ..ledger.groups import Group, Grouping
 from ..ledger.registration import RegistrationRules
 from ..ledger.tracked import TrackedTensors
+from ..tensors.layout import Layout, alias_of, in_dtype, layout_of
+from ..tensors.slab import Slot
+from ..tensors.slots import Slots
+from ..tensors.torch_names import storage_address, storage_use_count
 from .device import Streams, bytes_of
 from .groups import become_members, copy_into, take_if_sole_owner
 from .handle import Handle, Record, StoriedRecord
-from .layout import Layout, alias_of, in_dtype, layout_of
 from .outstanding import OutstandingViews
 from .ownership import CLAIMS_ATTRIBUTE, claim, is_claimed, records_over
-from .slab import Slot
-from .slots import Slots
-from .torch_names import storage_address, storage_use_count
 from .tracked import TrackedLog, TrackedTensor
 
 

@@ -19,7 +19,8 @@ from ..ledger.lookahead import Lookahead
 from ..ledger.observer import Observer
 from ..ledger.tracked import TrackedTensors
 from ..ledger.windows import HostWindows, Window
-from .copies import AcceleratorCopies, Copies
+from ..tensors.copies import AcceleratorCopies, Copies
+from ..tensors.slots import Slots
 from .device import DeviceTier
 from .graph_times import GraphTimes
 from .guard import Guard, change_if_open, whole
@@ -30,7 +31,6 @@ from .outstanding import OutstandingViews
 from .ownership import is_sole_owner
 from .registration import HandleFactory, Registration
 from .saving import Saving
-from .slots import Slots
 from .tracked import TrackedLog, TrackedTensor
 from .transfers import Worker
 from .validating_lock import is_wanted

@@ -16,13 +16,13 @@ from ..ledger.grants import SHARE_GRANTED, Grant
 from ..ledger.ledger import Ledger
 from ..ledger.on_device import UnseenGraph
 from ..ledger.state import State
+from ..tensors.layout import Layout, layout_of, memory_at, unseen_by_modes
+from ..tensors.slots import Slots
 from .device import DeviceTier
 from .guard import Guard, change, change_if_open, is_inside_any, whole
 from .handle import Handle, Record
-from .layout import Layout, layout_of, memory_at, unseen_by_modes
 from .ownership import claims_of
 from .registration import Registration
-from .slots import Slots
 from .tracked import TrackedLog, TrackedTensor
 from .transfers import Worker
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from ..ledger.log import GraphLog
+from ..tensors.layout import Layout, layout_of
 from .handle import Handle, Record
-from .layout import Layout, layout_of
 
 NOT_ENTERED = -1
 """Instead of an index."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from ..disk.tier import Kind
-    from .copies import Marker
+    from ..tensors.copies import Marker
 
 
 class BytesToWrite(NamedTuple):

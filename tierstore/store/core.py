@@ -19,13 +19,13 @@ from ..disk.tier import DiskUsage
 from ..errors import StorageIOError, StoreFullError, TierStoreError, TierStoreWarning
 from ..ledger.lookahead import LearnedOrders
 from ..ledger.whole_graphs import WholeGraphs
-from ..residency.pinning import device_in_use
 from ..residency.residency import Residency
 from ..returning.advice import MemoryUse
 from ..returning.allocator import allocator_of_process
 from ..returning.cached import CachedMemory
 from ..returning.caching import CachingAllocator, caching_allocator
 from ..returning.returner import Returner
+from ..tensors.pinning import device_in_use
 from ..tracing.events import StoreSettings
 from ..tracing.recordings import Recordings, header_of
 from .engine import Engine, OpenDisk

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from ..base.remains import Remains
-from ..residency.torch_names import engine_run_backward
+from ..tensors.torch_names import engine_run_backward
 
 if TYPE_CHECKING:
     from .core import Core

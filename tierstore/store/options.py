@@ -42,7 +42,7 @@ from .engine import OpenDisk
 from .trial import trial_of_process
 
 if TYPE_CHECKING:
-    from ..residency.copies import Copies
+    from ..tensors.copies import Copies
 
 _DISK_SHARE = 0.8  # of the free space
 _CONNECTED_BYTES = 80 * 2**20

@@ -18,16 +18,16 @@ from ..base.config_file import ConfigSource, store_options
 from ..base.defaults import NUM_AT_ONCE
 from ..errors import ConfigError, ConfigTypeError
 from ..residency.handle import Handle, Record
-from ..residency.layout import outside_of_modes, storage_of
-from ..residency.uncompiled import uncompiled
+from ..tensors.layout import outside_of_modes, storage_of
+from ..tensors.uncompiled import uncompiled
 from .codec_names import Codec
 from .core import Core
 from .options import StoreOptions, connected_options, local_options, options_over, refuses_unknown
 from .stats import StoreStats
 
 if TYPE_CHECKING:
-    from ..residency.copies import Copies
     from ..returning.advice import MemoryUse
+    from ..tensors.copies import Copies
     from .engine import OpenDisk
 
 _CLOSE_DEADLINE_SECONDS = 60.0

@@ -13,7 +13,7 @@ from operator import call
 
 from ..base.caller import stacklevel_of_user
 from ..errors import TierStoreWarning
-from ..residency.torch_names import sequence_nr
+from ..tensors.torch_names import sequence_nr
 
 _NUM_STORES = 8
 _NUM_GRAPHS = 32

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..residency.copies import Copies, Marker
+from ..tensors.copies import Copies, Marker
 from .faults import Drawn, Faults
 from .plan import Operation
 

@@ -8,9 +8,9 @@ from os import PathLike
 from typing import Any, Self
 
 from ..disk.tier import DiskTier
-from ..residency.copies import AcceleratorCopies
 from ..store.options import StoreOptions
 from ..store.tier_store import TierStore
+from ..tensors.copies import AcceleratorCopies
 from .copies import FaultyCopies
 from .faults import Faults
 from .faulty_disk import FaultyDisk

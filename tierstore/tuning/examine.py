@@ -121,8 +121,8 @@ def measure_accelerators(seconds: float, memory_bytes: int = _DEVICE_BUFFER_BYTE
 def _link(device: torch.device, seconds: float, num_bytes: int) -> AcceleratorLink:
     import torch
 
-    from ..residency.copies import queue_copies
-    from ..residency.slab import Slab
+    from ..tensors.copies import queue_copies
+    from ..tensors.slab import Slab
 
     def copy(target: torch.Tensor, source: torch.Tensor) -> None:
         queue_copies([target], [source], [slot.as_plain_tensor()])
