@@ -13,7 +13,7 @@ import torch
 from tests.store.happens_before import BLOCK_BYTES, ClockedCopies
 from tests.store.happens_before import DEVICE as HOST_AS_DEVICE
 from tierstore.base.threads import start_thread
-from tierstore.residency import capture
+from tierstore.tensors import capture
 from tierstore.tensors.capture import is_capturing
 from tierstore.tensors.copies import AcceleratorCopies, _Point, _Way
 

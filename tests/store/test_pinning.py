@@ -20,7 +20,7 @@ from tests.inspect_store import inspect
 from tests.waiting import until
 from tierstore.disk.linux import address_of
 from tierstore.ledger.state import State
-from tierstore.residency import pinning
+from tierstore.tensors import pinning
 from tierstore.tensors.copies import queue_copies
 from tierstore.tensors.pinning import Pinning, cpus_near, device_in_use
 from tierstore.tensors.slab import Slab
