@@ -114,7 +114,15 @@ def _read_file(file: Path, source: str) -> dict[str, tuple[Given, str]]:
 def _path(text: str, source: str) -> Path:
     if not text or "\0" in text:
         raise ConfigError(source, text, "give a path")
-    return Path(text)
+    return Path(os.path.expanduser(text))  # as TierStore and its clients do; no shell does so after "--path="
+
+
+def _directory(text: str, source: str) -> Path:
+    """Absolute: it is shown to people, and compared with others, from other working directories."""
+    try:
+        return _path(text, source).absolute()
+    except OSError as error:  # the working directory was removed
+        raise ConfigError(source, text, "the working directory cannot be found: give an absolute path") from error
 
 
 def _number(least: int, most: int, words: str, text: str, source: str) -> int:
@@ -177,7 +185,7 @@ _SECONDS = _seconds, "SECONDS"
 
 OPTIONS: dict[str, Option] = {
     "path": Option(
-        *(_path, "PATH"),
+        *(_directory, "PATH"),
         "Existing directory on the drive to use. Never created, so that an unmounted drive is an error. Required. Can "
         "be repeated, once for each drive.",
         gather=tuple,

@@ -58,6 +58,23 @@ def test_option_given(by: str, tmp_path: Path) -> None:
         assert getattr(settings_by(by, tmp_path, name, text, toml), place) == expected, (name, text)
 
 
+def test_paths_are_those_that_a_shell_would_give_and_directories_are_absolute(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """`--path=~/drive` and `TIERSTORE_PATH="~/drive"` come as they are written; others look from another directory."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    settings = settings_of({"path": ["~/drive", "other"], "socket": "~/s"}, {})
+    assert settings.paths == (tmp_path / "home" / "drive", tmp_path / "other")
+    assert settings.socket == tmp_path / "home" / "s"
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert settings_of({"path": "/nvme"}, {}).paths == (Path("/nvme"),)
+    with pytest.raises(ConfigError, match="give an absolute path"):
+        settings_of({"path": "other"}, {})
+
+
 def test_every_option_is_tested() -> None:
     assert {name for name, *_ in EACH} == set(OPTIONS)
 

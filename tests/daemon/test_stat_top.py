@@ -105,6 +105,13 @@ def test_stat_prints_tables_and_cuts_no_figure_however_narrow_the_terminal(daemo
     assert max(map(len, done.stdout.splitlines()[1:])) <= columns
 
 
+def test_socket_below_the_home_directory_is_found(daemon: DaemonProcess) -> None:
+    home, name = str(daemon.socket.parent), f"~/{daemon.socket.name}"
+    for given in ({"HOME": home, "TIERSTORE_SOCKET": name}, {"HOME": home}):
+        done = tierstore("stat", *(() if "TIERSTORE_SOCKET" in given else ("--socket", name)), **given)
+        assert done.returncode == 0, done.stderr
+
+
 def test_stat_json_is_the_report(daemon: DaemonProcess) -> None:
     done = tierstore("stat", "--json", TIERSTORE_SOCKET=str(daemon.socket))
     assert done.returncode == 0, done.stderr

@@ -197,6 +197,17 @@ def test_daemon_that_keeps_the_directory_is_recommended(start_daemon: StartDaemo
     assert {each.name: each.value for each in report.settings}["connect"] == str(daemon.socket)
 
 
+def test_daemon_that_was_started_with_a_relative_path_is_found_from_elsewhere(
+    start_daemon: StartDaemon, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    daemon = start_daemon(Path("drive"), codec="none")
+    monkeypatch.chdir("/")
+    monkeypatch.setenv("HOME", str(daemon.socket.parent))
+    found = find_daemon(f"~/{daemon.socket.name}", tmp_path / "drive")
+    assert (found.path, found.keeps_directory) == (str(tmp_path / "drive"), True)
+
+
 def test_socket_that_nobody_listens_on_is_said(short_directory: Path, tmp_path: Path) -> None:
     address = short_directory / "t.sock"
     assert not find_daemon(str(address), tmp_path).is_present

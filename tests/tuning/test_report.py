@@ -106,7 +106,9 @@ KEPT = {"is_present": True, "is_answering": True, "path": "/nvme", "keeps_direct
             {"daemon": KEPT | {"keeps_directory": False}}, {"path": "/nvme", "host_bytes": "12GiB"}, id="another's"
         ),
         pytest.param({"drive": {"path": STRANGE}}, {"path": STRANGE, "host_bytes": "12GiB"}, id="a strange path"),
-        pytest.param({"memory": {"available_bytes": 100 * MIB}}, {"path": "/nvme", "host_bytes": "0MiB"}, id="little"),
+        pytest.param({"memory": {"available_bytes": 145 * MIB}}, {"path": "/nvme", "host_bytes": "18MiB"}, id="little"),
+        pytest.param({"memory": {"available_bytes": 900 * MIB}}, {"path": "/nvme", "host_bytes": "114MiB"}, id="more"),
+        pytest.param({"memory": {"available_bytes": 4 * MIB}}, {"path": "/nvme", "host_bytes": "0MiB"}, id="none"),
     ],
 )
 def test_settings_of_a_machine(changes: dict[str, Any], expected: dict[str, str]) -> None:

@@ -25,7 +25,7 @@ def inspect_daemon(address: str | PathLike[str], *, seconds: float = 5.0, daemon
     DaemonUnavailableError: nobody listens there, or it does not answer in time; if it or the system refuses, or it is a
     daemon of a user who is not trusted, the cause is a PermissionError. ProtocolError: it speaks something else."""
     began_at = time.monotonic()
-    name = os.fspath(address)
+    name = os.path.expanduser(address)
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             answers = _heard(connection, f"the daemon at {name}", began_at + seconds)

@@ -18,7 +18,7 @@ REPORT_VERSION = 3
 
 MIB, GIB = 2**20, 2**30
 
-_ROUND_BYTES = 64 * MIB
+_ROUND_BYTES, _ROUND_SMALL_BYTES = 64 * MIB, MIB  # to multiples of these, from 1 GiB on and below
 
 
 class Setting(Struct, frozen=True):
@@ -80,12 +80,12 @@ def _host_bytes(machine: Measurements) -> Setting:
     elif host_bytes < available_bytes // trainers // 4:
         part = "a quarter, staging window included,"
     among = "" if trainers == 1 else f", for {trainers} trainers"
-    host_bytes -= host_bytes % _ROUND_BYTES
+    host_bytes -= host_bytes % (_ROUND_BYTES if host_bytes >= GIB else _ROUND_SMALL_BYTES)
     value = f"{host_bytes // GIB}GiB" if host_bytes and not host_bytes % GIB else f"{host_bytes // MIB}MiB"
     if host_bytes:
         outcome = "a step that saves less than this keeps all of it in memory and stores nothing on the drive"
     else:
-        outcome = f"that is less than {format_bytes(_ROUND_BYTES)}, so a step stores everything on the drive"
+        outcome = f"that is less than {format_bytes(_ROUND_SMALL_BYTES)}, so a step stores everything on the drive"
     reason = f"{part} of the {format_bytes(available_bytes)} available{among}: {why}; {outcome}"
     return Setting("host_bytes", value, reason)
 

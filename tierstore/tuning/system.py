@@ -101,6 +101,7 @@ def find_daemon(socket: str | None, directory: Path) -> Daemon:
             socket = find_address()
         except DaemonUnavailableError:
             return Daemon(socket=default_address(), is_present=False)
+    socket = os.path.expanduser(socket)
     if not os.path.exists(socket):
         return Daemon(socket=socket, is_present=False)
     try:
