@@ -167,6 +167,6 @@ async def test_without_holes_the_refusal_tells_what_is_kept(tmp_path: Path) -> N
         async with local_disk(tmp_path, disk_bytes=DISK_BYTES, inline_bytes=128 * 1024, executor=threads) as disk:
             await disk.discard(await fill_with_small(disk, 0.4))
             large = await fill_with_large(disk, 0.3)
-            with pytest.raises(StoreFullError, match=r"\d+ bytes of the budget are of freed small records"):
+            with pytest.raises(StoreFullError, match=r"the index keeps \d+ bytes of the budget for small records"):
                 await disk.write(1000, memoryview(bytes(DISK_BYTES // 3)), PLAIN)
             assert await read_back(disk, large[-1], LARGE)

@@ -226,7 +226,7 @@ class ExtentSpace:
             if self._free_bytes < num_bytes:
                 reason = "the disk budget is used up"
             if kept_bytes := self._budget.kept_bytes:
-                reason += f"; {kept_bytes} bytes of the budget are of freed small records, in the index"
+                reason += f"; the index keeps {kept_bytes} bytes of the budget for small records"
         full = StoreFullError(num_bytes, *self.usage(), reason=reason)
         full.__cause__ = refusal
         return full
