@@ -52,6 +52,7 @@ def extensions() -> list[Extension]:
             libraries=["c10"],
             language="c++",
             extra_compile_args=[*FLAGS, "-O2", "-std=c++20", "-fvisibility=hidden"],
+            extra_link_args=["-Wl,-Bsymbolic-functions"],  # else it would open the cache of a preloaded library
             optional=True,
             py_limited_api=True,
         )

@@ -409,6 +409,19 @@ def test_run_serves_a_process_without_a_store_within_its_cgroup() -> None:
         assert output_of(program, *entering(cgroup), str(runner), "run", begin="") == "25 0 True"
 
 
+def test_run_leaves_a_torch_with_an_allocator_of_its_own_to_the_library_for_torch() -> None:
+    """As its wheels for aarch64 have. Both libraries have functions of the same names."""
+    program = """
+        import torch
+        from tierstore.returning.caching import CachingAllocator, caching_allocator
+        cache = caching_allocator(torch.__version__, lambda nbytes: None)  # nothing of it comes from `posix_memalign`
+        assert isinstance(cache, CachingAllocator), cache
+        print(cache.scope, cache.serves(lambda nbytes: torch.empty(nbytes, dtype=torch.uint8)))
+    """
+    program = textwrap.dedent(program)
+    assert processes.output_of(program, LD_PRELOAD=str(caching.preload_library())).strip() == "PyTorch's tensors True"
+
+
 def test_run_leaves_a_program_its_signals() -> None:
     """Python ignores SIGPIPE, and programs that it starts would, too: `yes` would end with an error, if ever."""
     done = python("-m", "tierstore", "run", "sh", "-c", "yes | head -n 1")
