@@ -46,7 +46,7 @@ def extensions() -> list[Extension]:
         cache_for_torch = Extension(
             "tierstore_cache_for_torch_" + re.sub(r"\W", "_", version),  # by its name, none is loaded into another
             ["torch_allocator.cpp"],
-            depends=HEADERS,
+            depends=["chunk_cache.c", *HEADERS],
             include_dirs=[str(TORCH / "include")],
             library_dirs=[str(TORCH / "lib")],
             libraries=["c10"],
