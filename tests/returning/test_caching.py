@@ -329,6 +329,22 @@ def test_room_that_others_need_is_given_to_them() -> None:
         assert output_of(program, *entering(cgroup)) == "25"
 
 
+def test_what_the_allocator_of_small_blocks_keeps_makes_room_for_large_ones() -> None:
+    """Without the cache, glibc makes the large ones of it."""
+    program = """
+        small, kept = [], []
+        for number in range(2400):
+            small.append(torch.ones(50 * 2**10))
+            if number % 40 == 0:
+                kept.append(torch.ones(64))  # so that the heap cannot shrink at its end
+        del small
+        large = [make(2**22).fill_(1) for _ in range(90)]
+        print(len(large))
+    """
+    with made_cgroup("memory", memory__limit_in_bytes=900 * MIB) as cgroup:
+        assert output_of(program, *entering(cgroup)) == "90"
+
+
 def test_another_torch_than_it_was_built_for_is_refused() -> None:
     assert "for another PyTorch than 2.99.0+cpu" in str(caching.library_for("2.99.0+cpu"))
     assert isinstance(caching.library_for(torch.__version__), Path)
