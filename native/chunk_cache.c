@@ -12,7 +12,8 @@
  * NOTE [Near the limit]
  * While room is short, idle chunks are also given to MADV_FREE. Others (the store's slab, libraries, the interpreter) who
  * need pages then get those from the kernel, at once. A chunk that is used again first has lost nothing. If a block finds
- * neither idle chunks nor room, free pages within chunks that have blocks are given back, too.
+ * neither idle chunks nor room, free pages within chunks that have blocks are given back, too. If that is not enough,
+ * glibc gives back what it keeps of smaller blocks, and of all that were freed before the cache began.
  *
  * Blocks are at least LEAST_BYTES; who asks for less, or finds no room in the region, gets NULL and goes elsewhere. */
 
@@ -20,6 +21,7 @@
 #define _GNU_SOURCE
 #endif
 #include <errno.h>
+#include <malloc.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -74,6 +76,7 @@ typedef struct {
     bool frees_lazily;
     int64_t allowance; /* fresh bytes that may be taken before the room is looked at again */
     struct timespec looked_at;
+    int64_t trims_from; /* nanoseconds of CLOCK_MONOTONIC: until then the heaps rest */
     Limits limits;
     CacheFigures figures;
 } Cache;
@@ -310,6 +313,26 @@ static void return_holes(void)
 
 /* --- the limit ---------------------------------------------------------------------------------------------------- */
 
+static int64_t nanoseconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+/* Has glibc give back what it keeps. Then it rests for four times as long as that took, as its pages are taken anew. */
+static void trim_heaps(void)
+{
+#ifdef __GLIBC__
+    int64_t began = nanoseconds();
+    if (began < cache.trims_from)
+        return;
+    malloc_trim(0);
+    int64_t ended = nanoseconds();
+    cache.trims_from = ended + 4 * (ended - began);
+#endif
+}
+
 static bool is_out_of_date(void)
 {
     struct timespec now;
@@ -333,8 +356,12 @@ static void look(int64_t num_bytes)
         missing -= (int64_t)(num < cache.num_idle ? num : cache.num_idle) * (int64_t)CHUNK_BYTES;
         return_oldest(num);
     }
-    if (missing > 0)
+    if (missing > 0) {
+        uint64_t returned_before = cache.figures.returned_bytes;
         return_holes();
+        if (missing > (int64_t)(cache.figures.returned_bytes - returned_before))
+            trim_heaps();
+    }
     if (cache.frees_lazily)
         free_lazily();
 }

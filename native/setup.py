@@ -46,12 +46,13 @@ def extensions() -> list[Extension]:
         cache_for_torch = Extension(
             "tierstore_cache_for_torch_" + re.sub(r"\W", "_", version),  # by its name, none is loaded into another
             ["torch_allocator.cpp"],
-            depends=HEADERS,
+            depends=["chunk_cache.c", *HEADERS],
             include_dirs=[str(TORCH / "include")],
             library_dirs=[str(TORCH / "lib")],
             libraries=["c10"],
             language="c++",
             extra_compile_args=[*FLAGS, "-O2", "-std=c++20", "-fvisibility=hidden"],
+            extra_link_args=["-Wl,-Bsymbolic-functions"],  # else it would open the cache of a preloaded library
             optional=True,
             py_limited_api=True,
         )

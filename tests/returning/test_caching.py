@@ -329,6 +329,22 @@ def test_room_that_others_need_is_given_to_them() -> None:
         assert output_of(program, *entering(cgroup)) == "25"
 
 
+def test_what_the_allocator_of_small_blocks_keeps_makes_room_for_large_ones() -> None:
+    """Without the cache, glibc makes the large ones of it."""
+    program = """
+        small, kept = [], []
+        for number in range(2400):
+            small.append(torch.ones(50 * 2**10))
+            if number % 40 == 0:
+                kept.append(torch.ones(64))  # so that the heap cannot shrink at its end
+        del small
+        large = [make(2**22).fill_(1) for _ in range(90)]
+        print(len(large))
+    """
+    with made_cgroup("memory", memory__limit_in_bytes=900 * MIB) as cgroup:
+        assert output_of(program, *entering(cgroup)) == "90"
+
+
 def test_another_torch_than_it_was_built_for_is_refused() -> None:
     assert "for another PyTorch than 2.99.0+cpu" in str(caching.library_for("2.99.0+cpu"))
     assert isinstance(caching.library_for(torch.__version__), Path)
@@ -407,6 +423,19 @@ def test_run_serves_a_process_without_a_store_within_its_cgroup() -> None:
     runner = Path(sys.executable).with_name("tierstore")
     with made_cgroup("memory", memory__limit_in_bytes=600 * MIB) as cgroup:
         assert output_of(program, *entering(cgroup), str(runner), "run", begin="") == "25 0 True"
+
+
+def test_run_leaves_a_torch_with_an_allocator_of_its_own_to_the_library_for_torch() -> None:
+    """As its wheels for aarch64 have. Both libraries have functions of the same names."""
+    program = """
+        import torch
+        from tierstore.returning.caching import CachingAllocator, caching_allocator
+        cache = caching_allocator(torch.__version__, lambda nbytes: None)  # nothing of it comes from `posix_memalign`
+        assert isinstance(cache, CachingAllocator), cache
+        print(cache.scope, cache.serves(lambda nbytes: torch.empty(nbytes, dtype=torch.uint8)))
+    """
+    program = textwrap.dedent(program)
+    assert processes.output_of(program, LD_PRELOAD=str(caching.preload_library())).strip() == "PyTorch's tensors True"
 
 
 def test_run_leaves_a_program_its_signals() -> None:
