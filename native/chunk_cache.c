@@ -10,10 +10,11 @@
  * block touches the fewest idle chunks.
  *
  * NOTE [Near the limit]
- * While room is short, idle chunks are also given to MADV_FREE. Others (the store's slab, libraries, the interpreter) who
- * need pages then get those from the kernel, at once. A chunk that is used again first has lost nothing. If a block finds
- * neither idle chunks nor room, free pages within chunks that have blocks are given back, too. If that is not enough,
- * glibc gives back what it keeps of smaller blocks, and of all that were freed before the cache began.
+ * While room is short, or less of it is left than is idle, idle chunks are also given to MADV_FREE. Others (the store's
+ * slab, libraries, the interpreter) who need pages then get those from the kernel, at once, and without a call of the
+ * cache. A chunk that is used again first has lost nothing. If a block finds neither idle chunks nor room, free pages
+ * within chunks that have blocks are given back, too. If that is not enough, glibc gives back what it keeps of smaller
+ * blocks, and of all that were freed before the cache began.
  *
  * Blocks are at least LEAST_BYTES; who asks for less, or finds no room in the region, gets NULL and goes elsewhere. */
 
@@ -73,7 +74,7 @@ typedef struct {
     uint32_t num_idle, num_moved, most_moved;
     Keeping keeping;
     uint32_t idle_budget;
-    bool frees_lazily;
+    uint64_t most_kept_bytes; /* of idle chunks, before they are freed lazily */
     int64_t allowance; /* fresh bytes that may be taken before the room is looked at again */
     struct timespec looked_at;
     int64_t trims_from; /* nanoseconds of CLOCK_MONOTONIC: until then the heaps rest */
@@ -81,7 +82,7 @@ typedef struct {
     CacheFigures figures;
 } Cache;
 
-static Cache cache = {.lock = PTHREAD_MUTEX_INITIALIZER, .keeping = WITHIN_ROOM};
+static Cache cache = {.lock = PTHREAD_MUTEX_INITIALIZER, .keeping = WITHIN_ROOM, .most_kept_bytes = UINT64_MAX};
 
 static uint8_t *address_of(uint32_t page) { return cache.region + (size_t)page * PAGE_BYTES; }
 
@@ -340,6 +341,8 @@ static bool is_out_of_date(void)
     return now.tv_sec != cache.looked_at.tv_sec || now.tv_nsec - cache.looked_at.tv_nsec > 20000000;
 }
 
+static bool is_much_idle(void) { return cache.num_idle * (uint64_t)CHUNK_BYTES > cache.most_kept_bytes; }
+
 /* Looks at the room, and gives back what is missing of `num_bytes` beside the reserve, as far as there is something. */
 static void look(int64_t num_bytes)
 {
@@ -348,7 +351,7 @@ static void look(int64_t num_bytes)
     cache.figures.num_looks++;
     clock_gettime(CLOCK_MONOTONIC_COARSE, &cache.looked_at);
     bool is_short = left < room.reserve;
-    cache.frees_lazily = is_short && !room.is_own;
+    cache.most_kept_bytes = room.is_own ? UINT64_MAX : is_short ? 0 : (uint64_t)left;
     cache.allowance = is_short ? 0 : (left - room.reserve) / 4;
     int64_t missing = num_bytes - left - (room.is_own ? 0 : (int64_t)cache.figures.lazy_bytes);
     if (missing > 0 && cache.num_idle) {
@@ -362,7 +365,7 @@ static void look(int64_t num_bytes)
         if (missing > (int64_t)(cache.figures.returned_bytes - returned_before))
             trim_heaps();
     }
-    if (cache.frees_lazily)
+    if (is_much_idle())
         free_lazily();
 }
 
@@ -497,7 +500,7 @@ void tierstore_cache_free(void *block)
         look(0);
     if (cache.keeping == WITHIN_BUDGET && cache.num_idle > cache.idle_budget)
         return_oldest(cache.num_idle - cache.idle_budget);
-    else if (cache.frees_lazily && cache.keeping != KEEP_ALL)
+    else if (is_much_idle() && cache.keeping != KEEP_ALL)
         free_lazily();
     pthread_mutex_unlock(&cache.lock);
 }
@@ -596,7 +599,7 @@ void tierstore_cache_keep(Keeping keeping, uint64_t budget_bytes, uint64_t own_l
     cache.idle_budget = (uint32_t)(budget_bytes / CHUNK_BYTES);
     cache.limits.own_limit = (int64_t)own_limit_bytes;
     cache.allowance = 0;
-    cache.frees_lazily = false;
+    cache.most_kept_bytes = UINT64_MAX;
     pthread_mutex_unlock(&cache.lock);
 }
 

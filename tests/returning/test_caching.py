@@ -345,6 +345,17 @@ def test_what_the_allocator_of_small_blocks_keeps_makes_room_for_large_ones() ->
         assert output_of(program, *entering(cgroup)) == "90"
 
 
+def test_others_get_what_is_idle_without_another_call_of_the_cache() -> None:
+    program = """
+        large = [make(2**22).fill_(1) for _ in range(80)]
+        del large
+        small = [torch.ones(50 * 2**10) for _ in range(1600)]  # of the allocator that was there before
+        print(len(small), mib("idle_bytes"))
+    """
+    with made_cgroup("memory", memory__limit_in_bytes=640 * MIB) as cgroup:
+        assert output_of(program, *entering(cgroup)) == "1600 320"
+
+
 def test_another_torch_than_it_was_built_for_is_refused() -> None:
     assert "for another PyTorch than 2.99.0+cpu" in str(caching.library_for("2.99.0+cpu"))
     assert isinstance(caching.library_for(torch.__version__), Path)

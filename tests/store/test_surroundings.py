@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.cgroups import entering, made_cgroup
 from tests.daemon.conftest import environment_of_tests
 from tests.descriptors import descriptors_of
+from tests.processes import output_of
 from tierstore import ConfigError, TierStore
 
 MIB = 2**20
@@ -35,6 +37,18 @@ def test_store_of_a_process_without_standard_streams_works_and_closes(
     program = [sys.executable, "-c", OPEN_AND_CLOSE, str(store_directory)]
     ended = subprocess.run(["sh", "-c", f'"$@" {streams}', "sh", *program], check=False, env=environment_of_tests())
     assert ended.returncode == 0
+
+
+def test_limit_of_a_cgroup_is_kept_whatever_its_name_is(store_directory: Path) -> None:
+    program = "import sys, tierstore\nwith tierstore.TierStore(sys.argv[1]) as store:\n    print(store.host_bytes)"
+    with made_cgroup("memory") as cgroup:
+        group = cgroup / os.fsdecode(b"caf\xe9 in Latin-1")
+        group.mkdir()
+        try:
+            (group / "memory.limit_in_bytes").write_text(str(800 * MIB))
+            assert 0 < int(output_of(program, store_directory, before=entering(group))) <= 200 * MIB
+        finally:
+            group.rmdir()
 
 
 def test_store_stays_where_it_is_when_the_working_directory_changes(

@@ -269,7 +269,7 @@ def memory_cgroups() -> tuple[tuple[Path, int], ...]:
 
 
 def _cgroups_of_process(controller: str) -> tuple[tuple[Path, int], ...]:
-    return _cgroups_in(_read(Path("/proc/self/cgroup")).decode(), controller, _CGROUP)
+    return _cgroups_in(os.fsdecode(_read(Path("/proc/self/cgroup"))), controller, _CGROUP)
 
 
 def _read(file: Path) -> bytes:
