@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -170,3 +171,20 @@ def test_close_while_writes_wait_for_a_daemon_that_stays_away_ends(start_daemon:
         with contextlib.suppress(DaemonUnavailableError):  # on a busy machine it is told so early
             handles.extend(store.put(torch.ones(3 << 16)) for _ in range(4))
     assert handles
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_close_does_not_wait_for_a_daemon_that_is_away_or_hangs(start_daemon: StartDaemon, how: signal.Signals) -> None:
+    """As after Ctrl-C in a training that waits for it. Reads, and writes that wait for the window, are in progress."""
+    daemon = start_daemon()
+    options = {"host_bytes": 0, "window_bytes": "1MiB", "reconnect_seconds": 600}
+    with TierStore.connect(daemon.socket, **options) as store:
+        handles = [store.put(torch.ones(3 << 16)) for _ in range(4)]
+        store.flush()
+        daemon.process.send_signal(how)
+        store.prefetch(handles[:2])
+        handles.extend(store.put(torch.ones(3 << 16)) for _ in range(2))
+        time.sleep(0.5)  # the jobs have begun
+        closed_at = time.monotonic()
+    assert time.monotonic() - closed_at < 30
+    daemon.kill()

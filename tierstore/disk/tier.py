@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 
 class Kind(NamedTuple):
@@ -146,4 +146,14 @@ class DiskTier(Protocol):
 
     async def close(self) -> None:
         """Free everything; idempotent. No other call may be in progress."""
+        ...
+
+
+@runtime_checkable
+class WaitingDiskTier(Protocol):
+    """A disk tier whose jobs may wait for somebody who is away."""
+
+    def end_soon(self) -> None:
+        """The store is being closed: nobody needs what the jobs do any more. Those that wait for somebody who is away
+        fail instead. On the loop; `close` follows when all have ended."""
         ...

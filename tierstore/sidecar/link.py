@@ -91,6 +91,7 @@ class DaemonLink:
         self._lost_because = "it closed the connection"
         self._lost_since: float | None = None  # since when no request has been answered, connected or not
         self._ended_because: str | None = None  # the session is over for good
+        self._is_closing = False  # nobody waits for a daemon that is away
         self._watching: asyncio.Task[None] | None = None  # whether the daemon lives, while it owes answers
         self._was_heard = False
 
@@ -120,6 +121,8 @@ class DaemonLink:
         time."""
         if self._ended_because is not None:
             raise self._unavailable(self._ended_because, 0.0)
+        if self._channel is None and self._is_closing:
+            raise self._unavailable(self._lost_because, 0.0)
         if self._channel is None:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._reaching.append(future)
@@ -132,6 +135,9 @@ class DaemonLink:
         if self._ended_because is not None:
             on_late(None)
             raise self._unavailable(self._ended_because, 0.0)
+        if self._channel is None and self._is_closing:
+            on_late(None)
+            raise self._unavailable(self._lost_because, 0.0)
         request = self.submit(kind, *fields, on_late=on_late)
         request.answer = asyncio.get_running_loop().create_future()
         if self._channel is None:
@@ -146,6 +152,18 @@ class DaemonLink:
             self._channel.send(request.message)
             self._watch()
         return request
+
+    def end_soon(self) -> None:
+        """No answer is needed any more, and `close` comes once all requests have ended. Those to a daemon that is away
+        fail, now and from now on; one that hangs is given up within seconds."""
+        self._is_closing = True
+        self._patience_seconds = min(self._patience_seconds, _CLOSE_SECONDS)
+        if self._channel is None:
+            self._fail_all(self._lost_because, 0.0)
+        elif self._watching is not None:  # it is in the midst of a longer look
+            self._watching.cancel()
+            self._watching = None
+            self._watch()
 
     async def close(self) -> None:
         """End the session: the daemon frees all it stored. Idempotent; never fails, and waits for seconds at most."""
@@ -263,7 +281,10 @@ class DaemonLink:
         was_open = self._channel is not None
         self._drop()
         if was_open and self._ended_because is None:
-            self._reconnect()
+            if self._is_closing:
+                self._fail_all(self._lost_because, 0.0)
+            else:
+                self._reconnect()
 
     def _watch(self) -> None:
         if self._watching is None:
@@ -284,7 +305,8 @@ class DaemonLink:
                 if num_looks == _LOOKS_BEFORE_ASKING:
                     self._channel.send(messages.Inspect())
         finally:
-            self._watching = None
+            if self._watching is asyncio.current_task():  # else another has taken its place
+                self._watching = None
         # It was given its time, so those who wait are told now.
         self._lost_since = self._lost_since or time.monotonic() - patience_seconds
         self._connection_ended(TimeoutError(f"no sign of life for {patience_seconds:g} s"))

@@ -170,6 +170,9 @@ class RemoteDisk:
         self._closed_because = "it belongs to the process that this one was forked from"
         release_files(self._link.inodes)
 
+    def end_soon(self) -> None:
+        self._link.end_soon()
+
     async def close(self) -> None:
         if self._closed_because is None:
             self._closed_because = "it was closed"

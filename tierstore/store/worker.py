@@ -13,6 +13,7 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ..disk.tier import WaitingDiskTier
 from ..ledger.jobs import Discard, Job, Read, Room, Write
 from ..residency.handle import Record
 
@@ -48,6 +49,8 @@ class Worker:
             await stop_wanted.wait()
         finally:
             self._is_stopping = True
+            if isinstance(self._disk, WaitingDiskTier):
+                self._disk.end_soon()
             while self._tasks:
                 await asyncio.wait(self._tasks)
         self.take_turn()  # what has ended last
