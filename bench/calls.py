@@ -212,14 +212,16 @@ class _LateEnd:
         self._copies.num_over = max(self._copies.num_over, self._number)
 
 
-def measure(process: str, scratch: Path) -> dict[str, dict[str, float]]:
+def measure(process: str, scratch: Path, *, is_timed: bool = True) -> dict[str, dict[str, float]]:
+    """`is_timed` False: the calls are counted alone, which takes no longer than it must."""
     torch.set_num_threads(1)
+    num_steps = _NUM_STEPS_OF_THE_DECODER if is_timed else NUM_STEPS
     if process != "packs":
         nbytes, num_tensors, _, _, rest_seconds = DRIVE[process]
         return {process: round_trip(scratch, nbytes, num_tensors, rest_seconds)}
     figures = {FLOOR: calls_within(saved_tensors_hooks(_same, _same))}
     del figures[FLOOR]["asked"]
-    figures[FLOOR] |= steps_of_decoder(saved_tensors_hooks(_same, _same))
+    figures[FLOOR] |= steps_of_decoder(saved_tensors_hooks(_same, _same), num_steps)
     for name, case in CASES.items():
         with ExitStack() as stack:
             engine = _AtOnce if case.most_asked is None else _Late
@@ -232,8 +234,9 @@ def measure(process: str, scratch: Path) -> dict[str, dict[str, float]]:
     with _AtOnce() as copies, TierStore(scratch, host_bytes="1GiB", copies=copies) as store:
         for name, device_bytes in ((DECODER, _BYTES_OF_THE_DECODER * 7 // 5), (WHOLE_DECODER, 2**30)):
             scope = tiered_offload(store, min_bytes=1, device_bytes=device_bytes)
-            figures[name] = steps_of_decoder(scope)
-        figures[WHOLE_DECODER]["of_none"] = cpu_of_none(scope)
+            figures[name] = steps_of_decoder(scope, num_steps)
+        if is_timed:
+            figures[WHOLE_DECODER]["of_none"] = cpu_of_none(scope)
     return figures
 
 
@@ -289,13 +292,11 @@ def calls_within(scope: Any, saves: str = "its input", copies: _AtOnce | None = 
     return found | {"microseconds": microseconds, "asked": num_asked / NUM_TENSORS}
 
 
-def steps_of_decoder(scope: Any) -> dict[str, float]:
+def steps_of_decoder(scope: Any, num_steps: int) -> dict[str, float]:
     """Of a step: all calls of this thread, in the last of `NUM_STEPS`, and for each saved tensor the least CPU time of
     some. The scope is entered for each."""
     profile, model = cProfile.Profile(), Decoder(DECODER_SHAPE)
-    times = [
-        _step_of(model, scope, profiled(profile, step == NUM_STEPS - 1)) for step in range(_NUM_STEPS_OF_THE_DECODER)
-    ]
+    times = [_step_of(model, scope, profiled(profile, step == NUM_STEPS - 1)) for step in range(num_steps)]
     num_calls = float(sum(entry.callcount for entry in profile.getstats()))
     return {"steps": num_calls, "in_a_decoder_microseconds": min(times) / 1000 / _NUM_SAVED_BY_THE_DECODER}
 

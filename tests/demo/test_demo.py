@@ -242,7 +242,14 @@ def test_argument_that_cannot_be_used_is_refused_in_one_line(
     assert {each.name for each in tmp_path.iterdir()} == {"empty", "short"}
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGTERM,
+        signal.SIGINT,
+        *(pytest.param(each, marks=pytest.mark.slow) for each in (signal.SIGHUP, signal.SIGKILL)),
+    ],
+)
 def test_demo_ended_by_a_signal_leaves_no_file_and_no_process(number: signal.Signals, tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "tierstore.cli", "demo", *OPTIONS],

@@ -58,16 +58,9 @@ _STAYS = {
 """Cases in which no saved tensor certainly has memory of the graph's own; with others a part of them may."""
 _ALSO_WITH_INDUCTOR = {
     "linear with bias",
-    "layer norm",
-    "dropout",
-    "clone of an input that is an output too",
-    "output that is a clone of what is saved",
-    "several slices",
-    "joined and saved",
     "buffer changed to what is saved",
     "output that is saved",
     "gradient that is a saved tensor",
-    "convolution, channels last",
     "attention",
     "bfloat16, read where it is computed",
 }

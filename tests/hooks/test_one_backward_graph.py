@@ -182,7 +182,9 @@ def _strided(leaf: torch.Tensor) -> torch.Tensor:
     return total + (torch.softmax(one @ two.t(), -1) @ three).square().sum()
 
 
-@pytest.mark.parametrize(("function", "host_bytes"), [(_lazy, 0), (_strided, "64MiB")])
+@pytest.mark.parametrize(
+    ("function", "host_bytes"), [(_lazy, 0), pytest.param(_strided, "64MiB", marks=pytest.mark.slow)]
+)
 def test_one_graph_with_lazy_bits_and_views(
     make_store: MakeStore, function: Callable[[torch.Tensor], torch.Tensor], host_bytes: int | str
 ) -> None:

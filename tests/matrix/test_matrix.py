@@ -19,6 +19,7 @@ def test_row_that_cannot_be_had_has_a_reason_and_is_not_broken(tmp_path: Path) -
     assert run_row(tmp_path, "newest", "3.99") == Row("newest", "3.99", reason="no interpreter python3.99 is found")
 
 
+@pytest.mark.slow  # runs pytest three times
 def test_row_is_broken_where_a_test_fails_or_the_run_ends_early(tmp_path: Path) -> None:
     file, python = tmp_path / "test_it.py", Path(sys.executable)
     file.write_text("def test_it(): pass\ndef test_other(): assert False", encoding="utf-8")

@@ -31,7 +31,11 @@ def twice_through_a_graph(model: nn.Module) -> torch.Tensor:
     return loss
 
 
-@pytest.mark.parametrize("take", [step, twice, under_autocast, twice_through_a_graph], ids=lambda take: take.__name__)
+@pytest.mark.parametrize(
+    "take",
+    [pytest.param(step, marks=pytest.mark.slow), twice, under_autocast, twice_through_a_graph],
+    ids=lambda take: take.__name__,
+)
 @pytest.mark.parametrize("make", BLOCKS.values(), ids=BLOCKS.keys())
 def test_same_bits(store: TierStore, make: Callable[[], nn.Module], take: Step) -> None:
     """Under each action, each from a copy of the model."""

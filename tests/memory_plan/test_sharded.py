@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.processes import python
 
 PRINTED = """\
@@ -20,6 +22,7 @@ not computed again: []
 """
 
 
+@pytest.mark.slow  # two ranks that plan
 def test_sharded_blocks_have_the_same_bits_and_are_not_planned_where_ranks_exchange_data(store_directory: Path) -> None:
     """If one rank computed such a block again and another did not, the first would wait for ever."""
     assert printed_by(store_directory) == PRINTED

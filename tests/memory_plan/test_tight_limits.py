@@ -98,6 +98,7 @@ print(plan.num_steps)
 """
 
 
+@pytest.mark.slow
 def test_model_with_dropout_is_planned_while_the_guard_stores_in_the_middle_of_forward(tmp_path: Path) -> None:
     """In a process of its own, with the product's defaults: 140 MiB are saved, and there is room for 100."""
     script = U_NET.replace("LIMIT_MIB", "100")

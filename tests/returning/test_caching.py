@@ -153,7 +153,7 @@ def test_everything_that_takes_hold_of_a_tensor_s_memory_works(tmp_path: Path, f
     assert forked(program) == "0"
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("forkserver", marks=pytest.mark.slow), "spawn"])
 def test_workers_of_a_loader_send_whole_batches(tmp_path: Path, method: str) -> None:
     (tmp_path / "program.py").write_text(
         "import torch\n"

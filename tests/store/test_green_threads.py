@@ -67,6 +67,7 @@ _REFUSED = "a store needs the system's own threads; exclude them from monkey pat
 _SERVE = "from gevent import monkey; monkey.patch_all(); from tierstore.cli import main; main()"
 
 
+@pytest.mark.slow  # a process for each way to exclude threads
 def test_stores_with_greenlets_for_threads_are_refused_and_those_with_threads_work(tmp_path: Path) -> None:
     done = python("-c", _PROGRAM, tmp_path)
     words = dict(line.split(": ", 1) for line in done.stdout.splitlines())

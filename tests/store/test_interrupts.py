@@ -318,6 +318,7 @@ def test_uses_the_store(store):
 """
 
 
+@pytest.mark.slow  # runs pytest
 def test_time_limits_of_a_suite_leave_a_store_of_the_session_open(tmp_path: Path) -> None:
     """pytest-timeout raises in a handler of SIGALRM. Where that comes in the midst of a change, the store is closed."""
     (tmp_path / "test_suite.py").write_text(SUITE)
