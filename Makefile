@@ -46,7 +46,7 @@ test: $(DEV)            ## run the test suite (6 to 15 minutes on two idle cores
 	@echo "The tests take 6 to 15 minutes on two idle cores; make test-all runs the slow ones, too."
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
-test-slow: $(DEV)       ## run the tests that make test leaves out (24 minutes)
+test-slow: $(DEV)       ## run the tests that make test leaves out (half an hour)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "slow and not many"
 
 test-all: test test-slow  ## run both
