@@ -102,6 +102,7 @@ DRIVE = {
 }
 """Bytes of a tensor, how many there are, the goals on all threads and on the one that trains, and seconds of rest."""
 HOST_BYTES_OF_DRIVE = "16MiB"
+MOST_FILES = {"down": 40, "up": 30}
 
 BENCHMARK = Benchmark(
     name="calls",
@@ -148,6 +149,10 @@ BENCHMARK = Benchmark(
         *(
             Goal(f"{name}: of these on the training thread", "training_thread", name, at_most=most)
             for name, (_, _, _, most, _) in DRIVE.items()
+        ),
+        *(
+            Goal(f"4 MiB: source files on the way {way}", f"files_{way}", "4 MiB", at_most=most)
+            for way, most in MOST_FILES.items()
         ),
     ),
 )
@@ -349,35 +354,58 @@ class _Saving(torch.autograd.Function):
 
 
 def round_trip(scratch: Path, nbytes: int, num_tensors: int, rest_seconds: float = 0.0) -> dict[str, float]:
-    """Functions of tierstore that run for a tensor, in the third step of a graph most of which goes to the drive."""
+    """Functions of tierstore that run for a tensor, in the third step of a graph most of which goes to the drive; and
+    the source files that they lie in, in the fourth, whose writes have ended before backward begins."""
     num_calls = num_own = 0
+    files: set[str] = set()
+
+    def is_counted(frame: FrameType, event: str) -> bool:
+        if event != "call" or not frame.f_globals.get("__name__", "").startswith("tierstore"):
+            return False
+        files.add(frame.f_code.co_filename)
+        return True
 
     def count(frame: FrameType, event: str, _: object) -> None:
         nonlocal num_calls
-        num_calls += event == "call" and frame.f_globals.get("__name__", "").startswith("tierstore")
+        num_calls += is_counted(frame, event)
 
     def count_own(frame: FrameType, event: str, _: object) -> None:
         nonlocal num_own
-        num_own += event == "call" and frame.f_globals.get("__name__", "").startswith("tierstore")
+        num_own += is_counted(frame, event)
+
+    def leaf() -> torch.Tensor:
+        return torch.frombuffer(bytearray(os.urandom(nbytes)), dtype=torch.float32).requires_grad_()
 
     threading.setprofile(count)  # for the threads of the store, which is opened now
     try:
         with TierStore(scratch, host_bytes=HOST_BYTES_OF_DRIVE) as store:
             for step in range(3):
-                leaf = torch.frombuffer(bytearray(os.urandom(nbytes)), dtype=torch.float32).requires_grad_()
-                num_calls = 0
+                start, num_calls = leaf(), 0
                 sys.setprofile(count_own if step == 2 else None)
-                _step(leaf, num_tensors, store, rest_seconds)
+                _forward(start, num_tensors, store, rest_seconds).backward()  # type: ignore[no-untyped-call]
                 store.flush()
                 sys.setprofile(None)
+            round_trip, training_thread = (num_calls + num_own) / num_tensors, num_own / num_tensors
+            start, num_files = leaf(), list[float]()
+            files.clear()
+            sys.setprofile(count_own)
+            loss = _forward(start, num_tensors, store, rest_seconds)
+            store.flush()
+            num_files.append(float(len(files)))
+            files.clear()
+            loss.backward()  # type: ignore[no-untyped-call]
+            store.flush()
+            sys.setprofile(None)
+            num_files.append(float(len(files)))
     finally:
         threading.setprofile(None)  # type: ignore[arg-type]  # typeshed does not know that it may be None
-    return {"round_trip": (num_calls + num_own) / num_tensors, "training_thread": num_own / num_tensors}
+    down, up = num_files
+    return {"round_trip": round_trip, "training_thread": training_thread, "files_down": down, "files_up": up}
 
 
-def _step(leaf: torch.Tensor, num_tensors: int, store: TierStore, rest_seconds: float) -> None:
+def _forward(leaf: torch.Tensor, num_tensors: int, store: TierStore, rest_seconds: float) -> torch.Tensor:
     value = leaf
     with tiered_offload(store, min_bytes="1KiB"):
         for _ in range(num_tensors):
             value = _Saving.apply(value, rest_seconds)
-    value.sum().backward()
+    return value.sum()

@@ -338,6 +338,7 @@ def full_drive(tmp_path: Path) -> Iterator[Path]:
     assert left == []
 
 
+@pytest.mark.slow  # trains without a store first
 def test_drive_full_one_line_exits_1_and_leaves_nothing(demo: Command, full_drive: Path) -> None:
     model = ("--steps", "1", "--layers", "4", "--width", "128", "--context", "512", "--batch", "16")
     done = demo("--path", full_drive, "--host-bytes", "0", *model)
