@@ -37,7 +37,10 @@ modulo this: alignment takes part in the choice of a kernel, and so in the order
 
 
 class StoreMemory:
-    """See `Memory`. Guarded by the store's lock."""
+    """Makes, moves and frees what records are in: slots, blocks of a device, views that were handed out.
+
+    The `Memory` that the ledger decides about. Guarded by the store's lock.
+    """
 
     def __init__(
         self, registration: Registration, slots: Slots, devices: DeviceTier, outstanding_views: OutstandingViews

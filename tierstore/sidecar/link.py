@@ -119,10 +119,8 @@ class DaemonLink:
     async def reach(self) -> None:
         """Return when the session is open on a connection. DaemonUnavailableError: the daemon has not come back in
         time."""
-        if self._ended_because is not None:
-            raise self._unavailable(self._ended_because, 0.0)
-        if self._channel is None and self._is_closing:
-            raise self._unavailable(self._lost_because, 0.0)
+        if (reason := self._why_never()) is not None:
+            raise self._unavailable(reason, 0.0)
         if self._channel is None:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._reaching.append(future)
@@ -132,12 +130,9 @@ class DaemonLink:
     async def ask(self, kind: RequestKind, *fields: Any, on_late: OnLate = lambda _: None) -> Answer:
         """Send a request and wait for the daemon's answer, through reconnects. Until there is one, the slot that the
         request names is the daemon's. DaemonUnavailableError: it has not come back in time; it may answer later."""
-        if self._ended_because is not None:
+        if (reason := self._why_never()) is not None:
             on_late(None)
-            raise self._unavailable(self._ended_because, 0.0)
-        if self._channel is None and self._is_closing:
-            on_late(None)
-            raise self._unavailable(self._lost_because, 0.0)
+            raise self._unavailable(reason, 0.0)
         request = self.submit(kind, *fields, on_late=on_late)
         request.answer = asyncio.get_running_loop().create_future()
         if self._channel is None:
@@ -152,6 +147,12 @@ class DaemonLink:
             self._channel.send(request.message)
             self._watch()
         return request
+
+    def _why_never(self) -> str | None:
+        """Why no daemon will answer any more, if none will."""
+        if self._ended_because is None and self._channel is None and self._is_closing:
+            return self._lost_because
+        return self._ended_because
 
     def end_soon(self) -> None:
         """No answer is needed any more, and `close` comes once all requests have ended. Those to a daemon that is away
