@@ -26,7 +26,10 @@ from tierstore.tensors.torch_names import pop_hooks, top_hooks
 from tierstore.testing import FaultPlan, FaultyStore, Rule, Signal
 from tierstore.tracing.recordings import Recordings
 
-STRIDES = pytest.mark.parametrize("stride", [7, pytest.param(1, marks=pytest.mark.slow)])
+STRIDES = pytest.mark.parametrize(
+    "stride",
+    [7, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.timeout(900)])],  # minutes beside other tests
+)
 """Of the moments that a signal may come at: each seventh by default, and all of them when asked for."""
 
 
