@@ -9,7 +9,7 @@ import torch
 
 from tests.daemon.conftest import StartDaemon
 from tests.processes import output_of
-from tierstore import StoreFullError, TierStore, TierStoreWarning, tiered_offload
+from tierstore import QuotaExceededError, StoreFullError, TierStore, TierStoreWarning, tiered_offload
 from tierstore.disk.forking import Inode, release_files
 from tierstore.sidecar.window import SharedSlab
 from tierstore.tracing.events import Restore, Spill
@@ -93,6 +93,23 @@ def test_trace_of_a_connected_store_agrees_with_stats(start_daemon: StartDaemon,
     assert summarize(step, trace.header).written.codec_seconds == 0
 
 
+@pytest.mark.parametrize(
+    "limit", [{"session_disk_bytes": "1MiB"}, {"max_records_per_user": 1}], ids=lambda each: next(iter(each))
+)
+def test_used_up_quota_is_told_with_the_option_that_raises_it(
+    start_daemon: StartDaemon, limit: dict[str, object]
+) -> None:
+    daemon = start_daemon(codec="none", **limit)
+    with TierStore.connect(daemon.socket, host_bytes=0) as store:
+        handles = [store.put(torch.ones(MIB // 4)) for _ in range(2)]
+        with pytest.raises(QuotaExceededError) as caught:
+            store.flush()
+        assert f"--{next(iter(limit)).replace('_', '-')}" in caught.value.advice
+        handles.clear()
+        store.flush()
+        assert store.stats().disk_bytes == 0
+
+
 TOO_LARGE_A_WINDOW = """
 import resource, sys
 import tierstore
@@ -118,7 +135,8 @@ def test_window_that_takes_what_a_training_gains_is_named(
 ) -> None:
     value = torch.ones(2**18, requires_grad=True)
     options = {"host_bytes": 0, "staging_bytes": "1MiB", "window_bytes": window_bytes}
-    with TierStore.connect(start_daemon().socket, **options) as store, warnings.catch_warnings(record=True) as told:
+    daemon = start_daemon(codec="none")  # all 80 MiB are on disk, at whatever speed
+    with TierStore.connect(daemon.socket, **options) as store, warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always", TierStoreWarning)
         with tiered_offload(store):
             result = value
@@ -131,7 +149,8 @@ def test_window_that_takes_what_a_training_gains_is_named(
 
 
 def test_summary_names_the_window_that_takes_what_a_training_gains(start_daemon: StartDaemon) -> None:
-    with TierStore.connect(start_daemon().socket, host_bytes=0, staging_bytes="1MiB") as store:
+    daemon = start_daemon(codec="none")
+    with TierStore.connect(daemon.socket, host_bytes=0, staging_bytes="1MiB") as store:
         handle = store.put(torch.ones(2**21))
         store.flush()
         assert "the staging window of 49 MiB" in store.stats().summary()
