@@ -11,10 +11,10 @@ import os
 import socket
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 
-from tierstore.base.address import check_folder, unknown_owners
+from tierstore.base.address import check_folder, folder_closed_to, unknown_owners
 from tierstore.base.system_words import words_of
 from tierstore.errors import ConfigError
 from tierstore.sidecar.peer import NOT_IN_NAMESPACE, uid_of_peer
@@ -31,34 +31,56 @@ _LOCK_PAUSE_SECONDS = 0.01
 def listen(path: Path, group: str | None) -> socket.socket:
     """Make a listening, non-blocking socket at `path`, of mode 0600, or 0660 for a group; its folder too, 0700 or 0750.
     A socket on which nobody listens any more is replaced. ConfigError: a living daemon or something that is no socket
-    is there, or others could replace the socket. Blocks while another daemon begins or ends in that folder."""
-    try:
-        gid = None if group is None else grp.getgrnam(group).gr_gid
-    except KeyError:
-        raise ConfigError("socket_group", group, "give a group of this system") from None
-    _make_folder(path.parent, gid)
+    is there, others could replace the socket, or this user may not give it to the group; nothing is left. Blocks while
+    another daemon begins or ends in that folder."""
+    _make_folder(path.parent, group)
     with _locked(path):
         _clear_stale(path)
-        return _listening(path, gid)
+        return _listening(path, group)
 
 
-def _listening(path: Path, gid: int | None) -> socket.socket:
+def why_kept_out(path: Path, group: str | None, uids: Set[int]) -> str:
+    """Why the socket that listens at `path` keeps out these users, though they are allowed, in words; "": it may not.
+    A client that it keeps out is told no more than "Permission denied"."""
+    if not uids - {0, os.geteuid()}:
+        return ""
+    if group is None:
+        return f"the socket's mode is {stat.S_IMODE(path.stat().st_mode):04o}: give --socket-group too"
+    closed = folder_closed_to(path.parent, grp.getgrnam(group).gr_gid)
+    return "" if closed is None else f"the group {group} cannot enter {closed}: change its group or mode"
+
+
+def _listening(path: Path, group: str | None) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    try:
-        mask = os.umask(0o177)  # nobody gets in between bind and chmod
+    with contextlib.ExitStack() as made:
+        made.callback(listener.close)
         try:
-            listener.bind(str(path))
-        finally:
-            os.umask(mask)
-        if gid is not None:
-            os.chown(path, -1, gid)
-            path.chmod(0o660)
-        listener.listen(_BACKLOG)
-        listener.setblocking(False)
-    except OSError as error:
-        listener.close()
-        raise ConfigError("socket", str(path), f"it cannot be listened on: {words_of(error)}") from error
+            mask = os.umask(0o177)  # nobody gets in between bind and chmod
+            try:
+                listener.bind(str(path))
+            finally:
+                os.umask(mask)
+            made.callback(path.unlink, missing_ok=True)
+            if group is not None:
+                _give_to(group, path, 0o660)
+            listener.listen(_BACKLOG)
+            listener.setblocking(False)
+        except OSError as error:
+            raise ConfigError("socket", str(path), f"it cannot be listened on: {words_of(error)}") from error
+        made.pop_all()
     return listener
+
+
+def _give_to(group: str, place: Path, mode: int) -> None:
+    """ConfigError: there is no such group, or this user is not in it."""
+    try:
+        os.chown(place, -1, grp.getgrnam(group).gr_gid)
+    except KeyError:
+        raise ConfigError("socket_group", group, "give a group of this system") from None
+    except PermissionError as error:
+        allowed = f"the daemon's user ({os.geteuid()}) has to be in that group"
+        raise ConfigError("socket_group", group, allowed) from error
+    place.chmod(mode)
 
 
 def stop_listening(listener: socket.socket, path: Path) -> None:
@@ -112,18 +134,20 @@ def _lock(lock: Path) -> int | None:
     return descriptor if has_it else None
 
 
-def _make_folder(folder: Path, gid: int | None) -> None:
+def _make_folder(folder: Path, group: str | None) -> None:
     if not os.path.lexists(folder):
         check_folder(folder.parent)  # first, so that nothing is made where others could replace it
-        try:
-            folder.mkdir(mode=0o700)
-            if gid is not None:
-                os.chown(folder, -1, gid)
-                folder.chmod(0o750)
-        except FileExistsError:
-            pass
-        except OSError as error:
-            raise ConfigError("socket", str(folder), f"its folder cannot be created: {words_of(error)}") from error
+        with contextlib.ExitStack() as made:
+            try:
+                folder.mkdir(mode=0o700)
+                made.callback(folder.rmdir)
+                if group is not None:
+                    _give_to(group, folder, 0o750)
+            except FileExistsError:
+                pass
+            except OSError as error:
+                raise ConfigError("socket", str(folder), f"its folder cannot be created: {words_of(error)}") from error
+            made.pop_all()
     check_folder(folder)
 
 

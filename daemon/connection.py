@@ -112,7 +112,7 @@ class Connection:
     # --- what happens to it ---------------------------------------------------------------------------------------
 
     def _ended(self, error: Exception | None) -> None:
-        if error is not None:
+        if error is not None and not self._is_refused:  # such a client may leave without reading why
             _log.warning("connection lost: %s", error, extra=self._about())
         self._hello_timer.cancel()
         self._slabs.clear()

@@ -35,7 +35,7 @@ from tierstore.disk.file_layout import NamedFileLayout
 from tierstore.disk.local import LocalDisk
 from tierstore.errors import StorageIOError, StoreFullError
 
-from .acceptor import Acceptor, listen, stop_listening
+from .acceptor import Acceptor, listen, stop_listening, why_kept_out
 from .lanes import Lanes
 from .options import ServeSettings
 from .page import Watch
@@ -127,6 +127,8 @@ class Daemon:
                 accepting = group.create_task(acceptor.accept(listener))
                 stage.is_open = True
                 _log.info("ready", extra=self._about(layouts, registry, page))
+                if why := why_kept_out(settings.socket, settings.socket_group, settings.allowed_uids):
+                    _log.warning("users of --allow-uid are kept out: %s", why)
                 await stage.ending.wait()
                 accepting.cancel()
                 await self._drain(registry, acceptor, disk)

@@ -184,7 +184,7 @@ class QuotaExceededError(StoreFullError):
         session: the session's name, as the daemon shows it.
     """
 
-    advice: str = "raise host_bytes, or the daemon's --session-disk-bytes"
+    advice: str = "raise host_bytes, or the daemon's limit: --session-disk-bytes, or of records --max-records-per-user"
     session: str = ""
 
     _words = f"session {{session!r}}: {StoreFullError._words}"

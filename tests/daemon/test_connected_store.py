@@ -1,13 +1,15 @@
 """What a store of a daemon has to cope with beside the daemon's death."""
 
 import os
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.daemon.conftest import StartDaemon
-from tierstore import StoreFullError, TierStore, tiered_offload
+from tests.processes import output_of
+from tierstore import QuotaExceededError, StoreFullError, TierStore, TierStoreWarning, tiered_offload
 from tierstore.disk.forking import Inode, release_files
 from tierstore.sidecar.window import SharedSlab
 from tierstore.tracing.events import Restore, Spill
@@ -89,3 +91,68 @@ def test_trace_of_a_connected_store_agrees_with_stats(start_daemon: StartDaemon,
     assert {job.drive_seconds for job in (*spills, *restores)} == {None}
     (step,) = steps_of(trace)
     assert summarize(step, trace.header).written.codec_seconds == 0
+
+
+@pytest.mark.parametrize(
+    "limit", [{"session_disk_bytes": "1MiB"}, {"max_records_per_user": 1}], ids=lambda each: next(iter(each))
+)
+def test_used_up_quota_is_told_with_the_option_that_raises_it(
+    start_daemon: StartDaemon, limit: dict[str, object]
+) -> None:
+    daemon = start_daemon(codec="none", **limit)
+    with TierStore.connect(daemon.socket, host_bytes=0) as store:
+        handles = [store.put(torch.ones(MIB // 4)) for _ in range(2)]
+        with pytest.raises(QuotaExceededError) as caught:
+            store.flush()
+        assert f"--{next(iter(limit)).replace('_', '-')}" in caught.value.advice
+        handles.clear()
+        store.flush()
+        assert store.stats().disk_bytes == 0
+
+
+TOO_LARGE_A_WINDOW = """
+import resource, sys
+import tierstore
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (64 * 2**20, 64 * 2**20))  # of a slab too: without it the machine runs full
+try:
+    tierstore.TierStore.connect(sys.argv[1], host_bytes=0, window_bytes="64GiB")
+except tierstore.ConfigError as error:
+    print(error)
+"""
+
+
+def test_window_that_the_daemon_does_not_allow_takes_no_memory(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon()
+    assert "the daemon allows 17179869184 bytes of shared memory" in output_of(TOO_LARGE_A_WINDOW, daemon.socket)
+    daemon.stop()
+    assert "session ended: its client closed it" in daemon.log
+
+
+@pytest.mark.parametrize(("window_bytes", "is_told"), [("48MiB", True), ("4MiB", False)])
+def test_window_that_takes_what_a_training_gains_is_named(
+    start_daemon: StartDaemon, window_bytes: str, is_told: bool
+) -> None:
+    value = torch.ones(2**18, requires_grad=True)
+    options = {"host_bytes": 0, "staging_bytes": "1MiB", "window_bytes": window_bytes}
+    daemon = start_daemon(codec="none")  # all 80 MiB are on disk, at whatever speed
+    with TierStore.connect(daemon.socket, **options) as store, warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", TierStoreWarning)
+        with tiered_offload(store):
+            result = value
+            for _ in range(80):
+                result = result.sin()
+            store.flush()
+        result.sum().backward()
+    assert ["takes 48 MiB" in str(each.message) for each in told] == [True] * is_told
+    assert all("window_bytes counts too" in str(each.message) for each in told)
+
+
+def test_summary_names_the_window_that_takes_what_a_training_gains(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon(codec="none")
+    with TierStore.connect(daemon.socket, host_bytes=0, staging_bytes="1MiB") as store:
+        handle = store.put(torch.ones(2**21))
+        store.flush()
+        assert "the staging window of 49 MiB" in store.stats().summary()
+        assert "with a daemon `window_bytes`" in store.stats().summary()
+        del handle

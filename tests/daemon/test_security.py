@@ -4,6 +4,7 @@ import fcntl
 import os
 import random
 import resource
+import signal
 import stat
 import struct
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from tests.descriptors import descriptors_of
 from tests.processes import python
 from tierstore.daemon.acceptor import listen
 from tierstore.errors import ConfigError
+from tierstore.sidecar.inspection import inspect_daemon
 from tierstore.sidecar.window import SharedSlab
 
 SHORT_SECONDS = 0.5
@@ -252,6 +254,20 @@ def test_user_who_is_not_listed_is_refused(daemon: DaemonProcess) -> None:
     assert "user 65534 may not use this daemon" in done.stdout, done
     daemon.socket.parent.chmod(0o700)
     daemon.socket.chmod(0o600)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can connect as somebody else")
+def test_refused_user_who_has_left_is_one_line_of_the_log(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon()
+    daemon.let_everybody_connect()
+    daemon.process.send_signal(signal.SIGSTOP)
+    program = "import os, socket, sys; os.setuid(65534); socket.socket(socket.AF_UNIX).connect(sys.argv[1])"
+    assert python("-c", program, daemon.socket).returncode == 0
+    daemon.process.send_signal(signal.SIGCONT)
+    inspect_daemon(daemon.socket)
+    assert daemon.stop() == 0
+    assert daemon.log.count("uid=65534") == 1, daemon.log
+    assert "refused: user 65534" in daemon.log
 
 
 def test_file_in_the_socket_s_place_is_left_alone(daemon: DaemonProcess) -> None:

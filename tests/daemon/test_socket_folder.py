@@ -1,6 +1,7 @@
 """A daemon listens only where nobody but its user and root can replace the socket. Real folders of real users."""
 
 import ctypes
+import grp
 import os
 import socket
 from collections.abc import Callable
@@ -18,6 +19,9 @@ from tierstore.sidecar.peer import check_daemon
 
 OWN, OTHER = 64_987, 64_988
 """Ordinary users whom no machine has."""
+
+GROUP = max(grp.getgrall(), key=lambda each: each.gr_gid != 0)
+"""Not that of root's folders."""
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can make folders of other users, and become one"),
@@ -72,10 +76,10 @@ def make(layout: Layout, base: Path, user: int) -> None:
         os.chown(base / name, user if owner is None else owner, user, follow_symlinks=False)
 
 
-def verdict(address: Path) -> str:
+def verdict(address: Path, group: str | None = None) -> str:
     """What the daemon would say that is told to listen there; "" if it listens."""
     try:
-        listener = listen(address, None)
+        listener = listen(address, group)
     except ConfigError as error:
         return str(error)
     stop_listening(listener, address)
@@ -118,6 +122,53 @@ def test_daemon_listens_only_where_nobody_else_can_replace_its_socket(user: int,
         if words and "examined" not in said and "give another address" not in said:
             wrong[name] = f"no advice: {said}"
     assert not wrong
+
+
+@pytest.mark.parametrize("name", ["s", "new/s"])
+def test_group_that_the_daemon_s_user_is_not_in_is_refused_and_nothing_is_left(
+    name: str, short_directory: Path
+) -> None:
+    os.chown(short_directory, OWN, OWN)
+    group = grp.getgrgid(0).gr_name
+    said = as_user(OWN, lambda: verdict(short_directory / name, group))
+    assert said == f"socket_group={group!r} cannot be used: the daemon's user ({OWN}) has to be in that group"
+    assert list(short_directory.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("modes", "group_of_socket", "uids", "words"),
+    [
+        pytest.param((0o755, 0o750), True, {OTHER}, (), id="all may enter"),
+        pytest.param((0o755, 0o755), True, {OTHER}, (), id="so may others"),
+        pytest.param((0o755, 0o700), True, {OTHER}, ("cannot enter {d}/e: ",), id="closed folder"),
+        pytest.param((0o700, 0o750), True, {OTHER}, ("cannot enter {d}: ",), id="closed further up"),
+        pytest.param((0o755, 0o755), False, {OTHER}, ("mode is 0600", "--socket-group"), id="no group"),
+        pytest.param((0o700, 0o700), True, {0}, (), id="nobody to let in"),
+        pytest.param((0o755, 0o755), False, set(), (), id="alone"),
+    ],
+)
+def test_daemon_whose_socket_keeps_out_users_that_it_allows_says_so_when_it_is_ready(
+    start_daemon: StartDaemon,
+    short_directory: Path,
+    modes: tuple[int, int],
+    group_of_socket: bool,
+    uids: set[int],
+    words: tuple[str, ...],
+) -> None:
+    """A client would be told nothing but "Permission denied"."""
+    short_directory.chmod(0o755)
+    place = short_directory
+    for name, mode in zip("de", modes, strict=True):
+        place /= name
+        place.mkdir()
+        place.chmod(mode)
+        os.chown(place, 0, GROUP.gr_gid)
+    options = {"socket_group": GROUP.gr_name} if group_of_socket else {}
+    daemon = start_daemon(socket=place / "s", allow_uid=sorted(uids), **options)
+    assert daemon.stop() == 0
+    told = [line for line in daemon.log.splitlines() if "kept out" in line]
+    assert len(told) == bool(words), daemon.log
+    assert all(word.format(d=short_directory / "d") in told[0] for word in words)
 
 
 def test_in_a_user_namespace_the_root_of_the_host_is_trusted() -> None:

@@ -1,8 +1,10 @@
 """`tierstore stat` and `tierstore top` beside a real daemon, and beside none."""
 
+import io
 import json
 import os
 import pty
+import re
 import select
 import signal
 import socket
@@ -17,18 +19,19 @@ import msgspec
 import pytest
 import torch
 from msgspec.structs import replace
+from rich.console import Console
 
 from tests.daemon import wire
 from tests.daemon.clients import report_of
 from tests.daemon.conftest import DaemonProcess, StartDaemon, environment_of_tests, tierstore
 from tierstore import TierStore
-from tierstore.commands.views import decode_report, rates_between
+from tierstore.commands.views import Rates, decode_report, rates_between, top_view
 from tierstore.commands.watch import watch_daemon
 from tierstore.daemon.report import DaemonReport, Totals, encode_report
 from tierstore.errors import DaemonUnavailableError, ProtocolError
 from tierstore.sidecar.inspection import inspect_daemon
 
-MIB = 2**20
+MIB, GIB = 2**20, 2**30
 SECONDS = 60.0
 
 
@@ -103,6 +106,31 @@ def test_stat_prints_tables_and_cuts_no_figure_however_narrow_the_terminal(daemo
     for word in (*figures, "train.py", str(os.getpid())):
         assert word in done.stdout
     assert max(map(len, done.stdout.splitlines()[1:])) <= columns
+
+
+@pytest.mark.parametrize("are_rates", [False, True], ids=["totals", "rates"])
+def test_what_a_session_holds_is_one_line_of_80_columns_on_a_large_drive(
+    daemon: DaemonProcess, are_rates: bool
+) -> None:
+    report = report_of(daemon)
+    totals = Totals(spilled_bytes=987 * GIB, restored_bytes=986 * GIB)
+    large = replace(
+        report.sessions[0],
+        session=123_456,
+        disk_bytes=321 * GIB,
+        quota_bytes=654 * GIB,
+        num_records=1_000_000,
+        queued_bytes=255 * MIB,
+        totals=totals,
+    )
+    report = replace(report, sessions=[large])
+    rates = Rates(0, 0, {large.session: (1.5 * GIB, 999 * MIB)}) if are_rates else None
+    moved = ("1.50 GiB/s", "999 MiB/s") if are_rates else ("987.00 GiB", "986.00 GiB")
+    console = Console(width=80, file=io.StringIO())
+    console.print(top_view(report, rates))
+    lines = [" ".join(re.sub("[│┃]", " ", line).split()) for line in console.file.getvalue().splitlines()]
+    assert "session on disk quota records jobs queued spilled restored" in lines
+    assert f"123456 321.00 GiB 654.00 GiB 1000000 0 255 MiB {' '.join(moved)}" in lines
 
 
 def test_socket_below_the_home_directory_is_found(daemon: DaemonProcess) -> None:

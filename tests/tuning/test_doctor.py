@@ -20,10 +20,13 @@ import torch
 from tests.cgroups import made_cgroup
 from tests.command_line import Command, Done, command_of, complaint_of, hear_hangups
 from tests.daemon.conftest import StartDaemon, environment_of_tests, short_directory, start_daemon
+from tests.daemon.test_false_daemon import listening_as
+from tests.processes import output_of
 from tests.reliability.drives import fill_up, mounted_drive, used_bytes
 from tierstore import TierStore, tiered_offload
 from tierstore.base.device_files import has_driver
 from tierstore.tuning import system
+from tierstore.tuning.findings import Finding
 from tierstore.tuning.report import Report
 from tierstore.tuning.system import find_daemon
 
@@ -216,6 +219,46 @@ def test_socket_that_nobody_listens_on_is_said(short_directory: Path, tmp_path: 
         daemon = find_daemon(str(address), tmp_path)
     assert (daemon.is_present, daemon.is_answering, daemon.path) == (True, False, None)
     assert "refused" in (daemon.note or "")
+
+
+_NOT_ROOT = 64_987
+"""An ordinary user whom no machine has."""
+
+_AS_ANOTHER = """
+import os, sys
+from pathlib import Path
+from tierstore.tuning.system import find_daemon
+socket, number = sys.argv[1:]
+os.setgroups([])
+os.setgid(int(number))
+os.setuid(int(number))
+daemon = find_daemon(socket, Path("/"))
+print(daemon.is_present, daemon.is_refusing, daemon.note)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_daemon_in_a_folder_that_this_user_may_not_enter_is_said(start_daemon: StartDaemon) -> None:
+    found = output_of(_AS_ANOTHER, start_daemon().socket, _NOT_ROOT)
+    assert found.split() == ["True", "True", "Permission", "denied"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can listen as another user")
+def test_daemon_of_another_user_is_spoken_to_if_its_user_is_named(
+    short_directory: Path, doctor: Command, drive: Path
+) -> None:
+    """This one listens and never answers."""
+    with listening_as(_NOT_ROOT, short_directory / "s"):
+        arguments = (drive, "--seconds", "1", "--socket", short_directory / "s", "--json")
+        (refused,) = _daemons(report_in(doctor(*arguments), drive))
+        (silent,) = _daemons(report_in(doctor(*arguments, "--daemon-uid", _NOT_ROOT), drive))
+    assert (refused.code, silent.code) == ("daemon-refuses", "daemon-silent")
+    assert f"may not use it: it is a daemon of user {_NOT_ROOT}" in refused.sentence
+    assert "--daemon-uid" in (refused.advice or "")
+
+
+def _daemons(report: Report) -> list[Finding]:
+    return [each for each in report.findings if each.code.startswith("daemon-")]
 
 
 _IN_GROUP = """

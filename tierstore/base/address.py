@@ -51,7 +51,7 @@ def find_address() -> str:
         return named
     places = places_to_look()
     for place in places:
-        if _may_be_used(Path(place).parent) and _exists(place):
+        if _may_be_used(Path(place).parent) and may_exist(place):
             return place
     reason = f"there is no socket. Start one with: {start_line(places[0])}"
     if not _may_be_used(folder := Path(places[0]).parent):
@@ -125,7 +125,7 @@ def _is_private(folder: Path) -> bool:
     return is_own and not status.st_mode & _WRITABLE_BY_OTHERS
 
 
-def _exists(address: str) -> bool:
+def may_exist(address: str) -> bool:
     """Whether something is there; also if this user may not look: then connecting tells why."""
     try:
         os.lstat(address)
@@ -151,6 +151,16 @@ def who_could_replace(folder: Path) -> str:
         if not stat.S_ISLNK(status.st_mode) and mode & _WRITABLE_BY_OTHERS and not mode & stat.S_ISVTX:
             return f"others can write to {place} (of user {status.st_uid}, mode {mode:04o})"
     return ""
+
+
+def folder_closed_to(folder: Path, gid: int) -> Path | None:
+    """The first folder on the way into `folder` that a group may not enter, for which others are kept out too; None:
+    there is none. OSError: as `who_could_replace`."""
+    for place, status in _way_to(folder):
+        may_enter = stat.S_IXGRP if status.st_gid == gid else stat.S_IXOTH
+        if stat.S_ISDIR(status.st_mode) and not status.st_mode & may_enter:
+            return place
+    return None
 
 
 def is_of_root_alone(folder: Path) -> bool:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from .stat import SocketOption
+from .stat import DaemonUidOption, SocketOption
 from .usage import JsonOption
 
 
@@ -17,6 +17,7 @@ def doctor(
         typer.Option(metavar="SECONDS", min=1, max=40, show_default=True, help="Time for all measurements together."),
     ] = 20.0,
     socket: SocketOption = None,
+    daemon_uid: DaemonUidOption = None,
     as_json: Annotated[bool, JsonOption] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Also print speeds by queue depth and codec.")] = False,
     config: Annotated[
@@ -34,5 +35,5 @@ def doctor(
     The exit code is 1 if offloading to PATH would not work, or would be very slow."""
     from ..tuning.consult import consult
 
-    is_usable = consult(path, socket, seconds, as_json=as_json, config=config, verbose=verbose)
+    is_usable = consult(path, socket, seconds, daemon_uid=daemon_uid, as_json=as_json, config=config, verbose=verbose)
     raise typer.Exit(0 if is_usable else 1)

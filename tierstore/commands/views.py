@@ -119,7 +119,8 @@ def _sessions(report: DaemonReport, rates: Rates | None) -> RenderableType:
         return Text("\nno sessions")
     num_sessions = report.num_sessions
     title = f"{num_sessions} session{'' if num_sessions == 1 else 's'}"
-    who, held = Table(title=title, title_justify="left"), Table()
+    who = Table(title=title, title_justify="left")
+    held = Table(padding=0)  # the figures of a large drive break over lines otherwise
     for table, names in ((who, _WHO), (held, _HELD)):
         for name in names:
             table.add_column(name, justify="left" if name in ("client", "state") else "right", overflow="fold")

@@ -77,7 +77,8 @@ def why_memory_stays(
         return (
             f"{format_bytes(away_bytes)} of saved tensors left memory, but the store takes "
             f"{format_bytes(mapped_bytes)} to move them: little is gained. "
-            "Give TierStore a smaller staging_bytes. See docs/how_to/memory_on_cpu.md."
+            "Give TierStore a smaller staging_bytes. With a daemon, window_bytes counts too. "
+            "See docs/how_to/memory_on_cpu.md."
         )
     if mode == "never" or free_bytes is None or not keeps_too_much(away_bytes, free_bytes):
         return None

@@ -14,7 +14,7 @@ import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -103,20 +103,19 @@ class RemoteDisk:
         """
         introduction = messages.Open(messages.fitting(name, messages.MOST_WORD), rank, pid)
         link = DaemonLink(address, introduction, reconnect_seconds, daemon_uid)
-        try:
-            slab = await run_job(executor, SharedSlab, 0, window_bytes, link.inodes)
-        except OSError as error:
-            raise StorageIOError("open", "the shared window", words_of(error), "nothing was stored") from error
-        try:
+        async with AsyncExitStack() as made:
+            made.push_async_callback(link.close)
             await link.open()
-            if slab.num_bytes > link.max_slab_bytes:
+            if window_bytes > link.max_slab_bytes:  # asked first: a slab takes all of its memory as it is made
                 allowed = f"the daemon allows {link.max_slab_bytes} bytes of shared memory"
                 raise ConfigError("window_bytes", window_bytes, allowed)
+            try:
+                slab = await run_job(executor, SharedSlab, 0, window_bytes, link.inodes)
+            except OSError as error:
+                raise StorageIOError("open", "the shared window", words_of(error), "nothing was stored") from error
+            made.callback(slab.close)
             link.share(slab)
-        except BaseException:
-            await link.close()
-            slab.close()
-            raise
+            made.pop_all()
         return cls(link, slab, executor, name)
 
     async def write(self, key: int, source: memoryview, kind: Kind) -> Stored:

@@ -227,8 +227,8 @@ class StoreStats:
         away_bytes = self.disk_bytes_peak * saved_per_written  # as far as the drive's codec tells
         if self.host_bytes_peak + away_bytes < self.staging_bytes and not self.offloaded_bytes:
             parts.append(
-                f"note: the staging window of {format_bytes(self.staging_bytes)} (`staging_bytes` and working memory) "
-                "is larger than what was saved at a time, so no memory was gained"
+                f"note: the staging window of {format_bytes(self.staging_bytes)} (`staging_bytes` and working memory, "
+                "with a daemon `window_bytes`) is larger than what was saved at a time, so no memory was gained"
             )
         if self.spilled_bytes and "tmpfs" in self.io_mode:
             parts.append("note: that disk is memory (tmpfs), so none was gained; name a directory on a drive")

@@ -27,7 +27,14 @@ _STYLES = {"problem": "bold red", "warning": "yellow", "note": "dim"}
 
 
 def consult(
-    path: str, socket: str | None, seconds: float, *, as_json: bool, config: str | None, verbose: bool = False
+    path: str,
+    socket: str | None,
+    seconds: float,
+    *,
+    daemon_uid: int | None,
+    as_json: bool,
+    config: str | None,
+    verbose: bool = False,
 ) -> bool:
     """Examine, print, write the file asked for. Returns whether offloading works here. Blocks a little over `seconds`.
 
@@ -43,7 +50,7 @@ def consult(
     messages = Console(stderr=True, highlight=False)
     with ended_by_signals(), messages.status(f"measuring for about {seconds:g} s ..."):
         try:
-            machine = examine(directory, socket, seconds)
+            machine = examine(directory, socket, seconds, daemon_uid)
         except OSError as error:
             raise StorageIOError("examine", path, words_of(error, str(path)), "nothing was changed") from error
     report = report_of(machine)

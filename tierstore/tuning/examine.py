@@ -27,7 +27,7 @@ _BUFFER_SHARE = 8  # buffers take an eighth of the available memory
 _LEAST_BUFFER_BYTES, _BUFFER_BYTES, _DEVICE_BUFFER_BYTES = 2 * MIB, 32 * MIB, 64 * MIB
 
 
-def examine(directory: Path, socket: str | None, seconds: float) -> Measurements:
+def examine(directory: Path, socket: str | None, seconds: float, daemon_uid: int | None = None) -> Measurements:
     """Measure the drive under `directory`, and the rest of the machine. Blocks.
 
     No file becomes visible in the directory, and none stays, however the process ends.
@@ -36,6 +36,7 @@ def examine(directory: Path, socket: str | None, seconds: float) -> Measurements
         socket: where a daemon is looked for; None: in the usual places.
         seconds: for all measurements together. It takes some seconds more, for imports, drivers, and transfers that a
             slow drive still has in flight: at most 15, not counting the start of a GPU's driver.
+        daemon_uid: a user whose daemon is trusted, as `check_daemon`'s.
 
     Raises:
         ConfigError: LOCAL_WORLD_SIZE is no number.
@@ -44,7 +45,7 @@ def examine(directory: Path, socket: str | None, seconds: float) -> Measurements
     trainers = local_world_size() if "LOCAL_WORLD_SIZE" in os.environ else None
     memory_bytes = available_host_bytes() // _BUFFER_SHARE
     processor = system.describe_processor()
-    daemon = system.find_daemon(socket, directory)
+    daemon = system.find_daemon(socket, directory, daemon_uid)
     memory = _memory(_MEMORY_SHARE * seconds)
     drive = measure_drive(directory, seconds=_DRIVE_SHARE * seconds, memory_bytes=memory_bytes)
     codecs = measure_codecs(_CODEC_SHARE * seconds)

@@ -228,7 +228,8 @@ def _daemon(machine: Measurements) -> _Found:
         yield _warning(
             "daemon-refuses",
             f"A daemon's socket is at {daemon.socket}, but this user may not use it: {daemon.note}.",
-            "The user of the daemon can allow this user with --allow-uid, and open the socket with --socket-group.",
+            "If it is a daemon of another user, name that user with --daemon-uid. That user can allow this one with "
+            "--allow-uid, and open the socket with --socket-group.",
         )
     elif daemon.is_present:
         yield _warning(

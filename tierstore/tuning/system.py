@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from ..base.address import default_address, find_address
+from ..base.address import default_address, find_address, may_exist
 from ..base.config import (
     allowed_cores,
     available_host_bytes,
@@ -93,22 +93,24 @@ class _Report(msgspec.Struct):
     path: str
 
 
-def find_daemon(socket: str | None, directory: Path) -> Daemon:
+def find_daemon(socket: str | None, directory: Path, daemon_uid: int | None = None) -> Daemon:
     """Ask the daemon at that socket (None: where `TierStore.connect()` would look) whether it keeps `directory`. Blocks
-    for `_DAEMON_SECONDS` at most."""
+    for `_DAEMON_SECONDS` at most. `daemon_uid`: as `check_daemon`'s."""
     if socket is None:
         try:
             socket = find_address()
         except DaemonUnavailableError:
             return Daemon(socket=default_address(), is_present=False)
     socket = os.path.expanduser(socket)
-    if not os.path.exists(socket):
+    if not may_exist(socket):
         return Daemon(socket=socket, is_present=False)
     try:
-        kept = msgspec.json.decode(inspect_daemon(socket, seconds=_DAEMON_SECONDS), type=_Report).path
+        state = inspect_daemon(socket, seconds=_DAEMON_SECONDS, daemon_uid=daemon_uid)
+        kept = msgspec.json.decode(state, type=_Report).path
     except (TierStoreError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         is_refusing = isinstance(error.__cause__, PermissionError)
-        return Daemon(socket=socket, is_present=True, is_refusing=is_refusing, note=str(error))
+        note = error.reason if isinstance(error, DaemonUnavailableError) else str(error)
+        return Daemon(socket=socket, is_present=True, is_refusing=is_refusing, note=note)
     is_the_same = os.path.realpath(kept) == os.path.realpath(directory)
     return Daemon(socket=socket, is_present=True, is_answering=True, path=kept, keeps_directory=is_the_same)
 
