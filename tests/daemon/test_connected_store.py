@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.cgroups import entering, made_cgroup
 from tests.daemon.conftest import StartDaemon
 from tests.processes import output_of
 from tierstore import QuotaExceededError, StoreFullError, TierStore, TierStoreWarning, tiered_offload
@@ -127,6 +128,28 @@ def test_window_that_the_daemon_does_not_allow_takes_no_memory(start_daemon: Sta
     assert "the daemon allows 17179869184 bytes of shared memory" in output_of(TOO_LARGE_A_WINDOW, daemon.socket)
     daemon.stop()
     assert "session ended: its client closed it" in daemon.log
+
+
+MORE_THAN_THE_LIMIT_LEAVES = """
+import sys
+import torch
+import tierstore
+
+try:
+    tierstore.TierStore.connect(sys.argv[1], host_bytes=0, window_bytes="1GiB")
+except tierstore.StorageIOError as error:
+    print(error)
+with tierstore.TierStore.connect(sys.argv[1], host_bytes=0) as store:
+    print(store.get(store.put(torch.ones(1000))).sum().item())
+"""
+
+
+def test_window_for_which_there_is_no_memory_is_refused_and_nobody_is_killed(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon()
+    with made_cgroup("memory", memory__limit_in_bytes=1000 * MIB) as cgroup:
+        said, total = output_of(MORE_THAN_THE_LIMIT_LEAVES, daemon.socket, before=entering(cgroup)).splitlines()
+    assert "Cannot allocate memory: it takes 1.00 GiB at once, and " in said
+    assert total == "1000.0"
 
 
 @pytest.mark.parametrize(("window_bytes", "is_told"), [("48MiB", True), ("4MiB", False)])

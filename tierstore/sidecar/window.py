@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import mmap
 import os
@@ -19,6 +20,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from typing import NamedTuple
 
+from ..base.config import available_host_bytes, format_bytes
 from ..base.free_runs import FreeRuns
 from ..disk.allocator import round_up
 from ..disk.forking import Inode, inode_of, not_while_forking
@@ -76,6 +78,9 @@ class SharedSlab:
     @contextlib.contextmanager
     def _new_file(self) -> Iterator[tuple[int, Inode]]:
         """It stays if the block, which maps it, does not raise."""
+        if self.num_bytes > (available := available_host_bytes()):  # the kernel gives it all the same, and then kills
+            reason = f"it takes {format_bytes(self.num_bytes)} at once, and {format_bytes(available)} are available"
+            raise OSError(errno.ENOMEM, f"{os.strerror(errno.ENOMEM)}: {reason}")
         with not_while_forking:
             descriptor = os.memfd_create("tierstore", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             inode = inode_of(descriptor)
