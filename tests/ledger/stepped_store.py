@@ -173,6 +173,7 @@ class Stepper:
         self._resting = threading.Event()
         self.discarded: tuple[Sequence[int], Any] | None = None
         self._gates: dict[Job, Any] = {}
+        self._are_gates_open = False
 
     def take_over(
         self, store: TierStore, script: FollowedScript, first_key: int, drive: Drive, device: Device
@@ -203,12 +204,16 @@ class Stepper:
 
     async def pass_gate(self, what: str, key: int) -> None:
         """On the loop: returns when the job may be said to be done."""
+        if self._are_gates_open:
+            return
         gate = asyncio.get_running_loop().create_future()
         self._gates[Job(what, key - self._first_key)] = gate
         self._news.set()
         await gate
 
     async def pass_gate_of_discards(self, keys: Sequence[int]) -> None:
+        if self._are_gates_open:
+            return
         gate = asyncio.get_running_loop().create_future()
         self.discarded = keys, gate
         self._news.set()
@@ -252,8 +257,15 @@ class Stepper:
             raise TimeoutError("the engine's loop does not answer")
 
     def release(self) -> None:
-        """From now on the engine moves by itself, so that the store can be closed."""
+        """From now on everything moves by itself, so that the store can be closed."""
         self._resting.set()
+        self.decisions.copies.end_all()
+        self._engine.loop.call_soon_threadsafe(self._open_gates)
+
+    def _open_gates(self) -> None:
+        self._are_gates_open = True
+        for gate in (*self._gates.values(), *(self.discarded or ())[1:]):
+            gate.set_result(None)
 
     def finish_one(self) -> Job | None:
         """Have the next job of the script end, if there is any, and return it; then settle."""
