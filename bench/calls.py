@@ -174,7 +174,7 @@ class _AtOnce(SimulatedCopies):
     def wait(self, stream: Any, marker: Any) -> None:
         """The stream waits, not the host."""
 
-    def _copy(self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> Any:
+    def _copy(self, way: str, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor], *_: Any) -> Any:
         for source, target in zip(sources, targets, strict=True):
             target.copy_(source)
         return self._over
@@ -188,8 +188,8 @@ class _Late(_AtOnce):
 
     num_copies = num_over = num_known = 0
 
-    def _copy(self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> Any:
-        super()._copy(sources, targets)
+    def _copy(self, *queued: Any) -> Any:
+        super()._copy(*queued)
         self.num_copies += 1
         return _LateEnd(self, self.num_copies)
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tests.hooks.late_copies import SeenCopies
+from tests.device.fake import SeenDevice
 from tests.hooks.programs import one_thread_per_operation
 from tierstore.hooks import living
 from tierstore.ledger.log import GraphLog
@@ -34,6 +34,6 @@ def nothing_compiled() -> Iterator[None]:
 
 
 @pytest.fixture
-def copies() -> Iterator[SeenCopies]:
-    with SeenCopies() as engine:
+def copies() -> Iterator[SeenDevice]:
+    with SeenDevice() as engine:
         yield engine

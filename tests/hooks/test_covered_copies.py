@@ -1,16 +1,14 @@
 """How long steps take, in virtual time, where some of what they save leaves an accelerator."""
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 
 from tests.conftest import MakeStore
-from tests.hooks.virtual_accelerator import VirtualAccelerator, forward_through, narrow_windows
+from tests.device.timed import TimedDevice, forward_through, narrow_windows
 from tests.inspect_store import inspect
 from tierstore import ConfigError, TierStore, tiered_offload
-from tierstore.tensors.copies import Marker
 
 NUM_LAYERS = 128
 LAYER_BYTES = 256 * 1024
@@ -35,11 +33,10 @@ def _small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     narrow_windows(monkeypatch, FLIGHT_BYTES)
 
 
-def _step(
-    store: TierStore, engine: VirtualAccelerator, device_bytes: int | str, layer_bytes: int = LAYER_BYTES
-) -> Step:
+def _step(store: TierStore, engine: TimedDevice, device_bytes: int | str, layer_bytes: int = LAYER_BYTES) -> Step:
     start = torch.zeros(layer_bytes // 4, requires_grad=True)
-    began, out_bytes = engine.synchronize(), engine.out_bytes
+    engine.synchronize()
+    began, out_bytes = engine.host_seconds, engine.out_bytes
     with tiered_offload(store, min_bytes=0, device_bytes=device_bytes):
         seconds = LAYER_SECONDS * layer_bytes / LAYER_BYTES
         loss = forward_through(engine, [seconds] * NUM_LAYERS, start).sum()
@@ -48,9 +45,9 @@ def _step(
     return Step(forward - began, engine.compute.seconds - forward, engine.out_bytes - out_bytes)
 
 
-def _engine(covered: float, **options: Any) -> VirtualAccelerator:
+def _engine(covered: float, **options: Any) -> TimedDevice:
     """A link that carries such a part of what forward saves while forward runs."""
-    return VirtualAccelerator(covered * SAVED_BYTES / FORWARD_SECONDS, **options)
+    return TimedDevice(covered * SAVED_BYTES / FORWARD_SECONDS, **options)
 
 
 @pytest.mark.parametrize("covered", [0.25, 0.75])
@@ -126,30 +123,21 @@ def test_auto_link_that_is_slow_on_the_way_back_finds_what_backward_covers(make_
         assert 0.5 * SAVED_BYTES <= step.out_bytes < SAVED_BYTES
 
 
-class _FullDevice(VirtualAccelerator):
-    """Has memory for `room_bytes` of what stays, is on its way out, or was copied back."""
+class _FullDevice(TimedDevice):
+    """What stays and what is on its way out takes room too."""
 
-    store: TierStore | None = None
-    room_bytes = 0
-    num_refused = 0
+    store: TierStore
 
-    def copy_in_many(
-        self, sources: Sequence[torch.Tensor], device: torch.device, stream: Any, ready: Marker | None
-    ) -> tuple[Sequence[torch.Tensor], Marker]:
-        if self.store is not None:
-            devices = inspect(self.store).devices
-            held_bytes = devices.held_bytes + devices.window.reloaded.used_bytes
-            if held_bytes + sum(source.numel() for source in sources) > self.room_bytes:
-                self.num_refused += 1
-                raise torch.OutOfMemoryError(f"{held_bytes} of {self.room_bytes} bytes are taken")
-        return super().copy_in_many(sources, device, stream, ready)
+    def _taken_bytes(self) -> int:
+        devices = inspect(self.store).devices
+        return devices.held_bytes + devices.window.reloaded.used_bytes
 
 
 def test_auto_device_that_refuses_copies_back_keeps_less_from_then_on(make_store: MakeStore) -> None:
     """The link covers a fifth, so four fifths would stay; the device has memory for two."""
     engine = _FullDevice(0.2 * SAVED_BYTES / FORWARD_SECONDS)
+    engine._room_bytes = room_bytes = SAVED_BYTES * 2 // 5
     engine.store = store = make_store(host_bytes="1GiB", copies=engine)
-    engine.room_bytes = SAVED_BYTES * 2 // 5
     limits, refused = [], []
     for _ in range(12):
         before = engine.num_refused
@@ -158,7 +146,7 @@ def test_auto_device_that_refuses_copies_back_keeps_less_from_then_on(make_store
         refused.append(engine.num_refused - before)
     assert max(refused) > 0, "nothing to find"
     assert not any(refused[-4:])
-    assert 0 < limits[-1] < engine.room_bytes
+    assert 0 < limits[-1] < room_bytes
     assert limits[-4:] == [limits[-1]] * 4
 
 

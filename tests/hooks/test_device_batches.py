@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tests.conftest import MakeStore
+from tests.device.fake import FakeDevice, SeenDevice
 from tests.existing import set_existing
-from tests.hooks.late_copies import LateCopies, SeenCopies
 from tests.hooks.programs import (
     assert_a_change_in_place_is_found,
     forget_after_error,
@@ -49,7 +49,7 @@ _SIZES = pytest.mark.parametrize("size", [_GROUPS, _BATCHES], ids=["groups", "ba
 
 
 @pytest.fixture
-def store(make_store: MakeStore, copies: SeenCopies) -> TierStore:
+def store(make_store: MakeStore, copies: SeenDevice) -> TierStore:
     """Groups are of 64 KiB at most, of tensors of 16 KiB at most; batches of 128 KiB."""
     return make_store(host_bytes="64MiB", staging_bytes="256KiB", copies=copies)
 
@@ -65,7 +65,7 @@ def _sizes(store: TierStore) -> list[int]:
 @_SIZES
 @pytest.mark.parametrize("host_bytes", ["64MiB", 0])
 def test_they_leave_and_come_back_together(
-    make_store: MakeStore, copies: SeenCopies, size: _Size, host_bytes: Any
+    make_store: MakeStore, copies: SeenDevice, size: _Size, host_bytes: Any
 ) -> None:
     store = make_store(host_bytes=host_bytes, staging_bytes="256KiB", copies=copies)
     expected = gradient_of(sine_chain(leaf := half_leaf(size.numbers), size.num), leaf)
@@ -91,7 +91,7 @@ def test_they_leave_and_come_back_together(
 
 @_SIZES
 def test_what_stays_is_in_none_and_what_leaves_by_the_plan_is(
-    store: TierStore, copies: SeenCopies, size: _Size
+    store: TierStore, copies: SeenDevice, size: _Size
 ) -> None:
     expected = gradient_of(sine_chain(leaf := half_leaf(size.numbers), size.num), leaf)
     for step in range(3):
@@ -133,7 +133,7 @@ def test_views_lazy_bits_and_dtypes_come_back(store: TierStore, size: _Size) -> 
 
 
 @_SIZES
-def test_graph_that_is_dropped_leaves_nothing(store: TierStore, copies: SeenCopies, size: _Size) -> None:
+def test_graph_that_is_dropped_leaves_nothing(store: TierStore, copies: SeenDevice, size: _Size) -> None:
     with tiered_offload(store, min_bytes=0):
         loss = sine_chain(half_leaf(size.numbers), size.num)
         assert copies.out, "while the others are saved"
@@ -159,7 +159,7 @@ def test_second_derivative_of_what_came_back(store: TierStore, size: _Size) -> N
 @_SIZES
 @pytest.mark.parametrize("num_tensors", [1, 5])
 def test_full_device_gets_one_member(make_store: MakeStore, size: _Size, num_tensors: int) -> None:
-    with LateCopies(num_tensors * size.nbytes) as copies:
+    with FakeDevice(num_tensors * size.nbytes) as copies:
         store = make_store(host_bytes="64MiB", staging_bytes="256KiB", copies=copies)
         expected = gradient_of(sine_chain(leaf := half_leaf(size.numbers), size.num), leaf)
         for _ in range(3):
@@ -174,7 +174,7 @@ def test_full_device_gets_one_member(make_store: MakeStore, size: _Size, num_ten
         assert copies.num_refused
 
 
-def _used_on_two_streams(store: TierStore, copies: SeenCopies, leaf: torch.Tensor) -> None:
+def _used_on_two_streams(store: TierStore, copies: SeenDevice, leaf: torch.Tensor) -> None:
     """Packed on the first and unpacked on the second, twice; then the first is the current one again."""
     for _ in range(2):
         copies.now = 0
@@ -186,7 +186,7 @@ def _used_on_two_streams(store: TierStore, copies: SeenCopies, leaf: torch.Tenso
     copies.now = 0
 
 
-def test_memory_of_members_is_kept_for_every_stream_that_may_use_it(store: TierStore, copies: SeenCopies) -> None:
+def test_memory_of_members_is_kept_for_every_stream_that_may_use_it(store: TierStore, copies: SeenDevice) -> None:
     _used_on_two_streams(store, copies, leaf := half_leaf())
     with tiered_offload(store, min_bytes=0):
         loss = sine_chain(leaf, 11)
@@ -197,7 +197,7 @@ def test_memory_of_members_is_kept_for_every_stream_that_may_use_it(store: TierS
     assert torch.equal(gradient_of(loss, leaf), gradient_of(sine_chain(leaf, 11), leaf))
 
 
-def test_blocks_of_a_batch_are_kept_for_every_stream_that_may_use_them(store: TierStore, copies: SeenCopies) -> None:
+def test_blocks_of_a_batch_are_kept_for_every_stream_that_may_use_them(store: TierStore, copies: SeenDevice) -> None:
     _used_on_two_streams(store, copies, leaf := _leaf())
     with tiered_offload(store, min_bytes=0):
         loss = sine_chain(leaf, 9)
@@ -230,7 +230,7 @@ def test_what_others_hold_waits_once_or_while_there_is_room_and_leaves_alone(
 
 @pytest.mark.parametrize("why", ["another stream", "no room"])
 def test_each_leaves_alone_where_no_group_can_be_made(
-    store: TierStore, copies: SeenCopies, monkeypatch: pytest.MonkeyPatch, why: str
+    store: TierStore, copies: SeenDevice, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     leaf = half_leaf()
     with tiered_offload(store, min_bytes=0):
@@ -248,7 +248,7 @@ def _no_room(_: object) -> torch.Tensor:
 
 
 def test_device_without_room_for_one_member_says_where_the_bytes_are(make_store: MakeStore) -> None:
-    copies = LateCopies(room_bytes=2 * _KIB)
+    copies = FakeDevice(room_bytes=2 * _KIB)
     store = make_store(host_bytes="64MiB", staging_bytes="256KiB", copies=copies)
     with tiered_offload(store, min_bytes=0):
         loss = sine_chain(leaf := half_leaf(), _GROUPS.num)
@@ -261,7 +261,7 @@ def test_device_without_room_for_one_member_says_where_the_bytes_are(make_store:
     copies.end()
 
 
-def test_each_has_memory_of_its_own_each_way(store: TierStore, copies: SeenCopies) -> None:
+def test_each_has_memory_of_its_own_each_way(store: TierStore, copies: SeenDevice) -> None:
     """So the allocator gives the blocks of forward to backward again."""
     leaf = _leaf()
     with tiered_offload(store, min_bytes=0):
@@ -275,7 +275,7 @@ def test_each_has_memory_of_its_own_each_way(store: TierStore, copies: SeenCopie
     assert set(copies._targets.values()) <= {_NBYTES}
 
 
-def test_one_larger_than_half_a_batch_leaves_alone_at_once(store: TierStore, copies: SeenCopies) -> None:
+def test_one_larger_than_half_a_batch_leaves_alone_at_once(store: TierStore, copies: SeenDevice) -> None:
     leaf = half_leaf(2 * _NUMBERS + 1)
     with tiered_offload(store, min_bytes=0):
         loss = sine_chain(leaf, 6)
@@ -284,7 +284,7 @@ def test_one_larger_than_half_a_batch_leaves_alone_at_once(store: TierStore, cop
     assert torch.equal(gradient_of(loss, leaf), gradient_of(sine_chain(leaf, 6), leaf))
 
 
-def test_small_ones_beside_large_ones_are_gathered(store: TierStore, copies: SeenCopies) -> None:
+def test_small_ones_beside_large_ones_are_gathered(store: TierStore, copies: SeenDevice) -> None:
     def loss_of(leaf: torch.Tensor) -> torch.Tensor:
         value, total = leaf, leaf.new_zeros(())
         for _ in range(12):
@@ -305,7 +305,7 @@ def test_small_ones_beside_large_ones_are_gathered(store: TierStore, copies: See
         del loss
 
 
-def test_batch_is_handed_out_where_it_lies_and_leaves_later(make_store: MakeStore, copies: SeenCopies) -> None:
+def test_batch_is_handed_out_where_it_lies_and_leaves_later(make_store: MakeStore, copies: SeenDevice) -> None:
     """Backward of one graph gets what has not left yet; then another graph needs the room."""
     store = make_store(host_bytes="64MiB", staging_bytes="256KiB", copies=copies)
     leaf, expected = _leaf(), gradient_of(sine_chain(_leaf_again := _leaf(), 9), _leaf_again)
@@ -338,7 +338,7 @@ def test_what_was_handed_out_and_changed_in_place_is_found(store: TierStore) -> 
     forget_after_error()
 
 
-def test_closed_store_drops_the_memory_of_batches(store: TierStore, copies: SeenCopies) -> None:
+def test_closed_store_drops_the_memory_of_batches(store: TierStore, copies: SeenDevice) -> None:
     leaf = _leaf()
     with tiered_offload(store, min_bytes=0):
         loss = sine_chain(leaf, 9)

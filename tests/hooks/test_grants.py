@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tests.conftest import MakeStore
+from tests.device.fake import SeenDevice
 from tests.hooks.granted import (
     GROUP,
     NBYTES,
@@ -27,7 +28,6 @@ from tests.hooks.granted import (
     scope_with,
     sines,
 )
-from tests.hooks.late_copies import SeenCopies
 from tests.hooks.programs import in_threads
 from tests.inspect_store import inspect
 from tests.moments import interrupt, moments
@@ -133,7 +133,7 @@ def test_log_dropped_with_its_grant_everything_is_given_back(place: _Place) -> N
 
 
 @pytest.mark.parametrize("where", ["host", "device"])
-def test_grant_of_one_thread_is_no_shortage_for_another(make_store: MakeStore, copies: SeenCopies, where: str) -> None:
+def test_grant_of_one_thread_is_no_shortage_for_another(make_store: MakeStore, copies: SeenDevice, where: str) -> None:
     """What it may still track is charged in advance, but is given up where it is needed."""
     limit_bytes = 100 * NBYTES
     if where == "host":

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.conftest import MakeStore
+from tests.device.fake import SeenDevice, name_of
 from tests.hooks.granted import (
     GROUP,
     NBYTES,
@@ -21,7 +22,6 @@ from tests.hooks.granted import (
     scope_with,
     sines,
 )
-from tests.hooks.late_copies import SeenCopies, name_of
 from tests.hooks.programs import forget_after_error, in_threads
 from tests.inspect_store import inspect
 from tierstore import ModifiedInPlaceError, TierStore
@@ -33,7 +33,7 @@ _PLACES = pytest.mark.parametrize("device_bytes", ["64MiB", 0], ids=["stays", "l
 
 
 @pytest.fixture
-def store(make_store: MakeStore, copies: SeenCopies) -> TierStore:
+def store(make_store: MakeStore, copies: SeenDevice) -> TierStore:
     """On an accelerator."""
     return make_store(host_bytes="64MiB", staging_bytes=4 * GROUP * NBYTES, copies=copies)
 
@@ -117,7 +117,7 @@ def test_plan_that_the_graph_leaves_in_the_middle_of_a_grant_same_bits(store: Ti
 
 @_PLACES
 def test_stream_changed_between_packs_each_is_copied_from_its_own(
-    store: TierStore, copies: SeenCopies, device_bytes: int | str
+    store: TierStore, copies: SeenDevice, device_bytes: int | str
 ) -> None:
     leaf = new_leaf()
     with scope_with(store, device_bytes):

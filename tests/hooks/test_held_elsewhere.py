@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from tests.conftest import MakeStore
+from tests.device.fake import SeenDevice
 from tests.hooks.granted import NBYTES, SIDE, lock_held_by_another, new_leaf, sines
-from tests.hooks.late_copies import SeenCopies
 from tests.hooks.programs import bits, forget_after_error, in_threads
 from tests.inspect_store import inspect
 from tierstore import ModifiedInPlaceError, TierStore, tiered_offload
@@ -25,7 +25,7 @@ _NUM_LAYERS = 6
 
 
 @pytest.fixture
-def store(make_store: MakeStore, copies: SeenCopies) -> TierStore:
+def store(make_store: MakeStore, copies: SeenDevice) -> TierStore:
     return make_store(host_bytes="64MiB", copies=copies)
 
 
@@ -72,7 +72,7 @@ def _totals(store: TierStore) -> tuple[object, ...]:
 
 @pytest.mark.parametrize("asks", ["in forward", "after forward", "after each step"])
 def test_buffer_takes_no_room_and_all_figures_are_those_of_a_store_that_registers_it(
-    make_store: MakeStore, copies: SeenCopies, asks: str
+    make_store: MakeStore, copies: SeenDevice, asks: str
 ) -> None:
     """`stats` registers whatever is settled. Its figures are the same, whenever it is asked; a step has two scopes."""
     table, totals = _table(), []
@@ -200,7 +200,7 @@ def test_storage_that_two_graphs_have_saved_is_charged_when_the_program_drops_it
     assert _totals(store)[3]["alive elsewhere"] == 0
 
 
-def test_window_becomes_short_the_buffer_stays_and_the_others_leave(store: TierStore, copies: SeenCopies) -> None:
+def test_window_becomes_short_the_buffer_stays_and_the_others_leave(store: TierStore, copies: SeenDevice) -> None:
     table, leaf = _table(), new_leaf()
     with _scope(store):
         loss = _layers(leaf * 2, table).sum()
@@ -306,7 +306,7 @@ def _with_host_memory(layer: int, x: torch.Tensor) -> torch.Tensor:
     return x if layer != 3 else sines(2, x.reshape(-1, 2)).reshape(SIDE, SIDE)
 
 
-def _other_stream(copies: SeenCopies, layer: int, x: torch.Tensor) -> torch.Tensor:
+def _other_stream(copies: SeenDevice, layer: int, x: torch.Tensor) -> torch.Tensor:
     copies.now = 0 if layer % 2 else 1
     return x
 
@@ -324,7 +324,7 @@ _BETWEEN = {
 
 @pytest.mark.parametrize("name", _BETWEEN)
 def test_known_graph_is_another_in_its_middle_same_bits_and_nothing_stays_charged(
-    store: TierStore, copies: SeenCopies, name: str
+    store: TierStore, copies: SeenDevice, name: str
 ) -> None:
     """As known, longer, shorter, and with something else between its layers."""
     table = _table()

@@ -14,11 +14,11 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from tests.conftest import MakeStore
+from tests.device.fake import SeenDevice
+from tests.device.timed import TimedDevice, forward_through, narrow_windows
 from tests.hooks.granted import NBYTES, new_leaf, sines
-from tests.hooks.late_copies import SeenCopies
 from tests.hooks.programs import bits, in_threads
 from tests.hooks.test_interrupted_scopes import hooks_of_thread
-from tests.hooks.virtual_accelerator import VirtualAccelerator, forward_through, narrow_windows
 from tests.inspect_store import inspect
 from tests.moments import interrupt, moments
 from tierstore import StoreClosedError, TierStore, keep_resident, selective_checkpoint_contexts, tiered_offload
@@ -33,7 +33,7 @@ _SECONDS = 0.01
 
 
 @pytest.fixture
-def store(make_store: MakeStore, copies: SeenCopies) -> TierStore:
+def store(make_store: MakeStore, copies: SeenDevice) -> TierStore:
     return make_store(host_bytes="64MiB", copies=copies)
 
 
@@ -344,7 +344,7 @@ def test_another_graph_than_the_expected_goes_on_in_a_log(store: TierStore, num_
     assert after.device_bytes == 0
 
 
-def test_what_follows_another_graph_than_the_expected_leaves_as_ever(make_store: MakeStore, copies: SeenCopies) -> None:
+def test_what_follows_another_graph_than_the_expected_leaves_as_ever(make_store: MakeStore, copies: SeenDevice) -> None:
     staying_bytes = []
     for is_expected in (False, True):
         store = make_store(host_bytes="64MiB", copies=copies)
@@ -474,7 +474,7 @@ def test_device_memory_that_is_exhausted_is_explained_and_the_hooks_stay_on(stor
     assert _step(scope)
 
 
-def test_store_that_is_closed_meanwhile(make_store: MakeStore, copies: SeenCopies) -> None:
+def test_store_that_is_closed_meanwhile(make_store: MakeStore, copies: SeenDevice) -> None:
     """What autograd keeps by itself is still there."""
     store = make_store(host_bytes="64MiB", copies=copies)
     scope = _scope(store)
@@ -495,7 +495,7 @@ def test_store_that_is_closed_meanwhile(make_store: MakeStore, copies: SeenCopie
 @pytest.mark.parametrize(("name", "owner"), [("pack", OffloadScope), ("__exit__", tiered_offload)])
 @pytest.mark.parametrize("has_outer", [False, True])
 def test_interrupted_at_any_moment_leaves_the_hooks_as_they_were(
-    make_store: MakeStore, copies: SeenCopies, name: str, owner: type, has_outer: bool
+    make_store: MakeStore, copies: SeenDevice, name: str, owner: type, has_outer: bool
 ) -> None:
     def known() -> tiered_offload:
         scope = _scope(make_store(host_bytes="64MiB", copies=copies))
@@ -524,7 +524,7 @@ def test_interrupted_at_any_moment_leaves_the_hooks_as_they_were(
 def _slow_link(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch, spare: int | None) -> Iterator[Any]:
     """A link that carries next to nothing while forward runs: in the end, all has to stay."""
     narrow_windows(monkeypatch, _LAYER_BYTES * 4)
-    engine = VirtualAccelerator(_LAYER_BYTES / _SECONDS / 50, spare)
+    engine = TimedDevice(_LAYER_BYTES / _SECONDS / 50, spare)
     store = make_store(host_bytes="1GiB", copies=engine)
 
     def forward(number: int, x: torch.Tensor) -> Any:
@@ -611,7 +611,7 @@ def test_auto_for_a_graph_that_is_larger_from_now_on(
     make_store: MakeStore, monkeypatch: pytest.MonkeyPatch, factor: int
 ) -> None:
     narrow_windows(monkeypatch, _LAYER_BYTES * 4)
-    engine = VirtualAccelerator(_LAYER_BYTES / _SECONDS / 50, 100 * _NUM * _LAYER_BYTES)
+    engine = TimedDevice(_LAYER_BYTES / _SECONDS / 50, 100 * _NUM * _LAYER_BYTES)
     store = make_store(host_bytes="1GiB", copies=engine)
 
     def on(rows: int) -> bool:
@@ -643,7 +643,7 @@ def test_graph_that_is_too_large_from_now_on_is_learned(store: TierStore) -> Non
     assert inspect(store).num_known_graphs > 0
 
 
-def test_interrupt_that_is_caught_inside_the_scope(make_store: MakeStore, copies: SeenCopies) -> None:
+def test_interrupt_that_is_caught_inside_the_scope(make_store: MakeStore, copies: SeenDevice) -> None:
     """As another graph is noticed: what follows is in a log."""
     store = None
     for moment in moments(OffloadScope._begin_unexpected, interrupt):

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from tests.conftest import MakeStore
-from tests.hooks.late_copies import LateCopies
+from tests.device.fake import FakeDevice
 from tests.hooks.programs import forget_after_error, half_leaf, sine_chain
 from tests.inspect_store import inspect
 from tierstore import StorageIOError, StoreClosedError, TierStore, tiered_offload
@@ -194,16 +194,16 @@ class LostDevice(SimulatedCopies):
 
     is_lost: Callable[[], bool] = staticmethod(lambda: False)
 
-    def copy_out_many(self, sources: Any, targets: Any, stream: Any) -> Marker:
+    def _copy(self, *_: Any) -> Marker:
         return LostMarker(self)
 
 
 class LostMarker:
-    def __init__(self, copies: LostDevice) -> None:
-        self._copies = copies
+    def __init__(self, device: LostDevice) -> None:
+        self._device = device
 
     def query(self) -> bool:
-        if self._copies.is_lost():
+        if self._device.is_lost():
             raise RuntimeError("the device is lost")
         return False
 
@@ -296,12 +296,12 @@ def test_close_while_copies_run_unpins_the_slab_when_they_are_over(
     make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left: list[int] = []
-    with LateCopies() as copies:
+    with FakeDevice() as copies:
         store = make_store(copies=copies, host_bytes="1GiB")
-        monkeypatch.setattr(inspect(store).slab, "unpin", lambda: left.append(len(copies.stream)))
+        monkeypatch.setattr(inspect(store).slab, "unpin", lambda: left.append(len(copies.queued)))
         with tiered_offload(store, min_bytes=0):
             loss = _model()(torch.randn(32, 64)).sum()
-        assert copies.stream
+        assert copies.queued
         store.close()
         assert left == [0]
         del loss

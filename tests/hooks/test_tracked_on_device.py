@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tests.conftest import MakeStore
+from tests.device.fake import SeenDevice
 from tests.gpu.device import make_windows_small
-from tests.hooks.late_copies import SeenCopies
 from tests.inspect_store import inspect
 from tierstore import TierStore, tiered_offload
 
@@ -17,7 +17,7 @@ _NBYTES = _SIDE * _SIDE * 4
 
 
 @pytest.fixture
-def store(make_store: MakeStore, copies: SeenCopies) -> TierStore:
+def store(make_store: MakeStore, copies: SeenDevice) -> TierStore:
     return make_store(host_bytes="64MiB", copies=copies)
 
 
@@ -67,7 +67,7 @@ def _num_tracked(store: TierStore) -> int:
     return sum(1 for tracked in inspect(store).tracked if tracked.device is not None)
 
 
-def test_while_the_device_has_room_no_record_is_made(store: TierStore, copies: SeenCopies) -> None:
+def test_while_the_device_has_room_no_record_is_made(store: TierStore, copies: SeenDevice) -> None:
     for step in range(3):
         graph = _Graph(store, 6, 6 * _NBYTES)
         assert (_num_tracked(store), inspect(store).records) == (6, [])
@@ -82,7 +82,7 @@ def test_while_the_device_has_room_no_record_is_made(store: TierStore, copies: S
     assert copies.num_out == 0
 
 
-def test_shortage_registers_the_log_and_what_was_saved_first_leaves(store: TierStore, copies: SeenCopies) -> None:
+def test_shortage_registers_the_log_and_what_was_saved_first_leaves(store: TierStore, copies: SeenDevice) -> None:
     graph = _Graph(store, 10, 6 * _NBYTES)
     assert _num_tracked(store) == 0
     store.stats()
@@ -93,7 +93,7 @@ def test_shortage_registers_the_log_and_what_was_saved_first_leaves(store: TierS
     graph.check()
 
 
-def test_shortage_of_one_graph_registers_others_too(store: TierStore, copies: SeenCopies) -> None:
+def test_shortage_of_one_graph_registers_others_too(store: TierStore, copies: SeenDevice) -> None:
     graph = _Graph(store, 4, 4 * _NBYTES)
     other = _Graph(store, 2, 4 * _NBYTES, prefetch="reverse")
     store.stats()
@@ -104,7 +104,7 @@ def test_shortage_of_one_graph_registers_others_too(store: TierStore, copies: Se
     other.check()
 
 
-def test_shortage_in_the_midst_of_a_node_same_bits(store: TierStore, copies: SeenCopies) -> None:
+def test_shortage_in_the_midst_of_a_node_same_bits(store: TierStore, copies: SeenDevice) -> None:
     """The first of its tensors is tracked, and must not be read before all are saved."""
     for _ in range(3):
         leaf = torch.ones(1, requires_grad=True)
@@ -120,7 +120,7 @@ def test_shortage_in_the_midst_of_a_node_same_bits(store: TierStore, copies: See
     assert store.stats().device_bytes == 0
 
 
-def test_dropped_graph_gives_the_room_back(store: TierStore, copies: SeenCopies) -> None:
+def test_dropped_graph_gives_the_room_back(store: TierStore, copies: SeenDevice) -> None:
     for _ in range(3):
         graph = _Graph(store, 6, 6 * _NBYTES)
         assert inspect(store).records == []
@@ -132,7 +132,7 @@ def test_dropped_graph_gives_the_room_back(store: TierStore, copies: SeenCopies)
 
 @pytest.mark.parametrize("device_bytes", [0, _NBYTES])
 def test_less_may_stay_from_now_on_registers_what_is_tracked(
-    make_store: MakeStore, copies: SeenCopies, device_bytes: int
+    make_store: MakeStore, copies: SeenDevice, device_bytes: int
 ) -> None:
     store = make_store(host_bytes="64MiB", staging_bytes=8 * _NBYTES, copies=copies)  # a group takes in none of them
     graph = _Graph(store, 4, 4 * _NBYTES)
@@ -146,7 +146,7 @@ def test_less_may_stay_from_now_on_registers_what_is_tracked(
 
 
 def test_copied_from_the_stream_that_packed_and_kept_for_the_one_that_unpacked(
-    store: TierStore, copies: SeenCopies
+    store: TierStore, copies: SeenDevice
 ) -> None:
     graph = _Graph(store, 4, 4 * _NBYTES)
     copies.now = 1
@@ -162,7 +162,7 @@ def test_copied_from_the_stream_that_packed_and_kept_for_the_one_that_unpacked(
     del other
 
 
-def test_room_of_tracked_tensors_is_used_to_copy_back_ahead(store: TierStore, copies: SeenCopies) -> None:
+def test_room_of_tracked_tensors_is_used_to_copy_back_ahead(store: TierStore, copies: SeenDevice) -> None:
     """Backward asks for the 32 that have stayed before it comes to those that have left."""
     make_windows_small(store, _NBYTES)
     num_in: list[int] = []

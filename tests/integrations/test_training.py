@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from tests.conftest import MakeStore
-from tests.hooks.virtual_accelerator import VirtualAccelerator, narrow_windows
+from tests.device.timed import TimedDevice, narrow_windows
 from tierstore import ConfigError, StoreClosedError
 from tierstore.integrations.training import Training, TrainingPlan
 from tierstore.memory_plan.meter import ResidentMeter
@@ -72,7 +72,7 @@ StaysBytes = Callable[..., int]
 def stays_bytes(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> StaysBytes:
     """How much may stay on an accelerator after some steps, if its link is so slow that no compute hides a copy."""
     narrow_windows(monkeypatch, 64 * 1024)
-    accelerator = VirtualAccelerator(1e6)
+    accelerator = TimedDevice(1e6)
     store = make_store(host_bytes="1GiB", copies=accelerator)
 
     def after_steps(model: nn.Module, **options: Any) -> int:

@@ -13,8 +13,8 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from tests.conftest import MakeStore
 from tests.daemon.conftest import StartDaemon, short_directory, start_daemon
+from tests.device.timed import TimedDevice, narrow_windows
 from tests.hooks.programs import all_bits
-from tests.hooks.virtual_accelerator import VirtualAccelerator, narrow_windows
 from tests.integrations.language import Tokens, tiny_model
 from tests.integrations.left import directory, what_is_left
 from tests.processes import python
@@ -289,7 +289,7 @@ def test_room_is_left_for_the_state_that_an_optimizer_will_have() -> None:
 class Synchronizing(TrainerCallback):
     """Waits for an accelerator at each step's end, as a step that reads its loss does."""
 
-    def __init__(self, accelerator: VirtualAccelerator) -> None:
+    def __init__(self, accelerator: TimedDevice) -> None:
         self._accelerator = accelerator
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
@@ -301,7 +301,7 @@ def test_trainer_keeps_on_the_accelerator_what_compute_does_not_cover_unless_it_
     tmp_path: Path, make_store: MakeStore, monkeypatch: pytest.MonkeyPatch, checkpoints: bool
 ) -> None:
     narrow_windows(monkeypatch, 16 * 1024)
-    accelerator = VirtualAccelerator(1e6)
+    accelerator = TimedDevice(1e6)
     store = make_store(host_bytes="1GiB", copies=accelerator)
     trainer = trainer_of(tmp_path, max_steps=5, **(NOT_REENTRANT if checkpoints else {}))
     trainer.add_callback(Synchronizing(accelerator))

@@ -167,6 +167,11 @@ class Queues:
         del self._decisions.running[job]
         self._queued[job.what].popleft().end()
 
+    def end_all(self) -> None:
+        for queued in self._queued.values():
+            while queued:
+                queued.popleft().end()
+
 
 class FollowedScript:
     def __init__(self, script: Script) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from unittest.mock import patch
 
 import torch
 
+from tests.device.fake import Copy, FakeDevice
 from tests.inspect_store import inspect, inspect_engine
 from tests.ledger.scripts import (
     Decision,
@@ -38,6 +39,7 @@ from tierstore.hooks import scope
 from tierstore.ledger.counters import Counters
 from tierstore.store.options import StoreOptions
 from tierstore.tensors.copies import Marker
+from tierstore.testing.copies import Tensors, Way
 
 _WAIT_SECONDS = 20.0
 _PAUSE_SECONDS = 0.001
@@ -97,13 +99,13 @@ class _SteppedStore(TierStore):
         super()._begin(options._replace(open_disk=open_stepped, copies=stepper.copies))
 
 
-class _SteppedCopy:
-    """A `Marker` of a stepped copy, which is made at once."""
+class _SteppedCopy(Copy):
+    _device: SteppedDevice
 
-    def __init__(self, copies: _SteppedCopies, ready: _SteppedCopy | None) -> None:
+    def __init__(self, device: SteppedDevice, ready: _SteppedCopy | None, *copied: Any) -> None:
+        super().__init__(device, *copied)
         self.ready = ready
         self.is_over = False
-        self._copies = copies
         self._over = threading.Event()
         self._num_waiting = 0
 
@@ -111,24 +113,25 @@ class _SteppedCopy:
         return self.is_over
 
     def synchronize(self) -> None:
-        with self._copies.lock:
+        with self._device.lock:
             if self.is_over:
                 return
             self._num_waiting += 1
-            self._copies.num_waiting += 1
-        self._copies.on_news()
+            self._device.num_waiting += 1
+        self._device.on_news()
         if not self._over.wait(_WAIT_SECONDS):
             raise TimeoutError("a copy does not end")
 
     def end(self) -> None:
-        with self._copies.lock:
+        self.make()
+        with self._device.lock:
             self.is_over = True
-            self._copies.num_waiting -= self._num_waiting
+            self._device.num_waiting -= self._num_waiting
         self._over.set()
 
 
-class _SteppedCopies:
-    """A copy engine for which tensors of bytes without a sign are on an accelerator.
+class SteppedDevice(FakeDevice):
+    """Tensors of bytes without a sign are on it. Its copies are over when they are told to end.
 
     Attributes:
         queues: where what is queued can be seen.
@@ -138,38 +141,22 @@ class _SteppedCopies:
     queues: Queues
 
     def __init__(self, on_news: Callable[[], None]) -> None:
-        self.lock = threading.Lock()
+        super().__init__()
         self.num_waiting = 0
         self.on_news = on_news
 
     def device_of(self, tensor: torch.Tensor) -> torch.device | None:
-        return tensor.device if tensor.dtype is _DEVICE_DTYPE else None
-
-    def current_stream(self, device: torch.device) -> str:
-        return "compute"
-
-    def copy_out_many(self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor], stream: Any) -> Marker:
-        for source, target in zip(sources, targets, strict=True):
-            target.copy_(source)
-        return self._queue("offload", None)
-
-    def copy_in_many(
-        self, sources: Sequence[torch.Tensor], device: torch.device, stream: Any, ready: Marker | None
-    ) -> tuple[Sequence[torch.Tensor], Marker]:
-        assert ready is None or isinstance(ready, _SteppedCopy)
-        return [source.clone() for source in sources], self._queue("reload", ready)
-
-    def _queue(self, what: str, ready: _SteppedCopy | None) -> _SteppedCopy:
-        copy = _SteppedCopy(self, ready)
-        self.queues.queue(what, copy)
-        return copy
+        return super().device_of(tensor) if tensor.dtype is _DEVICE_DTYPE else None
 
     def wait(self, stream: Any, marker: Marker) -> None:
         assert isinstance(marker, _SteppedCopy)
         self.queues.wait(marker)
+        marker.make()
 
-    def share(self, memory: Iterable[torch.Tensor], stream: Any) -> None:
-        """There is one stream."""
+    def _copy(self, way: Way, sources: Tensors, targets: Tensors, stream: Any, ready: Any) -> Marker:
+        copy = _SteppedCopy(self, ready, way, sources, targets)
+        self.queues.queue("offload" if way == "out" else "reload", copy)
+        return copy
 
 
 class Stepper:
@@ -182,10 +169,11 @@ class Stepper:
 
     def __init__(self) -> None:
         self._news = threading.Event()
-        self.copies = _SteppedCopies(self._news.set)
+        self.copies = SteppedDevice(self._news.set)
         self._resting = threading.Event()
         self.discarded: tuple[Sequence[int], Any] | None = None
         self._gates: dict[Job, Any] = {}
+        self._are_gates_open = False
 
     def take_over(
         self, store: TierStore, script: FollowedScript, first_key: int, drive: Drive, device: Device
@@ -216,12 +204,16 @@ class Stepper:
 
     async def pass_gate(self, what: str, key: int) -> None:
         """On the loop: returns when the job may be said to be done."""
+        if self._are_gates_open:
+            return
         gate = asyncio.get_running_loop().create_future()
         self._gates[Job(what, key - self._first_key)] = gate
         self._news.set()
         await gate
 
     async def pass_gate_of_discards(self, keys: Sequence[int]) -> None:
+        if self._are_gates_open:
+            return
         gate = asyncio.get_running_loop().create_future()
         self.discarded = keys, gate
         self._news.set()
@@ -265,8 +257,15 @@ class Stepper:
             raise TimeoutError("the engine's loop does not answer")
 
     def release(self) -> None:
-        """From now on the engine moves by itself, so that the store can be closed."""
+        """From now on everything moves by itself, so that the store can be closed."""
         self._resting.set()
+        self.decisions.copies.end_all()
+        self._engine.loop.call_soon_threadsafe(self._open_gates)
+
+    def _open_gates(self) -> None:
+        self._are_gates_open = True
+        for gate in (*self._gates.values(), *(self.discarded or ())[1:]):
+            gate.set_result(None)
 
     def finish_one(self) -> Job | None:
         """Have the next job of the script end, if there is any, and return it; then settle."""
@@ -410,6 +409,7 @@ def decisions_of(
             window = inspect(store).device_window
             used_bytes = [each.used_bytes for each in (window.resident, window.in_flight, window.reloaded)]
             assert used_bytes == [0, 0, 0], "nothing is left on the device"
+            store.stepper.copies.synchronize()
         except StoreFullError:
             pass
         finally:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.store.happens_before import BLOCK_BYTES, ClockedCopies
-from tests.store.happens_before import DEVICE as HOST_AS_DEVICE
+from tests.device.happens_before import BLOCK_BYTES, ClockedCopies
+from tests.device.happens_before import DEVICE as HOST_AS_DEVICE
 from tierstore.base.threads import start_thread
 from tierstore.tensors import capture
 from tierstore.tensors.capture import is_capturing

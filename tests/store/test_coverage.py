@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.hooks.virtual_accelerator import VirtualAccelerator
+from tests.device.timed import TimedDevice
 from tierstore.ledger.coverage import Coverage, Measurable, Measured
 from tierstore.residency import graph_times
 from tierstore.residency.graph_times import GraphTimes
@@ -39,17 +39,17 @@ def test_uncovered_bytes_are_the_share_of_the_link_that_was_waited_for(measured:
     assert measured.uncovered_bytes() == expected
 
 
-def _times_on(engine: VirtualAccelerator) -> GraphTimes:
+def _times_on(engine: TimedDevice) -> GraphTimes:
     return GraphTimes(engine, torch.device("cpu"), engine.compute, 0)
 
 
-def _wait(times: GraphTimes, engine: VirtualAccelerator, seconds: float) -> None:
+def _wait(times: GraphTimes, engine: TimedDevice, seconds: float) -> None:
     """Computing waits for something."""
     times.waits(engine.compute, lambda: engine.computes(seconds))
 
 
 def test_measured_is_what_was_waited_for_and_copied_in_forward_and_in_backward() -> None:
-    engine = VirtualAccelerator(1.0)
+    engine = TimedDevice(1.0)
     engine.computes(3)
     times = _times_on(engine)
     engine.computes(10)
@@ -70,7 +70,7 @@ def test_measured_is_what_was_waited_for_and_copied_in_forward_and_in_backward()
 
 def test_measured_what_the_host_takes_to_queue_a_wait_is_not_waited_for(clock: SimpleNamespace) -> None:
     """The device has nothing to do until the host has queued the second mark."""
-    engine = VirtualAccelerator(1.0)
+    engine = TimedDevice(1.0)
     times = _times_on(engine)
 
     def wait(seconds: float) -> None:
@@ -89,7 +89,7 @@ def test_measured_what_the_host_takes_to_queue_a_wait_is_not_waited_for(clock: S
 
 
 def test_times_are_over_when_the_last_mark_is() -> None:
-    engine = VirtualAccelerator(1.0)
+    engine = TimedDevice(1.0)
     side = type(engine.compute)()
     times = _times_on(engine)
     engine.computes(10)
@@ -108,7 +108,7 @@ def test_times_are_over_when_the_last_mark_is() -> None:
 
 
 def test_times_of_a_graph_that_backward_asks_nothing_of_tell_nothing() -> None:
-    engine = VirtualAccelerator(1.0)
+    engine = TimedDevice(1.0)
     times = _times_on(engine)
     _wait(times, engine, 4)
     engine.synchronize()
@@ -182,7 +182,7 @@ def test_once_nothing_changes_few_steps_are_marked_until_something_does() -> Non
 
 
 def test_step_without_marks_tells_nothing_but_what_was_refused() -> None:
-    engine = VirtualAccelerator(1.0)
+    engine = TimedDevice(1.0)
     times = GraphTimes(engine, torch.device("cpu"), engine.compute, 0, is_marked=False)
     _wait(times, engine, 4)
     times.asked_for(engine.compute)
@@ -194,7 +194,7 @@ def test_step_without_marks_tells_nothing_but_what_was_refused() -> None:
 
 
 def test_refusals_of_a_step_are_known_before_the_device_has_come_to_its_end() -> None:
-    engine = VirtualAccelerator(1.0)
+    engine = TimedDevice(1.0)
     times = _times_on(engine)
     engine.computes(10)
     times.asked_for(engine.compute)

@@ -10,8 +10,8 @@ from functools import partial
 import pytest
 import torch
 
-from tests.store.happens_before import BLOCK_BYTES as NBYTES
-from tests.store.happens_before import DEVICE, ClockedCopies
+from tests.device.happens_before import BLOCK_BYTES as NBYTES
+from tests.device.happens_before import DEVICE, ClockedCopies
 from tests.store.records import made_handle
 from tierstore.ledger.device import NUM_SPARED
 from tierstore.ledger.state import State

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from tests.store.happens_before import BLOCK_BYTES, DEVICE, HOST, ClockedCopies, UnorderedError
+from tests.device.happens_before import BLOCK_BYTES, DEVICE, HOST, ClockedCopies, UnorderedError
 from tests.store.records import made_handle
 from tierstore.ledger.state import State
 from tierstore.ledger.windows import Window

@@ -19,7 +19,6 @@ from tierstore import CorruptDataError, StorageIOError, StoreClosedError, StoreF
 from tierstore.disk.local import LocalDisk
 from tierstore.disk.tier import Kind, Stored
 from tierstore.ledger.state import State
-from tierstore.tensors.copies import Marker
 from tierstore.testing import SimulatedCopies
 
 
@@ -234,10 +233,10 @@ def test_discard_failed_ends_the_store_with_the_cause(breaking_store: TierStore)
 class _FailsOnTheLoop(SimulatedCopies):
     """Copies that fail on any thread but the main one."""
 
-    def copy_out_many(self, sources: Any, targets: Any, stream: Any) -> Marker:
+    def _copy(self, *queued: Any) -> Any:
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError("the device has failed")
-        return super().copy_out_many(sources, targets, stream)
+        return super()._copy(*queued)
 
 
 def test_change_failed_on_the_loop_closes_the_store_before_the_engine_has_ended(store_directory: Path) -> None:

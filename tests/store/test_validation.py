@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from tests.conftest import MakeStore
+from tests.device.fake import FakeDevice
 from tests.existing import set_existing
-from tests.hooks.late_copies import LateCopies
 from tests.hooks.programs import half_leaf, sine_chain
 from tests.inspect_store import InsideStore, inspect
 from tests.waiting import until
@@ -251,7 +251,7 @@ DEVICE: dict[str, tuple[Break, str]] = {
 
 @pytest.mark.parametrize("name", DEVICE)
 def test_broken_rule_of_a_device_is_noticed(make_store: MakeStore, name: str) -> None:
-    copies = LateCopies()
+    copies = FakeDevice()
     store = make_store(host_bytes="64MiB", copies=copies)
     with tiered_offload(store, min_bytes=0, device_bytes=0):
         loss = sine_chain(half_leaf(), 9)

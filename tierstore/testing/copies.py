@@ -8,7 +8,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -17,6 +17,9 @@ from .faults import Drawn, Faults
 from .plan import Operation
 
 _LONGEST_WAIT_SECONDS = 60.0
+
+Way = Literal["out", "in"]
+Tensors = Sequence[torch.Tensor]
 
 
 class _Copied(threading.Event):
@@ -43,7 +46,7 @@ class SimulatedCopies:
 
     `room_bytes`: "device" memory for tensors that are copied back; a copy that does not fit raises
     `torch.OutOfMemoryError`. None: no limit. `num_out`, `num_in`, `num_refused`: copies queued so far, and those
-    refused."""
+    refused. A subclass may make copies without the thread, with a `_copy` of its own."""
 
     def __init__(self, room_bytes: int | None = None) -> None:
         self.num_out = self.num_in = self.num_refused = 0
@@ -51,17 +54,16 @@ class SimulatedCopies:
         self._targets: dict[weakref.ref[torch.UntypedStorage], int] = {}  # their sizes in bytes
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="simulated-copies", daemon=True)
-        self._thread.start()
 
     def device_of(self, tensor: torch.Tensor) -> torch.device | None:
         return torch.device(tensor.device.type, tensor.device.index or 0)
 
-    def current_stream(self, device: torch.device) -> str:
+    def current_stream(self, device: torch.device) -> Any:
         return f"compute on {device}"
 
     def copy_out_many(self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor], stream: Any) -> Marker:
         self.num_out += len(sources)
-        return self._copy(sources, targets)
+        return self._copy("out", sources, targets, stream, None)
 
     def copy_in_many(
         self, sources: Sequence[torch.Tensor], device: torch.device, stream: Any, ready: Marker | None
@@ -73,14 +75,15 @@ class SimulatedCopies:
         targets = [torch.full((source.nbytes,), 0xEE, dtype=torch.uint8, device=device) for source in sources]
         for target, storage in zip(targets, map(torch.Tensor.untyped_storage, targets), strict=True):
             self._targets[weakref.ref(storage, self._targets.pop)] = target.nbytes
-        if ready is not None:
-            self._queue.put(ready.synchronize)
-        return targets, self._copy(sources, targets)
+        return targets, self._copy("in", sources, targets, stream, ready)
 
     def _take_room(self, nbytes: int, room_bytes: int) -> None:
-        if sum(list(self._targets.values())) + nbytes > room_bytes:
+        if self._taken_bytes() + nbytes > room_bytes:
             self.num_refused += 1
             raise torch.OutOfMemoryError(f"a simulated device of {room_bytes} bytes has no room for {nbytes}")
+
+    def _taken_bytes(self) -> int:
+        return sum(list(self._targets.values()))
 
     def wait(self, stream: Any, marker: Marker) -> None:
         marker.synchronize()
@@ -102,12 +105,12 @@ class SimulatedCopies:
     def synchronize(self) -> None:
         """Block until all queued copies are done. Raises TimeoutError: they are not within a minute."""
         done = _Copied()
-        self._queue.put(done.set)
+        self._put(done.set)
         done.synchronize()
 
     def end(self) -> None:
         """Do the queued copies, then end the thread. Idempotent; blocks."""
-        self._queue.put(None)
+        self._put(None)
         self._thread.join()
 
     def __enter__(self) -> SimulatedCopies:
@@ -116,7 +119,10 @@ class SimulatedCopies:
     def __exit__(self, *_: object) -> None:
         self.end()
 
-    def _copy(self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> Marker:
+    def _copy(self, way: Way, sources: Tensors, targets: Tensors, stream: Any, ready: Any) -> Marker:
+        """Queue copies that are over together. They come after what is queued on `stream`, and after `ready`."""
+        if ready is not None:
+            self._put(ready.synchronize)
         copied, tensors = _Copied(), list(zip(targets, sources, strict=True))
 
         def copy() -> None:
@@ -126,8 +132,13 @@ class SimulatedCopies:
                 del to, what  # before `copied` is set: the next copy may need this memory
             copied.set()
 
-        self._queue.put(copy)
+        self._put(copy)
         return copied
+
+    def _put(self, work: Callable[[], None] | None) -> None:
+        if self._thread.ident is None:
+            self._thread.start()
+        self._queue.put(work)
 
     def _run(self) -> None:
         with torch.no_grad():
