@@ -53,6 +53,7 @@ class SimulatedCopies:
         self._room_bytes = room_bytes
         self._targets: dict[weakref.ref[torch.UntypedStorage], int] = {}  # their sizes in bytes
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._starting = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="simulated-copies", daemon=True)
 
     def device_of(self, tensor: torch.Tensor) -> torch.device | None:
@@ -136,8 +137,9 @@ class SimulatedCopies:
         return copied
 
     def _put(self, work: Callable[[], None] | None) -> None:
-        if self._thread.ident is None:
-            self._thread.start()
+        with self._starting:
+            if self._thread.ident is None:
+                self._thread.start()
         self._queue.put(work)
 
     def _run(self) -> None:
