@@ -13,7 +13,7 @@ import typer
 from . import __version__
 from .commands.demo import demo
 from .commands.doctor import doctor
-from .commands.output import OutputError, checked_output
+from .commands.output import OutputError, checked_output, open_closed_streams
 from .commands.run import run
 from .commands.serve import serve
 from .commands.stat import stat, top
@@ -36,6 +36,7 @@ app = typer.Typer(
 
 def main() -> None:
     """The console script. An expected error is one line on standard error, never a traceback."""
+    open_closed_streams()
     try:
         with checked_output():
             app()

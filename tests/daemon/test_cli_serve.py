@@ -145,6 +145,24 @@ def test_signal_exits_0_and_leaves_nothing(start_daemon: StartDaemon, number: in
     assert list(daemon.path.iterdir()) == []
 
 
+_WITHOUT_STREAMS = """if True:
+    import os, sys
+
+    os.closerange(0, 3)
+    path, socket = sys.argv[1:]
+    options = ["--path", path, "--socket", socket]
+    os.execv(sys.executable, [sys.executable, "-m", "tierstore.cli", "serve", *options])
+"""
+
+
+def test_daemon_without_standard_streams_serves_and_gives_their_numbers_to_no_file(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon(program=_WITHOUT_STREAMS)
+    assert quota_of(daemon) > 0
+    opened = [os.readlink(f"/proc/{daemon.process.pid}/fd/{number}") for number in range(3)]
+    assert opened == [os.devnull] * 3
+    assert daemon.stop() == 0
+
+
 def test_signal_before_it_listens_exits_0_and_leaves_nothing(tmp_path: Path, short_directory: Path) -> None:
     address = short_directory / "s"
     program = f"""if True:

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -19,6 +20,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.command_line import Command, command_of, complaint_of, hear_hangups
+from tests.processes import python
+from tests.waiting import until
 from tierstore.demo import DemoResult, DemoSettings, compare, run_demo
 from tierstore.demo.compare import first_difference, run_training
 from tierstore.demo.memory import PeakHostMemory, resident_bytes
@@ -272,6 +275,46 @@ def test_demo_ended_by_a_signal_leaves_no_file_and_no_process(number: signal.Sig
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_of_a_terminal_as_the_training_process_starts_is_left_to_the_command() -> None:
+    """It goes to all processes of the group. The training's does not say so too: its parent ends it."""
+    interrupted: list[int] = []
+
+    def interrupt() -> None:
+        """As soon as Python listens there, which is before any line of ours."""
+        until(lambda: any(map(_is_being_started, psutil.Process().children())))
+        (started,) = filter(_is_being_started, psutil.Process().children())
+        started.send_signal(signal.SIGINT)
+        interrupted.append(started.pid)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    report = run_training("plain", TINY, lambda line: None)
+    thread.join()
+    assert len(interrupted) == len(report.losses) == 1
+
+
+def _is_being_started(process: psutil.Process) -> bool:
+    """Whether it is the training's, whose interpreter listens to Ctrl-C."""
+    if not any("spawn_main" in word for word in process.cmdline()):  # multiprocessing has another one
+        return False
+    lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+    (caught,) = [int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:")]
+    return bool(caught >> (signal.SIGINT - 1) & 1)
+
+
+def test_small_budget_of_the_command_s_own_choice_is_no_mistake(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run_training("tierstore", TINY, lambda line: None, str(tmp_path), 180_000)
+    assert capfd.readouterr().err == ""
+
+
+def test_demo_without_standard_streams_ends_as_with_them(tmp_path: Path) -> None:
+    words = ["demo", "--path", tmp_path, "--steps", 1, "--layers", 1, "--width", 64, "--context", 16, "--batch", 1]
+    done = python("-m", "tierstore.cli", *words, before=("sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh"))
+    assert done.returncode == 0
 
 
 def _living_in_group(group: int) -> list[psutil.Process]:

@@ -22,6 +22,7 @@ from tests.waiting import until
 from tierstore import (
     DaemonUnavailableError,
     QuotaExceededError,
+    StorageIOError,
     StoreFullError,
     TierStore,
     tiered_offload,
@@ -182,6 +183,15 @@ async def test_full_drive_is_told_also_of_a_record_that_was_encoded_to_fit(small
             await disk.write(12, noise, PLAIN)
     assert_says_that_the_drive_is_full(caught.value, small_drive)
     assert isinstance(caught.value.__cause__, OSError)
+
+
+def test_store_on_a_full_drive_names_it_once(small_drive: Path) -> None:
+    filler = fill_up(small_drive)
+    with pytest.raises(StorageIOError) as caught:
+        TierStore(small_drive, disk_bytes=2**30)
+    assert str(caught.value) == f"open failed at {small_drive}: No space left on device; nothing was stored"
+    filler.unlink()
+    TierStore(small_drive).close()
 
 
 def test_daemon_that_finds_no_room_for_a_session_says_so(small_drive: Path, start_daemon: StartDaemon) -> None:

@@ -21,7 +21,7 @@ from tests.cgroups import made_cgroup
 from tests.command_line import Command, Done, command_of, complaint_of, hear_hangups
 from tests.daemon.conftest import StartDaemon, environment_of_tests, short_directory, start_daemon
 from tests.daemon.test_false_daemon import listening_as
-from tests.processes import output_of
+from tests.processes import output_of, python
 from tests.reliability.drives import fill_up, mounted_drive, used_bytes
 from tierstore import TierStore, tiered_offload
 from tierstore.base.device_files import has_driver
@@ -190,6 +190,11 @@ def test_arguments_that_cannot_be_used_are_refused_before_anything_is_measured(d
         assert "--seconds" in done.stderr
     assert mine.read_text() == "precious"
     assert list(tmp_path.iterdir()) == [mine]
+
+
+def test_doctor_whose_output_is_closed_says_nothing_of_that(tmp_path: Path) -> None:
+    done = python("-m", "tierstore.cli", "doctor", tmp_path, *QUICK, before=("sh", "-c", 'exec "$@" >&-', "sh"))
+    assert (done.returncode in (0, 1), done.stderr) == (True, "")
 
 
 def test_daemon_that_keeps_the_directory_is_recommended(start_daemon: StartDaemon, doctor: Command) -> None:

@@ -17,6 +17,7 @@ _LIMITS = {
     errno.EMFILE: (resource.RLIMIT_NOFILE, "the limit is {}, see `ulimit -n`"),
     errno.ENOMEM: (resource.RLIMIT_AS, "the limit on addresses is {} bytes, see `ulimit -v`"),
 }
+_NAME_OF_NOTHING = re.compile(r"^/proc/self/fd/\d+: ")  # of a file without a name, as LMDB is given
 _NAME_OF_CALL = re.compile(r"(?:await )?(?:self\.)?_*([\w.]+?)(?:\.__init__)?\(", re.ASCII)
 _OF_LOOP = "one of the event loop's, such as epoll_create1, epoll_ctl, eventfd2, socketpair, connect, fcntl or ioctl"
 _OF_LMDB = "one of LMDB's, such as pread64, pwrite64, lseek or fdatasync"
@@ -25,7 +26,7 @@ _OF_LMDB = "one of LMDB's, such as pread64, pwrite64, lseek or fdatasync"
 def words_of(error: BaseException, place: str = "") -> str:
     """The error in words; its kind, if it has none. `place`: what the reader is told beside it, so a file's name that
     is part of it is left out."""
-    text = str(error) or type(error).__name__
+    text = _NAME_OF_NOTHING.sub("", str(error)) or type(error).__name__
     name = getattr(error, "filename", None)
     if isinstance(name, (str, bytes, os.PathLike)) and os.fsdecode(name) in place.split(", "):
         text = text.removesuffix(f": {name!r}")

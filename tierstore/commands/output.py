@@ -32,13 +32,24 @@ class _Output(io.TextIOWrapper):
             raise OutputError(error) from error
 
 
+def open_closed_streams() -> None:
+    """Let /dev/null take the place of standard streams that were closed from the beginning (`>&-`, some supervisors).
+
+    Else a file or socket of ours would get such a number, and what a library prints there."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_RDWR)  # in this order: it gets the lowest number that is free
+            os.set_inheritable(nowhere, True)
+            setattr(sys, name, os.fdopen(nowhere, mode))
+
+
 @contextmanager
 def checked_output() -> Iterator[None]:
     """Inside, `sys.stdout` raises `OutputError`, at the latest when this ends; what it did not take is dropped then.
 
     What it cannot encode is replaced: bars and clients' names may be beyond what a terminal can show."""
     plain = sys.stdout
-    if type(plain) is not io.TextIOWrapper:  # closed from the beginning, or somebody else's
+    if type(plain) is not io.TextIOWrapper:  # somebody else's
         yield
         return
     options = (plain.encoding, "replace", None, plain.line_buffering, plain.write_through)

@@ -8,7 +8,7 @@ import signal
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from multiprocessing import get_context
+from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -210,7 +210,12 @@ def run_training(
     context = get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_train, args=(sender, settings, store_path, host_bytes), daemon=True)
-    process.start()
+    resource_tracker.ensure_running()  # `start` would do so, and let SIGINT through
+    unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the process is started with the same mask
+    try:
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
     sender.close()
     try:
         while not isinstance(told := receiver.recv(), RunReport):
@@ -228,8 +233,8 @@ def run_training(
 
 
 def _train(sender: Connection, settings: DemoSettings, store_path: str | None, host_bytes: int) -> None:
-    """In the fresh process. Its parent ends it, and standard output is the parent's alone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """In the fresh process. Its parent ends it, so SIGINT has been blocked from its beginning; and standard output is
+    the parent's alone."""
     os.dup2(2, 1)
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)

@@ -35,7 +35,7 @@ def train(settings: DemoSettings, store_path: str | None, host_bytes: int, say: 
     with PeakHostMemory() as host, ExitStack() as opened:
         store = None
         if store_path is not None:
-            store = opened.enter_context(TierStore(store_path, host_bytes=host_bytes, return_memory="always"))
+            store = opened.enter_context(TierStore(store_path, host_bytes=f"{host_bytes}B", return_memory="always"))
         for number in range(1, settings.steps + 1):
             scope = nullcontext() if store is None else tiered_offload(store)
             steps.append(run_step(model, optimizer, next(batches), scope))

@@ -100,7 +100,10 @@ class Core:
                 on_death=self._store_died,
             )
         except (OSError, StoreFullError) as error:
-            reason = error.reason if isinstance(error, StoreFullError) else words_of(error, self.name)
+            if isinstance(error, StoreFullError):
+                reason = error.reason.removeprefix(f"{self.name}: ")
+            else:
+                reason = words_of(error, self.name)
             raise StorageIOError("open", self.name, reason, "nothing was stored") from error
 
     def _start_returner(self) -> None:
