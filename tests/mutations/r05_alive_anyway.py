@@ -61,7 +61,7 @@ MUTATIONS = {
     },
     "test_input_let_go_later_taken_by_later_packs": {
         "what was held is looked at again at each pack": replace(
-            "Saving._send_out", "NUM_SCANNED_PER_PACK", "0", inside="self._down.reclaim(...)"
+            "Down.reclaim", "how_many", "None if how_many is None else 0", inside="self._admit_pending(...)"
         ),
     },
     "test_moved_before_it_is_registered_stays_where_it_is": {

@@ -11,8 +11,8 @@ MUTATIONS = {
     "test_list_longer_than_the_room_goes_on_into_that_of_what_was_got": {
         "prefetch does not overdraw": replace(
             "Up.start_restore",
-            "window is None or not self._memory.has_room_for_read(record)",
-            "not self._memory.has_room_for_read(record)",
+            "window is None or (self._pages.pinned_for is not None and not self._memory.has_room_for_read(record))",
+            "self._pages.pinned_for is not None and not self._memory.has_room_for_read(record)",
         ),
     },
     ("test_store_budgets.py", "test_residency_stages.py"): {
@@ -57,7 +57,7 @@ MUTATIONS = {
         "what finalizers freed lets the others go on": replace(
             "Guard.drain", "self._ledger.drain()", "self._ledger.drain() and False"
         ),
-        "also where the next call is a request": never("Ledger.ask_for", "has_changed"),
+        "also where the next call is a request": never("Ledger.ask_for", "has_changed", inside="if has_changed or looks_ahead:\n    ..."),
     },
     "test_flush_ends_when_the_handle_of_the_last_write_has_only_begun_to_die": {
         "whoever waits is told when a write is passed over": drop("Residency.exchange", "guard.tell()"),

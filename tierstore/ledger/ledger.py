@@ -133,9 +133,9 @@ class Ledger(Generic[R]):
             if record.state is State.DISK or record.state is State.READING:
                 ahead.depth.wait()
         looks_ahead = ahead is not None or self.books.explicit_prefetch.remove(record)
-        if has_changed:
-            self.advance()
-        elif looks_ahead:
+        if has_changed and (self.books.blocked or self.books.eviction.leaving):
+            self._move_out()
+        if has_changed or looks_ahead:
             self.go_ahead()
 
     def _follow(self, ahead: Lookahead[R]) -> bool:
@@ -193,10 +193,13 @@ class Ledger(Generic[R]):
         """Use the room of what was freed: for blocked records, writes and prefetches. Who waits will be told of it."""
         self._jobs.has_progress = True
         if self.books.blocked or self.books.eviction.leaving:
-            self.down.admit_blocked(is_awaited=self.books.num_packing > 0)
-            self.down.write_behind()
-            self._memory.trim()
+            self._move_out()
         self.go_ahead()
+
+    def _move_out(self) -> None:
+        self.down.admit_blocked(is_awaited=self.books.num_packing > 0)
+        self.down.write_behind()
+        self._memory.trim()
 
     def for_room(self, *, has_collected: bool) -> ForRoom | None:
         """What a pack does next: None: it has room. Raises StoreFullError: there is none, nor will be.

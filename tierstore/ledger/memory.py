@@ -17,7 +17,8 @@ class Memory(Protocol[R_contra]):
 
     @property
     def pages(self) -> Any:
-        """Free host memory. Its `cached_bytes`: how much of it is kept for the next slots."""
+        """Free host memory. Its `cached_bytes`: how much of it is kept for the next slots. Its `pinned_for`: an
+        accelerator; None: it is not pinned, so any slot is as good as another."""
 
     @property
     def unaccounted(self) -> tuple[Collection[Any], ...]:

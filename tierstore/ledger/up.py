@@ -51,7 +51,9 @@ class Up(Generic[R]):
         if windows.tracked_bytes or (may_scan and not self._down.fits_uncharged(record.nbytes)):
             self._down.scan_pending(0)
         window = windows.window_for_prefetch(record.nbytes, is_far=is_far)
-        if not demanded and (window is None or not self._memory.has_room_for_read(record)):
+        if not demanded and (
+            window is None or (self._pages.pinned_for is not None and not self._memory.has_room_for_read(record))
+        ):
             return False  # what is freed next may give it room in one piece
         if window is None:
             while (window := windows.window_for_prefetch(record.nbytes)) is None:

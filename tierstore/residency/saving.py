@@ -181,7 +181,9 @@ class Saving:
         record = handle.record
         self._take_in(record)
         try:
-            self._send_out()
+            self._down.reclaim(NUM_SCANNED_PER_PACK)
+            if self._books.blocked or self._books.spill_error is not None:
+                self._guard.make_room()
         except BaseException:
             self._withdraw(record)
             raise
@@ -382,9 +384,6 @@ class Saving:
 
     def _reclaim(self, *, is_planned: bool = False) -> None:
         self._guard.drain()
-        self._send_out(is_planned=is_planned)
-
-    def _send_out(self, *, is_planned: bool = False) -> None:
         self._guard.is_changing = True
         self._down.reclaim(NUM_SCANNED_PER_PACK, is_planned=is_planned)
         if self._books.blocked or self._books.spill_error is not None:
