@@ -57,7 +57,9 @@ MUTATIONS = {
         "what finalizers freed lets the others go on": replace(
             "Guard.drain", "self._ledger.drain()", "self._ledger.drain() and False"
         ),
-        "also where the next call is a request": never("Ledger.ask_for", "has_changed", inside="if has_changed or looks_ahead:\n    ..."),
+        "also where the next call is a request": never(
+            "Ledger.ask_for", "has_changed", inside="if has_changed or looks_ahead:\n    ..."
+        ),
     },
     "test_flush_ends_when_the_handle_of_the_last_write_has_only_begun_to_die": {
         "whoever waits is told when a write is passed over": drop("Residency.exchange", "guard.tell()"),
