@@ -7,6 +7,7 @@ import torch
 
 from tests.conftest import MakeStore
 from tests.device.timed import TimedDevice, forward_through, narrow_windows
+from tests.existing import set_existing
 from tests.inspect_store import inspect
 from tierstore import ConfigError, TierStore, tiered_offload
 
@@ -136,7 +137,8 @@ class _FullDevice(TimedDevice):
 def test_auto_device_that_refuses_copies_back_keeps_less_from_then_on(make_store: MakeStore) -> None:
     """The link covers a fifth, so four fifths would stay; the device has memory for two."""
     engine = _FullDevice(0.2 * SAVED_BYTES / FORWARD_SECONDS)
-    engine._room_bytes = room_bytes = SAVED_BYTES * 2 // 5
+    room_bytes = SAVED_BYTES * 2 // 5
+    set_existing(engine, _room_bytes=room_bytes)
     engine.store = store = make_store(host_bytes="1GiB", copies=engine)
     limits, refused = [], []
     for _ in range(12):
