@@ -181,7 +181,7 @@ class Saving:
         record = handle.record
         self._take_in(record)
         try:
-            self._down.reclaim(NUM_SCANNED_PER_PACK)
+            self._down.reclaim(NUM_SCANNED_PER_PACK)  # as `_reclaim`, without its call; `change` has drained
             if self._books.blocked or self._books.spill_error is not None:
                 self._guard.make_room()
         except BaseException:
