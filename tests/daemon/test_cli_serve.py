@@ -115,6 +115,7 @@ def test_daemon_whose_socket_another_has_taken_over_leaves_it_alone(start_daemon
 
 def test_daemon_hangs_and_its_backlog_is_full_a_second_is_refused(start_daemon: StartDaemon, tmp_path: Path) -> None:
     first = start_daemon()
+    first.wait_until_open()  # it has the lock beside its socket for a moment after it begins to listen
     first.process.send_signal(signal.SIGSTOP)
     with crowd_at(first.socket):
         second = start_daemon(tmp_path / "second", first.socket, wait=False)
