@@ -15,6 +15,9 @@ stay: 66 are of its buffers. There is room for two fifths more; "hooks off": for
 off, in all steps but one in 64. "A tensor in a decoder" is the CPU time of such a step, the least of some, for each of
 them; "of none", by how much a step takes more of the training thread's CPU than one without a scope, the median of
 pairs, by turns.
+
+Beside them, what the same calls cost elsewhere: a step of small tensors (`small_tensors`), the get of a record
+(`data_plane`); and how many lines of Python there are to be read.
 """
 
 from __future__ import annotations
@@ -40,6 +43,7 @@ from tierstore import TierStore, tiered_offload
 from tierstore.tensors.torch_names import top_hooks
 from tierstore.testing import SimulatedCopies
 
+from . import data_plane, small_tensors
 from .goals import Goal
 from .gpu.models import Decoder, DecoderShape
 from .harness import Benchmark
@@ -103,13 +107,31 @@ DRIVE = {
 """Bytes of a tensor, how many there are, the goals on all threads and on the one that trains, and seconds of rest."""
 HOST_BYTES_OF_DRIVE = "16MiB"
 MOST_FILES = {"down": 40, "up": 30}
+SMALL_KIB = (128, 96, 64)
+SIZES = (small_tensors.LARGE, *(f"{kib} KiB" for kib in SMALL_KIB))
+GETS = ("1 MiB", f"1 MiB{data_plane.NATIVE}")
+LINES = {
+    "heart": (9500, "hooks", "tierstore/ledger", "tierstore/residency", "tierstore/store", "tierstore/tensors"),
+    "product": (30_000, "tierstore", "hooks", "daemon"),
+    "bench": (6000, "bench"),
+    "tests": (40_000, "tests"),
+}
+"""The most that there should be, in which folders. The heart is what a saved tensor passes through on its way."""
+_SLOW = "the same calls take longer in slow hours"
+_RECORD = "a record for each tensor"
+_STATES = "one for each thing that has a state of its own"
+_LOCK = "the interpreter's lock goes from thread to thread"
+_GET_CPU = "get_beyond_floor_cpu_microseconds"
 
 BENCHMARK = Benchmark(
     name="calls",
     question="Calls of one saved tensor",
-    variants=(FLOOR, *CASES, DECODER, WHOLE_DECODER, *DRIVE),
+    variants=tuple(dict.fromkeys((FLOOR, *CASES, DECODER, WHOLE_DECODER, *DRIVE, *SIZES, *GETS, *LINES))),
     processes={
-        name: (FLOOR, *CASES, DECODER, WHOLE_DECODER) if name == "packs" else (name,) for name in ("packs", *DRIVE)
+        "packs": (FLOOR, *CASES, DECODER, WHOLE_DECODER),
+        **{name: (name,) for name in DRIVE},
+        "sizes": SIZES,
+        "lines": tuple(LINES),
     },
     plotted=("packs", "unpacks", "round_trip"),
     goals=(
@@ -129,21 +151,24 @@ BENCHMARK = Benchmark(
             if case.most_asked is not None
         ),
         *(
-            Goal(f"{name}: time of both", "microseconds", name, at_most=case.most_microseconds)
+            Goal(f"{name}: time of both", "microseconds", name, at_most=case.most_microseconds, if_missed=_SLOW)
             for name, case in CASES.items()
         ),
         Goal(f"{DECODER}: a step", "steps", DECODER, at_most=MOST_OF_THE_DECODER, beyond=FLOOR),
         Goal(f"{WHOLE_DECODER}: a step", "steps", WHOLE_DECODER, at_most=MOST_OF_THE_WHOLE_DECODER, beyond=FLOOR),
-        Goal(f"{WHOLE_DECODER}: CPU of a step, of none", "of_none", WHOLE_DECODER, at_most=MOST_OF_NONE),
+        Goal(
+            f"{WHOLE_DECODER}: CPU of a step, of none", "of_none", WHOLE_DECODER, at_most=MOST_OF_NONE, if_missed=_SLOW
+        ),
         Goal(
             f"{DECODER}: time of a tensor",
             "in_a_decoder_microseconds",
             DECODER,
             at_most=MOST_MICROSECONDS_OF_THE_DECODER,
             beyond=FLOOR,
+            if_missed=_SLOW,
         ),
         *(
-            Goal(f"{name}: to the drive and back", "round_trip", name, at_most=most)
+            Goal(f"{name}: to the drive and back", "round_trip", name, at_most=most, if_missed=_RECORD)
             for name, (_, _, most, _, _) in DRIVE.items()
         ),
         *(
@@ -151,8 +176,22 @@ BENCHMARK = Benchmark(
             for name, (_, _, _, most, _) in DRIVE.items()
         ),
         *(
-            Goal(f"4 MiB: source files on the way {way}", f"files_{way}", "4 MiB", at_most=most)
+            Goal(f"4 MiB: source files on the way {way}", f"files_{way}", "4 MiB", at_most=most, if_missed=_STATES)
             for way, most in MOST_FILES.items()
+        ),
+        *(small_tensors.OF_LARGE[kib] for kib in SMALL_KIB),
+        *(
+            goal
+            for name in GETS
+            for goal in (
+                Goal("waits of a get", "get_waits", name, at_most=6, if_missed=_LOCK),
+                Goal("CPU beyond bare threads'", _GET_CPU, name, at_most=500, if_missed=_LOCK),
+                Goal("get, of the bare threads' throughput", "get_to_floor", name, at_least=0.25, if_missed=_LOCK),
+            )
+        ),
+        *(
+            Goal("lines of Python", "lines", name, at_most=most, if_missed="fewer lines would mean fewer features")
+            for name, (most, *_) in LINES.items()
         ),
     ),
 )
@@ -217,13 +256,30 @@ class _LateEnd:
         self._copies.num_over = max(self._copies.num_over, self._number)
 
 
-def measure(process: str, scratch: Path, *, is_timed: bool = True) -> dict[str, dict[str, float]]:
+def measure(process: str, scratch: Path) -> dict[str, Any]:
+    if process == "packs":
+        return packs(scratch)
+    if process == "sizes":
+        return small_tensors.by_turns(scratch, SIZES)
+    if process in GETS:
+        return data_plane.measure(process, scratch)
+    if process == "lines":
+        return {name: {"lines": num_lines(folders)} for name, (_, *folders) in LINES.items()}
+    torch.set_num_threads(1)
+    nbytes, num_tensors, _, _, rest_seconds = DRIVE[process]
+    return {process: round_trip(scratch, nbytes, num_tensors, rest_seconds)}
+
+
+def num_lines(folders: Sequence[str]) -> float:
+    root = Path(__file__).parents[1]
+    files = (file for folder in folders for file in (root / folder).rglob("*.py"))
+    return float(sum(len(file.read_text().splitlines()) for file in files))
+
+
+def packs(scratch: Path, *, is_timed: bool = True) -> dict[str, dict[str, float]]:
     """`is_timed` False: the calls are counted alone, which takes no longer than it must."""
     torch.set_num_threads(1)
     num_steps = _NUM_STEPS_OF_THE_DECODER if is_timed else NUM_STEPS
-    if process != "packs":
-        nbytes, num_tensors, _, _, rest_seconds = DRIVE[process]
-        return {process: round_trip(scratch, nbytes, num_tensors, rest_seconds)}
     figures = {FLOOR: calls_within(saved_tensors_hooks(_same, _same))}
     del figures[FLOOR]["asked"]
     figures[FLOOR] |= steps_of_decoder(saved_tensors_hooks(_same, _same), num_steps)

@@ -45,7 +45,8 @@ def unit_of(figure: str) -> Unit:
 class Goal:
     """One figure of one variant, against a bound (exactly one of `at_most`, `at_least`, `equals`). With `of`: its ratio
     to the best of those variants' in the same round. With `beyond`: its difference from that variant's. With both: what
-    it is beyond that variant, as a ratio to what the best of `of` is beyond it."""
+    it is beyond that variant, as a ratio to what the best of `of` is beyond it. `if_missed`: the reason, where it is
+    known."""
 
     what: str
     figure: str
@@ -55,6 +56,7 @@ class Goal:
     equals: float | None = None
     of: Sequence[str] = ()
     beyond: str | None = None
+    if_missed: str = ""
 
     def __post_init__(self) -> None:
         if isinstance(self.of, str):
@@ -114,13 +116,22 @@ class Verdict(NamedTuple):
     num_hidden: int = 0
 
     @property
+    def in_words(self) -> str:
+        is_explained = self.outcome == "missed" and self.goal.if_missed
+        return f"missed: {self.goal.if_missed}" if is_explained else self.outcome
+
+    @property
     def measured(self) -> str:
         if self.median is None or self.least is None or self.most is None:
             return "hidden by noise" if self.num_hidden else "-"
         unit = self.goal.unit
-        median, least, most = (f"{value / unit.scale:.4g}" for value in (self.median, self.least, self.most))
+        median, least, most = (_four_digits(value / unit.scale) for value in (self.median, self.least, self.most))
         words = f"{median} {unit.unit}".rstrip() + (f" ({least} to {most})" if least != most else "")
         return words + (f"; {self.num_hidden} of the rounds are hidden by noise" if self.num_hidden else "")
+
+
+def _four_digits(value: float) -> str:
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def judge(goal: Goal, rounds: Rounds) -> Verdict:

@@ -30,6 +30,8 @@ def draw(benchmark: Benchmark, results: Results, directory: Path) -> None:
     names = [name for name in benchmark.plotted or frame.columns[:_MOST_PANELS] if name in frame]
     if not names:
         return
+    drawn = frame.index[frame[names].notna().any(axis="columns")]
+    variants = [variant for variant in variants if variant in drawn]
     figure = Figure(figsize=(3.0 + 2.6 * len(names), 1.5 + 0.32 * len(variants)), layout="constrained")
     panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
     for name, panel in zip(names, panels, strict=True):

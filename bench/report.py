@@ -47,7 +47,7 @@ def verdicts_of(benchmark: Benchmark, results: Results | None) -> list[Verdict]:
     rounds: dict[int, dict[str, Figures]] = {}
     for run in results.records if results else ():
         if run.figures is not None:
-            rounds.setdefault(run.round, {})[run.variant] = run.figures
+            rounds.setdefault(run.round, {}).setdefault(run.variant, {}).update(run.figures)
     return [judge(goal, rounds) for goal in benchmark.goals]
 
 
@@ -58,7 +58,7 @@ def goals_as_markdown(verdicts: Mapping[str, Sequence[Verdict]], results: Mappin
     lines += ["| benchmark | goal | asked | measured | |", "|---|---|---|---|---|"]
     for name, judged in verdicts.items():
         for each in judged:
-            words = (name, f"{each.goal.what} ({each.goal.variant})", each.goal.asked, each.measured, each.outcome)
+            words = (name, f"{each.goal.what} ({each.goal.variant})", each.goal.asked, each.measured, each.in_words)
             lines.append(f"| {' | '.join(words)} |")
     return "\n".join(lines) + "\n"
 

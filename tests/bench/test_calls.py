@@ -39,7 +39,7 @@ MOST_ASKED = {
 }
 """How often the driver is asked whether a copy is over, which none is, for each tensor."""
 _IN_A_NEW_PROCESS = "import bench.calls, json, pathlib, sys; \
-print(json.dumps(bench.calls.measure('packs', pathlib.Path(sys.argv[1]), is_timed=False)))"
+print(json.dumps(bench.calls.packs(pathlib.Path(sys.argv[1]), is_timed=False)))"
 """A graph that was compiled in this one has each pack do more: NOTE [Layouts for traces] in `hooks/living.py`."""
 
 

@@ -85,12 +85,19 @@ def test_table_tells_medians_spread_and_failures(toy_results: Path) -> None:
     assert "2 (1 to 900)" in table_of(TOY, Results(runs, {}, {}))
 
 
+def test_variant_of_two_processes_has_the_figures_of_both(toy_results: Path) -> None:
+    runs = [Record("two", 1, {"width_seconds": 2.0}), Record("one", 1, {"width_seconds": 2.0}), Record("two", 1, {})]
+    results = Results(runs, {}, {})
+    assert verdicts_of(TOY, results)[0].median == 1.0
+    assert runs[0].figures == {"width_seconds": 2.0}
+
+
 def test_page_of_goals_tells_outcomes_and_what_ran_on_which_machine(toy_results: Path) -> None:
     toy = read_results("toy", toy_results)
     other = Results(toy.records, toy.machine | {"cpu": "another"}, toy.versions)
     page = goals_as_markdown({"toy": verdicts_of(TOY, toy)}, {"toy": toy, "late": other, "later": other})
-    assert "| toy | too little (two) | ≥ 3 x one | 2 | missed |" in page
-    for outcome in ("met", "missed", "not measured"):
+    assert "| toy | too little (two) | ≥ 3 x one | 2 | missed: it is small |" in page
+    for outcome in ("met", "missed: it is small", "not measured"):
         assert page.count(f"| {outcome} |") == 1
     assert page.count("\n* ") == 2
     assert "* another, " in page

@@ -15,7 +15,7 @@ BENCHMARK = Benchmark(
     module="tests.bench.toy",
     goals=(
         Goal("twice", "width_seconds", "two", at_most=2, of=("one",)),
-        Goal("too little", "width_seconds", "two", at_least=3, of=("one",)),
+        Goal("too little", "width_seconds", "two", at_least=3, of=("one",), if_missed="it is small"),
         Goal("broken", "width_seconds", "broken", at_most=1),
     ),
 )
