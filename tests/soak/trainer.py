@@ -16,13 +16,14 @@ import uvloop
 from tests.soak.census import census_of, trim_memory
 from tests.soak.episodes import EPISODES, Worker
 from tests.soak.plan import Order, Said, TrainerPlan
-from tierstore import DaemonUnavailableError, TierStore, TierStoreError
+from tierstore import DaemonUnavailableError, StorageIOError, TierStore, TierStoreError
 from tierstore.demo.model import choose_vector_kernels
 from tierstore.residency.handle import Handle
 
 _MOST_FLUSHES = 100
 _EMPTY = ("live_handles", "device_bytes", "host_bytes", "lent_bytes", "staging_used_bytes", "disk_bytes")
 _NAMES = [*EPISODES, "compute", "compute"]
+_NO_ROOM = ("No space left on device; nothing was stored", "its drive has no room")
 _saying = threading.Lock()
 
 
@@ -57,14 +58,14 @@ def _round(order: Order, conductor: Connection) -> None:
 
 
 def _open(order: Order) -> TierStore | None:
-    """None: on a small drive a daemon may have no room for a session while others fill it."""
+    """None: on a small drive there may be no room for a store, or for a daemon's session, while others fill it."""
     plan = order.plan
-    if plan.home == "embedded":
-        return TierStore(order.places, **plan.options)
     try:
+        if plan.home == "embedded":
+            return TierStore(order.places, **plan.options)
         return TierStore.connect(order.places[0], name="soak", **plan.options)
-    except DaemonUnavailableError as error:
-        if "StoreFullError" in plan.allowed and "its drive has no room" in str(error):
+    except (StorageIOError, DaemonUnavailableError) as error:
+        if "StoreFullError" in plan.allowed and any(words in str(error) for words in _NO_ROOM):
             return None
         raise
 
@@ -75,7 +76,7 @@ def _work(order: Order, counts: Counter[str], failures: list[str], conductor: Co
     store = _open(order)
     conductor.send(Said("opened"))
     if store is None:
-        counts["no room for a session"] += 1
+        counts["no room to open"] += 1
         return
     shared: SimpleQueue[tuple[int, Handle]] = SimpleQueue()
     workers = [Worker(store, plan.seed + number, plan.allowed, shared) for number in range(plan.num_threads)]
