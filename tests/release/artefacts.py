@@ -70,7 +70,9 @@ def build(target: Path, scratch: Path, address: str | None = None) -> Release:
 def unpack(sdist: Path, folder: Path) -> Path:
     """Unpack into a folder; returns the only folder in there."""
     with tarfile.open(sdist) as archive:
-        archive.extractall(folder, filter="data")
+        if hasattr(tarfile, "data_filter"):  # Python 3.11.4: Debian 12 has an older one
+            archive.extraction_filter = tarfile.data_filter
+        archive.extractall(folder)
     (top,) = folder.iterdir()
     return top
 
